@@ -28,11 +28,11 @@ class AwsddpError(Exception):
         for name, value in fixed.items():
             setattr(cls, name, value)
 
-    def __init__(self, message: str, why: str = "", next: str = "", *, kind: str = "") -> None:
+    def __init__(self, message: str, why: str = "", next_step: str = "", *, kind: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.why = why
-        self.next = next
+        self.next = next_step
         self.kind = kind or self.kind
 
     @property
@@ -108,9 +108,9 @@ class Interrupted(AwsddpError, exit_code=130, kind="interrupted"):
     """The user stopped the command. Without `why` and `next` there is nothing left to do."""
 
 
-class LetGo(KeyboardInterrupt):
+class Terminated(KeyboardInterrupt):
     """The terminal was closed, or the process received the signal `signal_number`: stop without output."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.number = number
+        self.signal_number = number

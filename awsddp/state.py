@@ -22,17 +22,17 @@ import msgspec
 
 from awsddp.errors import ConfigError
 from awsddp.model import billing
-from awsddp.model.records import Frozen, Intent, JobRecord, Node, Prepared, Remembered, Target
+from awsddp.model.records import Frozen, JobRecord, LaunchIntent, Node, PreparedNode, RecordedCluster, Target
 from awsddp.util.format import node_name
 
 _VERSION = 1
-TAGS_S = 600.0
+TAG_CHANGE_S = 600.0
 """How long to wait for another client of this machine that is changing the tags that name jobs."""
 _UNNAMED_S = 2.0
 """How long a lock may be held before its holder has written its name."""
 
 
-def home(environ: Mapping[str, str] = os.environ) -> Path:
+def awsddp_home(environ: Mapping[str, str] = os.environ) -> Path:
     """Return $AWSDDP_HOME, by default ~/.awsddp."""
     return Path(environ.get("AWSDDP_HOME") or Path.home() / ".awsddp").absolute()
 
@@ -115,8 +115,8 @@ class Record(Frozen):
     disk_usd_per_hour: float = 0.0
     idle: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
-    intent: Intent | None = None
-    prepared: tuple[Prepared, ...] = ()
+    intent: LaunchIntent | None = None
+    prepared: tuple[PreparedNode, ...] = ()
     addresses: dict[str, str] = field(default_factory=dict)
     jobs: tuple[JobRecord, ...] = ()
     seen: dict[str, datetime] = field(default_factory=dict)
@@ -128,14 +128,14 @@ class Record(Frozen):
         return {**self.asked, "cluster.nodes": self.nodes} if made else {}
 
     @property
-    def remembered(self) -> Remembered:
+    def known_nodes(self) -> RecordedCluster:
         """The cluster's id, and the node numbers of its prepared instances."""
-        return Remembered(
+        return RecordedCluster(
             id=self.id, numbers={prepared.instance_id: prepared.node for prepared in self.prepared}
         )
 
     @property
-    def found(self) -> dict[int, Prepared]:
+    def prepared_by_node(self) -> dict[int, PreparedNode]:
         """The prepared nodes, by node number."""
         return {prepared.node: prepared for prepared in self.prepared}
 
@@ -143,13 +143,13 @@ class Record(Frozen):
         """Return True if `up` has prepared this instance, so that its host key is known."""
         return any(prepared.instance_id == node.instance_id for prepared in self.prepared)
 
-    def state_of(self, node: Node) -> str:
+    def describe_node_state(self, node: Node) -> str:
         """Return a text with the node's EC2 state, or "being prepared" if it is started but not prepared."""
         is_starting = node.state in ("pending", "running") and not self.is_prepared(node)
         return f"{node_name(node.node)} is {'being prepared' if is_starting else node.state}"
 
 
-class Folder:
+class ClusterFolder:
     """The folder of one cluster. Missing or damaged files read as None."""
 
     def __init__(self, root: Path, name: str) -> None:
@@ -165,7 +165,7 @@ class Folder:
         self.ledger = self.path / "ledger.jsonl"
         """The events of the cluster, one JSON document per line; `down` keeps it."""
 
-    def publish(self, entries: Callable[[str, Record], str]) -> None:
+    def write_ssh_config(self, entries: Callable[[str, Record], str]) -> None:
         """Write the cluster's ssh_config and its part of the common one; nothing else writes them.
 
         `entries(prefix, record)` returns the entries of an ssh_config, each name with the prefix ("": none).
@@ -173,7 +173,7 @@ class Folder:
         cannot be written.
         """
         with self._write_lock():
-            if (record := self.read(newer=True)) is None:  # `down` has archived the cluster
+            if (record := self.read(ignore_newer=True)) is None:  # `down` has archived the cluster
                 return
             _write_or_remove(self.ssh_config, entries("", record))
             _write_or_remove(self.path / "hosts", entries(f"{self.name}-", record))
@@ -190,7 +190,7 @@ class Folder:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
-    def read(self, *, newer: bool = False) -> Record | None:
+    def read(self, *, ignore_newer: bool = False) -> Record | None:
         """Return the record, or None if it is missing or damaged.
 
         Raises ConfigError if a newer awsddp wrote it; with `ignore_newer` returns None for it.
@@ -198,7 +198,7 @@ class Folder:
         try:
             document = msgspec.json.decode((self.path / "cluster.json").read_bytes())
             if document.get("version", 0) > _VERSION:
-                if newer:
+                if ignore_newer:
                     return None
                 raise ConfigError(
                     f"{self.path / 'cluster.json'} was written by a newer awsddp",
@@ -230,7 +230,7 @@ class Folder:
                 self.write(changed)
             return changed
 
-    def remember(self, *jobs: JobRecord) -> None:
+    def save_jobs(self, *jobs: JobRecord) -> None:
         """Write jobs to the record as last seen, with the time for running ones. Raises ConfigError."""
         names = {job.job for job in jobs}
         running = dict.fromkeys((job.job for job in jobs if job.state == "running"), datetime.now(UTC))
@@ -242,7 +242,7 @@ class Folder:
 
         self.update(change)
 
-    def note(self, event: str, **facts: object) -> None:
+    def append_event(self, event: str, **facts: object) -> None:
         """Append an event to the ledger. Raises ConfigError if it cannot be written."""
         line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})
         with _writing_errors(self.ledger):
@@ -250,7 +250,7 @@ class Folder:
             with open_to_append(self.ledger) as stream:
                 stream.write(line + b"\n")
 
-    def retire(self, cluster_id: str) -> None:
+    def archive(self, cluster_id: str) -> None:
         """Move the ledger and the calls to history/NAME-ID/, and delete the rest of the folder.
 
         Raises ConfigError if the disk refuses, after deleting what can be deleted.
@@ -272,10 +272,10 @@ class Folder:
                 f"cannot remove {self.path}", "", "remove it: it holds the key of a terminated cluster"
             )
 
-    def holder(self) -> str | None:
+    def find_lock_holder(self) -> str | None:
         """Return a text that names the command of this machine that holds the lock; None if it is free."""
         with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
-            if not take(stream, fcntl.LOCK_SH):
+            if not try_lock(stream, fcntl.LOCK_SH):
                 return _read_holder(stream)
         return None
 
@@ -294,7 +294,7 @@ class Folder:
             # Not buffered: a write that a full disk refuses is not repeated when the file is closed.
             stream = open_to_append(path, buffering=0)
         with stream:
-            while not take(stream, fcntl.LOCK_EX):
+            while not try_lock(stream, fcntl.LOCK_EX):
                 late_s = time.monotonic() - deadline
                 holder = _read_holder(stream)
                 if late_s > _UNNAMED_S or (late_s > 0 and holder):
@@ -339,7 +339,7 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def take(stream: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+def try_lock(stream: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     """Try to lock a file; return False if another process holds a lock that excludes this one."""
     try:
         fcntl.flock(stream, kind | fcntl.LOCK_NB)
@@ -359,14 +359,14 @@ def _read_holder(stream: IO[bytes]) -> str | None:
         return None
 
 
-def read_rows(ledger: Path) -> list[billing.Row]:
+def read_ledger(ledger: Path) -> list[billing.LedgerRow]:
     """Return the rows of a ledger; none if the file is missing."""
     if not ledger.is_file():
         return []
-    return billing.ledger_rows(ledger.read_text(encoding="utf-8", errors="replace"))
+    return billing.parse_ledger(ledger.read_text(encoding="utf-8", errors="replace"))
 
 
-class Past(Frozen):
+class ClusterHistory(Frozen):
     """A cluster of this machine, living or terminated: its name, its folder and the rows of its ledger.
 
     `record` is None for a terminated cluster.
@@ -374,34 +374,36 @@ class Past(Frozen):
 
     name: str
     folder: Path
-    rows: list[billing.Row]
+    rows: list[billing.LedgerRow]
     record: Record | None = None
 
     @property
     def bill(self) -> billing.Bill | None:
         """The bill until now, from the ledger alone; None if nothing was launched."""
-        return billing.account(self.rows, datetime.now(UTC))
+        return billing.make_bill(self.rows, datetime.now(UTC))
 
     @property
-    def launched(self) -> billing.Row | None:
+    def launch_row(self) -> billing.LedgerRow | None:
         """The row of the first launch, with the cluster's id, target and settings."""
         return next((row for row in self.rows if row.event == "launched"), None)
 
     @property
-    def instances(self) -> set[str]:
+    def instance_ids(self) -> set[str]:
         """The ids of all instances that the cluster ever had."""
         return {key for row in self.rows if row.event == "launched" for key in row.instances}
 
 
-def pasts(home: Path) -> Iterator[Past]:
+def list_cluster_histories(home: Path) -> Iterator[ClusterHistory]:
     """Yield every cluster of this machine, terminated clusters first; `home` is $AWSDDP_HOME."""
     for folder in sorted(home.glob("history/*")):
-        yield Past(name=folder.name[:-9], folder=folder, rows=read_rows(folder / "ledger.jsonl"))
+        yield ClusterHistory(name=folder.name[:-9], folder=folder, rows=read_ledger(folder / "ledger.jsonl"))
     for folder in sorted(home.glob("clusters/*")):
-        yield living(Folder(home, folder.name))
+        yield read_cluster_history(ClusterFolder(home, folder.name))
 
 
-def living(folder: Folder) -> Past:
+def read_cluster_history(folder: ClusterFolder) -> ClusterHistory:
     """Return the history of a cluster that is not archived."""
-    record = folder.read(newer=True)
-    return Past(name=folder.name, folder=folder.path, rows=read_rows(folder.ledger), record=record)
+    record = folder.read(ignore_newer=True)
+    return ClusterHistory(
+        name=folder.name, folder=folder.path, rows=read_ledger(folder.ledger), record=record
+    )

@@ -18,7 +18,7 @@ from typing import Any
 import boto3
 
 from awsddp.local import cgroups, control
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 
 PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
@@ -36,7 +36,9 @@ def main() -> None:
         try:
             ec2, request = prepared(info, folder)
             for nodes in chosen.nodes:
-                results = [measured(ec2, request, nodes, folder, Place(home)) for _ in range(chosen.times)]
+                results = [
+                    measured(ec2, request, nodes, folder, CloudPaths(home)) for _ in range(chosen.times)
+                ]
                 seconds = [result[0] for result in results]
                 each = ", ".join(f"{one:.1f}" for one in seconds)
                 print(
@@ -79,7 +81,7 @@ def prepared(info: control.LocalInfo, folder: Path) -> tuple[Any, dict[str, Any]
 
 
 def measured(
-    ec2: Any, request: dict[str, Any], nodes: int, folder: Path, place: Place
+    ec2: Any, request: dict[str, Any], nodes: int, folder: Path, place: CloudPaths
 ) -> tuple[float, float]:
     """Launches, logs in everywhere, ends it; returns seconds and megabytes a node."""
     began = time.monotonic()
@@ -89,7 +91,7 @@ def measured(
         waiting = {address for address in waiting if not logged_in(address, folder)}
     seconds = time.monotonic() - began
     ids = [one["InstanceId"] for one in launched]
-    megabytes = sum(proportional_mb(pid) for one in ids for pid in cgroups.processes(place, one)) / nodes
+    megabytes = sum(proportional_mb(pid) for one in ids for pid in cgroups.list_processes(place, one)) / nodes
     ec2.terminate_instances(InstanceIds=ids)
     while any(path.name in ids for path in place.nodes.glob("*")):
         time.sleep(0.1)

@@ -25,9 +25,9 @@ from typing import Any
 from _rehearsal import Rehearsal, rehearsal
 
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.provision import user_data
-from awsddp.plan.records import Request, names
-from awsddp.plan.requests import Values
+from awsddp.nodes.provision import render_user_data
+from awsddp.plan.records import Request, resource_names
+from awsddp.plan.requests import RequestValues
 
 BARE = """
 import json, sys, time
@@ -80,16 +80,16 @@ def requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[str, Any]
         keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"], region_name=keys["AWS_DEFAULT_REGION"]
     ).client("ec2", endpoint_url=keys["AWS_ENDPOINT_URL"])
     zone = [{"Name": "availability-zone", "Values": plan["zones"][:1]}]
-    ids = names("bare", "01234567") | {
+    ids = resource_names("bare", "01234567") | {
         "subnet": ec2.describe_subnets(Filters=zone)["Subnets"][0]["SubnetId"],
         "security_group": "",
         "client_token": uuid.uuid4().hex,
     }
     secrets = {
-        "user_data": user_data(host_key=make_key("bare"), expires_at=datetime.now(UTC)),
+        "user_data": render_user_data(host_key=make_key("bare"), expires_at=datetime.now(UTC)),
         "public_key": make_key("bare").public,
     }
-    values = Values(ids=ids, secrets=secrets, now=datetime.now(UTC))
+    values = RequestValues(ids=ids, secrets=secrets, now=datetime.now(UTC))
     made = {one["operation"]: values.resolve(Request(**one)).parameters for one in plan["requests"]}
     ec2.import_key_pair(**made["ImportKeyPair"])
     ec2.create_placement_group(**made["CreatePlacementGroup"])

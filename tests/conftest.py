@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.cli.command_line import WATCH, Watch
+from awsddp.cli.command_line import COMMAND, CommandState
 from awsddp.errors import AwsddpError
 from tests.support.fleet import fleet, make_fleet
 from tests.support.folder_nodes import world
@@ -66,8 +66,8 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     for name in list(os.environ):
         if name.startswith(_DANGEROUS) and name not in _KEPT:
             monkeypatch.delenv(name)
-    for name, value in vars(Watch()).items():
-        monkeypatch.setattr(WATCH, name, value)
+    for name, value in vars(CommandState()).items():
+        monkeypatch.setattr(COMMAND, name, value)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("AWSDDP_HOME", str(home / ".awsddp"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "no-config"))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.model.records import Cause, Intent, JobRecord, Prepared, RankResult, Target
-from awsddp.state import Folder, Record, write_private
+from awsddp.model.records import Cause, JobRecord, LaunchIntent, PreparedNode, RankResult, Target
+from awsddp.state import ClusterFolder, Record, write_private
 
 RECORD = Record(
     id="0a1b2c3d",
@@ -25,13 +25,13 @@ RECORD = Record(
     gpus_per_node=8,
     pretended=True,
     ssh_user="ubuntu",
-    intent=Intent(
+    intent=LaunchIntent(
         cluster_id="x",
         zone="us-east-1a",
         written=datetime(2026, 11, 21, tzinfo=UTC),
         parameters={"MinCount": 2},
     ),
-    prepared=(Prepared(node=0, instance_id="i-1", home="/h", python="/p", nic="ens5"),),
+    prepared=(PreparedNode(node=0, instance_id="i-1", home="/h", python="/p", nic="ens5"),),
     jobs=(
         JobRecord(
             job="j",
@@ -45,16 +45,18 @@ RECORD = Record(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path, "default")
+def folder(tmp_path: Path) -> ClusterFolder:
+    return ClusterFolder(tmp_path, "default")
 
 
-def test_what_is_written_is_read_back(folder: Folder) -> None:
+def test_what_is_written_is_read_back(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     assert folder.read() == RECORD
 
 
-def test_a_record_that_an_older_awsddp_wrote_is_read_and_written_with_all_that_it_has(folder: Folder) -> None:
+def test_a_record_that_an_older_awsddp_wrote_is_read_and_written_with_all_that_it_has(
+    folder: ClusterFolder,
+) -> None:
     """It is of November 2026, of the version before modules moved into rooms."""
     written = json.loads((Path(__file__).parent / "old_cluster.json").read_text())
     write_private(folder.path / "cluster.json", json.dumps(written).encode())
@@ -65,7 +67,7 @@ def test_a_record_that_an_older_awsddp_wrote_is_read_and_written_with_all_that_i
     assert json.loads((folder.path / "cluster.json").read_text()) == written
 
 
-def test_a_record_cut_at_any_byte_reads_as_lost_never_as_an_error(folder: Folder) -> None:
+def test_a_record_cut_at_any_byte_reads_as_lost_never_as_an_error(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     file = folder.path / "cluster.json"
     whole = file.read_bytes()
@@ -77,13 +79,13 @@ def test_a_record_cut_at_any_byte_reads_as_lost_never_as_an_error(folder: Folder
 @pytest.mark.parametrize(
     "text", ["", "null", "[]", "7", '"x"', "{}", '{"version": 1, "id": 5}', '{"version": "x"}']
 )
-def test_a_record_that_is_no_record_reads_as_lost(folder: Folder, text: str) -> None:
+def test_a_record_that_is_no_record_reads_as_lost(folder: ClusterFolder, text: str) -> None:
     folder.path.mkdir(parents=True)
     (folder.path / "cluster.json").write_text(text)
     assert folder.read() is None
 
 
-def test_a_record_of_a_newer_awsddp_is_refused(folder: Folder) -> None:
+def test_a_record_of_a_newer_awsddp_is_refused(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     file = folder.path / "cluster.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "version": 99}))
@@ -91,16 +93,16 @@ def test_a_record_of_a_newer_awsddp_is_refused(folder: Folder) -> None:
         folder.read()
 
 
-def test_private_files_are_the_owners_alone(folder: Folder) -> None:
+def test_private_files_are_the_owners_alone(folder: ClusterFolder) -> None:
     previous = os.umask(0)
     try:
         folder.write(RECORD)
         write_private(folder.key, b"secret")
-        folder.note("launched")
-        folder.publish("Host {}x\n".format)
+        folder.append_event("launched")
+        folder.write_ssh_config("Host {}x\n".format)
         with folder.lock("up"):
             pass
-        folder.retire("1")
+        folder.archive("1")
         write_private(folder.key, b"secret")
     finally:
         os.umask(previous)
@@ -112,7 +114,7 @@ def test_private_files_are_the_owners_alone(folder: Folder) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error_and_leaves_nothing(
-    folder: Folder, tmp_path: Path
+    folder: ClusterFolder, tmp_path: Path
 ) -> None:
     (tmp_path / "clusters").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot write"):
@@ -123,13 +125,13 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error_and_leaves_nothing(
 def _hold(
     root: Path, ready: "multiprocessing.synchronize.Event", release: "multiprocessing.synchronize.Event"
 ) -> None:
-    with Folder(root, "default").lock("up"):
+    with ClusterFolder(root, "default").lock("up"):
         ready.set()
         release.wait(30)
 
 
 def test_a_second_client_is_told_who_holds_the_cluster_and_the_lock_ends_with_its_holder(
-    folder: Folder, tmp_path: Path
+    folder: ClusterFolder, tmp_path: Path
 ) -> None:
     context = multiprocessing.get_context("spawn")
     ready, release = context.Event(), context.Event()
@@ -146,40 +148,40 @@ def test_a_second_client_is_told_who_holds_the_cluster_and_the_lock_ends_with_it
         pass
 
 
-def test_after_down_the_ledger_stays_and_the_key_does_not(folder: Folder, tmp_path: Path) -> None:
+def test_after_down_the_ledger_stays_and_the_key_does_not(folder: ClusterFolder, tmp_path: Path) -> None:
     folder.write(RECORD)
     write_private(folder.key, b"secret")
-    folder.note("launched", instances=["i-1"])
-    folder.retire(RECORD.id)
+    folder.append_event("launched", instances=["i-1"])
+    folder.archive(RECORD.id)
     assert not folder.path.exists()
     (line,) = (tmp_path / "history" / "default-0a1b2c3d" / "ledger.jsonl").read_text().splitlines()
     assert json.loads(line)["event"] == "launched"
 
 
-def test_the_common_ssh_config_holds_the_clusters_that_live(folder: Folder, tmp_path: Path) -> None:
-    other = Folder(tmp_path, "other")
+def test_the_common_ssh_config_holds_the_clusters_that_live(folder: ClusterFolder, tmp_path: Path) -> None:
+    other = ClusterFolder(tmp_path, "other")
     common = tmp_path / "ssh_config"
     for one in (folder, other):
         one.write(RECORD)
-        one.publish("Host {}node0\n".format)
+        one.write_ssh_config("Host {}node0\n".format)
         assert one.ssh_config.read_text() == "Host node0\n"
     assert common.read_text().splitlines()[1:] == ["Host default-node0", "Host other-node0"]
     assert stat.S_IMODE(common.stat().st_mode) == 0o600
-    other.publish(lambda *_: "")
-    folder.publish("Host {}node1\n".format)
+    other.write_ssh_config(lambda *_: "")
+    folder.write_ssh_config("Host {}node1\n".format)
     assert common.read_text().splitlines()[1:] == ["Host default-node1"]
-    folder.retire(RECORD.id)
+    folder.archive(RECORD.id)
     (line,) = common.read_text().splitlines()
     assert line.startswith("# ") and f"Include {common}" in line
 
 
 def test_a_cluster_that_was_retired_meanwhile_comes_back_neither_as_a_record_nor_as_an_entry(
-    folder: Folder, tmp_path: Path
+    folder: ClusterFolder, tmp_path: Path
 ) -> None:
     folder.write(RECORD)
-    folder.retire(RECORD.id)
-    folder.publish("Host {}node0\n".format)
-    folder.remember(*RECORD.jobs)
+    folder.archive(RECORD.id)
+    folder.write_ssh_config("Host {}node0\n".format)
+    folder.save_jobs(*RECORD.jobs)
     assert folder.update(lambda record: record) is None
     assert not folder.path.exists()
     assert "Host" not in (tmp_path / "ssh_config").read_text()
@@ -187,11 +189,11 @@ def test_a_cluster_that_was_retired_meanwhile_comes_back_neither_as_a_record_nor
 
 def _remember(root: Path, number: int) -> None:
     for one in range(10):
-        Folder(root, "default").remember(replace(RECORD.jobs[0], job=f"{number}-{one}"))
+        ClusterFolder(root, "default").save_jobs(replace(RECORD.jobs[0], job=f"{number}-{one}"))
 
 
 def test_commands_at_once_lose_nothing_that_another_wrote_to_the_record(
-    folder: Folder, tmp_path: Path
+    folder: ClusterFolder, tmp_path: Path
 ) -> None:
     folder.write(RECORD)
     context = multiprocessing.get_context("fork")

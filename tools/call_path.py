@@ -71,7 +71,7 @@ class Observer:
 
     def _is_end(self, frame: FrameType) -> bool:
         """Return True if the verb sends its decisive request: to AWS, or the launch of the first rank."""
-        if frame.f_code.co_qualname == "Aws.call":
+        if frame.f_code.co_qualname == "AwsClient.call":
             return self._verb == "up" or frame.f_locals["operation"] == "TerminateInstances"
         messages = frame.f_locals.get("messages") if frame.f_code.co_name == "request" else None
         return bool(messages) and any(b'"do": "launch"' in data for data in messages.values())

@@ -146,7 +146,7 @@ class Proof:
     def client(self, service: str, region: str) -> Any:
         """Return a boto3 client for AWS, or for the local cloud."""
         arguments: dict[str, Any] = {"region_name": region}
-        if self.local and (info := control.find(self.project / "home")):
+        if self.local and (info := control.find_cloud(self.project / "home")):
             keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
             arguments |= {"endpoint_url": info.endpoint, **keys}
         return boto3.client(service, **arguments)  # type: ignore[call-overload]

@@ -38,7 +38,7 @@ def lost(request: Lost) -> dict[str, bool]:
     """Report to the first node that `node` is lost; if that is the first node, end this node's part."""
     folder = JobFolder(request.job)
     launched, node, why, kind = folder.request(), request.node, request.why, request.kind
-    if node != launched.first.node:
+    if node != launched.first_node.node:
         return {"heard": report_lost(launched, node, why, kind=kind, seconds=_LOST_SECONDS)}
     return {"heard": _end(folder, Ending(state="failed", lost=why, kind=kind))}
 

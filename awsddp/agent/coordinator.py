@@ -14,13 +14,13 @@ from awsddp.agent.diagnosis.job_causes import (
     WAITED,
     Cause,
     cause_of_kind,
-    left_early,
-    located,
+    explain_early_exit,
     with_address,
+    with_node,
 )
-from awsddp.agent.diagnosis.stacks import Answer, read_stacks
-from awsddp.agent.job_folder import Ending, Report, Whole, rank_lines, read_report
-from awsddp.agent.messages import Sparse, each, reader
+from awsddp.agent.diagnosis.stacks import NodeStacks, read_stacks
+from awsddp.agent.job_folder import Ending, JobSummary, RankReport, rank_rows, read_report
+from awsddp.agent.messages import OmitsUnset, list_reader, make_reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,13 +47,13 @@ class Order(NamedTuple):
     grace: float = 0.0
     node: int | None = None
     silent: bool = False
-    whole: Whole | None = None
+    whole: JobSummary | None = None
 
 
-read_order = reader(Order, whole=Whole.from_json)
+read_order = make_reader(Order, whole=JobSummary.from_json)
 
 
-class Said(Sparse):
+class Message(OmitsUnset):
     """A message of a node's agent to the first node's.
 
     "here": the agent runs; "free": the jobs that this one waits for have ended on the node; "started": its
@@ -62,11 +62,11 @@ class Said(Sparse):
     their stacks (`answer`); "stop": a request to end the job (`ending`); "gone": nothing is left of it.
     """
 
-    parts = {"reports": each(read_report), "answer": read_stacks, "ending": Ending.from_json}
+    parts = {"reports": list_reader(read_report), "answer": read_stacks, "ending": Ending.from_json}
     kind: str
-    reports: Sequence[Report] = ()
+    reports: Sequence[RankReport] = ()
     world_size: int = 0
-    answer: Answer | None = None
+    answer: NodeStacks | None = None
     ending: Ending | None = None
 
 
@@ -78,7 +78,7 @@ class Failure(NamedTuple):
     restart: int
 
 
-def first_of(failures: list[Failure]) -> Failure:
+def find_root_failure(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others: first by fault, and a timeout before a lost connection."""
     return min(
         failures, key=lambda failure: (_FAULTS.index(failure.fault), failure.cause.kind == "peer_lost")
@@ -101,7 +101,7 @@ class Coordinator:
         self._busy = set(self._nodes) if request.after else set()  # nodes with jobs that this one waits for
         self._has_begun = False
         self._remaining = set(self._nodes)  # nodes that may still have processes of the job
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, RankReport] = {}
         self._zero_at: dict[int, float] = {}  # when ranks ended with exit code 0
         self._failures: list[Failure] = []
         self._cause: Cause | None = None
@@ -112,7 +112,7 @@ class Coordinator:
         self._is_silent = False
         self._pending: Cause | None = None  # why the job ends, once it was inspected
         self._inspect_by: float | None = None  # None: it is not being inspected
-        self._stacks: dict[int, Answer] = {}
+        self._stacks: dict[int, NodeStacks] = {}
         self.orders: list[Order] = []
 
     @property
@@ -120,7 +120,7 @@ class Coordinator:
         """Whether the job has ended everywhere."""
         return self._stopping and not self._remaining
 
-    def hear(self, node: int, message: Said, *, now: float) -> None:
+    def receive(self, node: int, message: Message, *, now: float) -> None:
         """Handle a message of the agent of `node`."""
         if message.kind == "here":
             self._join(node, now)
@@ -148,7 +148,7 @@ class Coordinator:
         self._remaining.discard(node)
         activity = "ran" if self._has_begun else "waited"
         cause = cause_of_kind(kind, why=f"node{node} left the job while it {activity}: {why}")
-        self._lost = self._lost or located(self._request, node, cause)
+        self._lost = self._lost or with_node(self._request, node, cause)
         self._continue_without(node)
 
     def _continue_without(self, _: int) -> None:
@@ -161,7 +161,7 @@ class Coordinator:
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
             why = f"The agent of {names} did not report within {self._request.join_s:g} s"
-            lost = located(self._request, min(self._absent), cause_of_kind("node_lost", why=why))
+            lost = with_node(self._request, min(self._absent), cause_of_kind("node_lost", why=why))
             self._stop("failed", lost, FAILED_GRACE)
         if self._request.timeout is not None and self._end_by is not None and now >= self._end_by:
             self._end_after_inspection("timeout", self._request.timeout, now)
@@ -200,7 +200,7 @@ class Coordinator:
         diagnosis = diagnose(self._request.layout, self._stacks, exit_codes=exit_codes)
         if self._pending is None:
             if diagnosis.behind and not is_late and exit_codes.keys().isdisjoint(diagnosis.behind):
-                first = first_of(self._failures)
+                first = find_root_failure(self._failures)
                 explanation = f"{first.cause.explanation} {diagnosis.explanation}"
                 explained = first._replace(cause=first.cause._replace(explanation=explanation))
                 self._failures[self._failures.index(first)] = explained
@@ -211,15 +211,15 @@ class Coordinator:
             cause = cause._replace(explanation=f"{cause.explanation} {diagnosis.explanation}".rstrip())
             if len(diagnosis.behind) == 1:
                 rank = diagnosis.ranks[diagnosis.behind[0]]
-                cause = located(self._request, rank.node, cause._replace(rank=rank.rank, values={}))
+                cause = with_node(self._request, rank.node, cause._replace(rank=rank.rank, values={}))
         self._stop("failed", cause, self._request.grace)
 
-    def document(self) -> Whole:
+    def document(self) -> JobSummary:
         """Return the current state of the whole job."""
-        return Whole(
+        return JobSummary(
             state=(self._verdict or "succeeded") if self.done else "waiting" if self._busy else "running",
             cause=self._resolve_cause(),
-            ranks=rank_lines(self._request.layout, self._reports),
+            ranks=rank_rows(self._request.layout, self._reports),
             complete=True,
         )
 
@@ -240,7 +240,7 @@ class Coordinator:
             self._end_by = now + self._request.timeout
         self.orders.append(Order("go"))
 
-    def _rank_ended(self, node: int, report: Report, now: float) -> None:
+    def _rank_ended(self, node: int, report: RankReport, now: float) -> None:
         self._reports[report.rank] = report
         if report.cause is not None:
             self._failures.append(self._make_failure(node, report, report.cause, now))
@@ -278,19 +278,19 @@ class Coordinator:
         """Return the cause: a rank's own fault, else a lost node, else the root failure."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
-        first = first_of(self._failures) if self._failures else None
+        first = find_root_failure(self._failures) if self._failures else None
         if first is None or (first.fault != "own" and self._lost is not None):
             return self._lost
         return with_address(first.cause, (failure.cause for failure in self._failures))
 
-    def _make_failure(self, node: int, report: Report, cause: Cause, now: float) -> Failure:
+    def _make_failure(self, node: int, report: RankReport, cause: Cause, now: float) -> Failure:
         """Return a rank's failure; if the rank waited for one that had ended with 0, that is its cause."""
         early_exits = self._describe_early_exits(now)
         if early_exits and cause.kind in WAITED:
-            explained = left_early(cause, early_exits)
+            explained = explain_early_exit(cause, early_exits)
         else:
             explained = cause._replace(explanation=early_exits + cause.explanation)
-        return Failure(located(self._request, node, explained), report.fault, report.restart)
+        return Failure(with_node(self._request, node, explained), report.fault, report.restart)
 
     def _describe_early_exits(self, now: float) -> str:
         """Return a sentence on ranks that had ended with exit code 0 before: others often fail for it."""
@@ -304,7 +304,7 @@ class Coordinator:
         )
 
 
-class Elastic(Coordinator):
+class ElasticCoordinator(Coordinator):
     """A job whose ranks torchrun's elastic agents start, and restart together when one has failed.
 
     An elastic agent restarts its workers and finds the other elastic agents by itself. The job fails when a
@@ -320,14 +320,14 @@ class Elastic(Coordinator):
         self._restarts: list[str] = []
         self._agent_codes: dict[int, int] = {}  # exit codes of elastic agents, by node
 
-    def hear(self, node: int, message: Said, *, now: float) -> None:
+    def receive(self, node: int, message: Message, *, now: float) -> None:
         """Handle a message of the agent of `node`."""
         if message.kind == "worker":
             self._worker_started(message.reports[0], message.world_size)
         elif message.kind == "agent":
             self._agent_ended(node, message.reports[0])
         else:
-            super().hear(node, message, now=now)
+            super().receive(node, message, now=now)
 
     def _continue_without(self, node: int) -> None:
         """End the job if fewer than MIN nodes remain."""
@@ -337,7 +337,7 @@ class Elastic(Coordinator):
         self._busy.discard(node)
         self._stop_if_finished()
 
-    def document(self) -> Whole:
+    def document(self) -> JobSummary:
         """Return the current state of the whole job; `restarts` describes each restart and what failed."""
         summary = super().document()
         summary.restarts = list(self._restarts)
@@ -347,7 +347,7 @@ class Elastic(Coordinator):
         """Return the nodes whose elastic agent runs, or has ended with 0."""
         return {node for node in self._remaining - self._absent if self._agent_codes.get(node, 0) == 0}
 
-    def _worker_started(self, report: Report, world_size: int) -> None:
+    def _worker_started(self, report: RankReport, world_size: int) -> None:
         """Handle the start of a worker.
 
         A restart after a failure or a node loss clears earlier failures, unless the job is already ending.
@@ -359,7 +359,7 @@ class Elastic(Coordinator):
             self._failures, self._zero_at, self._lost, self._world_size = [], {}, None, world_size
         self._reports[report.rank] = report
 
-    def _rank_ended(self, node: int, report: Report, now: float) -> None:
+    def _rank_ended(self, node: int, report: RankReport, now: float) -> None:
         self._reports[report.rank] = report
         if report.cause is None:
             self._zero_at[report.rank] = now
@@ -368,7 +368,7 @@ class Elastic(Coordinator):
             if report.restart >= self._max_restarts:
                 self._fail(now)
 
-    def _agent_ended(self, node: int, report: Report) -> None:
+    def _agent_ended(self, node: int, report: RankReport) -> None:
         """Handle the end of an elastic agent: with 0 once its workers, and all others, have succeeded."""
         code = self._agent_codes[node] = report.exit_code or 0
         if self._stopping:
@@ -379,7 +379,9 @@ class Elastic(Coordinator):
         if not any(failure.fault == "own" for failure in self._failures):
             explanation = f"torch's elastic agent on node{node} failed: {report.cause.explanation}"
             cause = report.cause._replace(rank=None, next="", explanation=explanation)
-            self._failures.append(Failure(located(self._request, node, cause), report.fault, report.restart))
+            self._failures.append(
+                Failure(with_node(self._request, node, cause), report.fault, report.restart)
+            )
         if node == self._nodes[0] or code > 0 or len(self._running_nodes()) < self._min:
             self._fail()
             return
@@ -393,7 +395,7 @@ class Elastic(Coordinator):
 
     def _describe_restart(self) -> str:
         """Return a text with the number of the next restart and the root failure before it."""
-        first = first_of(self._failures).cause
+        first = find_root_failure(self._failures).cause
         rank = "" if first.rank is None else f"rank {first.rank} @ "
         count = max(failure.restart for failure in self._failures) + 1
         return f"{count} of {self._max_restarts}: {rank}node{first.node}: {first.explanation}"

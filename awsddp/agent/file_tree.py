@@ -25,11 +25,11 @@ def snapshot(workdir: Path) -> dict[str, list[int]]:
     """Return the stamps of all files below `workdir` by relative path, [] for an unreadable folder."""
     stamps: dict[str, list[int]] = {}
     for path, info in walk(workdir, lambda path, _: stamps.update({path: []})):
-        stamps[path] = stamp(workdir / path, info)
+        stamps[path] = make_stamp(workdir / path, info)
     return stamps
 
 
-def stamp_of(info: os.stat_result) -> tuple[int, int, int, int]:
+def stat_stamp(info: os.stat_result) -> tuple[int, int, int, int]:
     """Return what changes when a file is written: size, times of modification and change (ns), inode.
 
     A program can set the time of modification, but not the time of change.
@@ -37,19 +37,19 @@ def stamp_of(info: os.stat_result) -> tuple[int, int, int, int]:
     return info.st_size, in_range(info.st_mtime_ns), in_range(info.st_ctime_ns), info.st_ino
 
 
-def stamp(path: Path, info: os.stat_result) -> list[int]:
+def make_stamp(path: Path, info: os.stat_result) -> list[int]:
     """Return the stamp of a file; for a link also that of the file that it points to."""
     if not stat.S_ISLNK(info.st_mode):
-        return [*stamp_of(info)]
+        return [*stat_stamp(info)]
     link_stamp = [info.st_size, info.st_mtime_ns, 0, info.st_ino]  # no ctime: chown -R changes it
     try:
         target = path.stat()
     except OSError:
         return link_stamp
-    return [*link_stamp, *stamp_of(target)] if stat.S_ISREG(target.st_mode) else link_stamp
+    return [*link_stamp, *stat_stamp(target)] if stat.S_ISREG(target.st_mode) else link_stamp
 
 
-def is_stamp(before: list[int], now: list[int]) -> bool:
+def is_same_stamp(before: list[int], now: list[int]) -> bool:
     """Return True if a snapshot's stamp equals `now`; stamps of older versions lack the times of change."""
     return before == (_without_changes(now) if len(before) % 4 else now)
 
@@ -104,7 +104,7 @@ def open_file(path: Path) -> BinaryIO:
     raise FileNotFoundError(f"{path} is no longer a file")
 
 
-def real(path: Path) -> Path:
+def resolve_links(path: Path) -> Path:
     """Return the path with its links resolved; never raises, not even for a loop of links."""
     return Path(os.path.realpath(str(path)))
 
@@ -112,7 +112,7 @@ def real(path: Path) -> Path:
 def readlink(path: Path) -> Path:
     """Return the target of a link, resolved by one step only, as an absolute path."""
     target = os.readlink(str(path))  # noqa: PTH115 (Path.readlink came with Python 3.9)
-    return Path(os.path.normpath(str(real(path.parent) / target)))
+    return Path(os.path.normpath(str(resolve_links(path.parent) / target)))
 
 
 def file_kind(mode: int) -> str:

@@ -30,12 +30,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.agent.diagnosis.job_causes import Cause, cause_of_node
-from awsddp.agent.messages import NOTHING, Fields, Launch, Machine, Sparse, each, plain, reader
+from awsddp.agent.messages import (
+    NOTHING,
+    Fields,
+    Launch,
+    LaunchNode,
+    OmitsUnset,
+    list_reader,
+    make_reader,
+    to_json_value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from awsddp.agent.messages import Fact, Place, Told
+    from awsddp.agent.messages import Fact, LayoutRow, Response
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
@@ -49,7 +58,7 @@ class CommandError(Exception):
         self.document = {"message": message, "why": why, "kind": kind}
 
 
-class RankLine(NamedTuple):
+class RankRow(NamedTuple):
     """A rank in a document: where it runs, when it started (Unix time), and how it ended."""
 
     rank: int
@@ -60,7 +69,7 @@ class RankLine(NamedTuple):
     started: float | None = None
 
 
-class Report(NamedTuple):
+class RankReport(NamedTuple):
     """A report of a rank, or of an elastic agent: when it started and, with an exit code, how it ended.
 
     If the code is not 0, `cause` is why, and `fault` is "own", "echo" (caused by another rank's fault) or
@@ -76,18 +85,18 @@ class Report(NamedTuple):
     fault: str = ""
 
 
-read_cause = reader(Cause)
-read_report = reader(Report, cause=read_cause)
-_PARTS = {"cause": read_cause, "ranks": each(reader(RankLine))}
+read_cause = make_reader(Cause)
+read_report = make_reader(RankReport, cause=read_cause)
+_PARTS = {"cause": read_cause, "ranks": list_reader(make_reader(RankRow))}
 
 
-class Whole(Fields):
+class JobSummary(Fields):
     """The first node's summary of a job; all nodes copy it to their documents."""
 
     parts = _PARTS
     state: str
     cause: Cause | None
-    ranks: list[RankLine]
+    ranks: list[RankRow]
     complete: bool
     restarts: Sequence[str] = ()
 
@@ -108,13 +117,13 @@ class Document(Fields):
     complete: bool
     boot: str
     created: str
-    ranks: list[RankLine]
+    ranks: list[RankRow]
     pid: int | None = None
     restarts: Sequence[str] = ()
-    nodes: Sequence[Machine] = ()
+    nodes: Sequence[LaunchNode] = ()
     facts: Mapping[str, Fact] = NOTHING
-    metrics: Sequence[Told] = ()
-    samples: Sequence[Told] = ()
+    metrics: Sequence[Response] = ()
+    samples: Sequence[Response] = ()
     saving: Mapping[str, Any] | None = None
 
     @property
@@ -123,7 +132,7 @@ class Document(Fields):
         return self.state in FINAL
 
 
-class Ending(Sparse):
+class Ending(OmitsUnset):
     """How a job is to end, in cancel.json: its state, the grace (s) and the cause.
 
     If a client reports that the first node is gone, `lost` is why instead, and `kind` the cause's. The agent
@@ -156,8 +165,8 @@ class JobFolder:
         self.reserve = self.path / "reserve"
         self.samples = self.path / "samples.json"
         self.saving = self.path / "saving.json"
-        self.saver = self.path / "saver.json"
-        self.saver_lock = self.path / "saver.lock"
+        self.uploader_command = self.path / "saver.json"
+        self.uploader_lock = self.path / "saver.lock"
         self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:
@@ -175,13 +184,13 @@ class JobFolder:
             raise CommandError(f"job {self.job} not found on this node", kind="notfound")
         return Launch.from_json(request)
 
-    def lock(self) -> int:
+    def acquire_lock(self) -> int:
         """Acquire the lock and return its descriptor; it is held until every copy of that is closed."""
         descriptor = os.open(str(self.path / "lock"), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
 
-    def held(self) -> bool:
+    def is_agent_running(self) -> bool:
         """Return True if the job's agent runs. A reboot and kill -9 also release its lock."""
         try:
             descriptor = os.open(str(self.path / "lock"), os.O_RDONLY)
@@ -195,16 +204,16 @@ class JobFolder:
             os.close(descriptor)
         return False
 
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Return True if the job runs or waits. The agent may run on for a moment after the job's end."""
-        return self.held() and not self.document().final
+        return self.is_agent_running() and not self.document().final
 
     def document(self) -> Document:
         """Return the node's current document of the job; without an agent the job is not running."""
         request = self.request()
-        is_alive = self.held()  # first: the document of an agent that has ended is final
+        is_alive = self.is_agent_running()  # first: the document of an agent that has ended is final
         stored = read_json(self.state)
-        document = Document.from_json(stored) if stored else initial(request)
+        document = Document.from_json(stored) if stored else initial_document(request)
         document.nodes, document.facts = request.nodes, request.facts
         if not document.final and not is_alive:
             document.cause = document.cause or _describe_loss(request, document)
@@ -219,14 +228,14 @@ def jobs_folder() -> Path:
     return Path.home() / ".awsddp" / "jobs"
 
 
-def folders(top: Path | None = None) -> list[JobFolder]:
+def list_job_folders(top: Path | None = None) -> list[JobFolder]:
     """Return the folders of all jobs of this node, or below `top`, oldest first."""
     paths = [path for path in (top or jobs_folder()).glob("*/job.json") if NAME.fullmatch(path.parent.name)]
     paths.sort(key=lambda path: path.stat().st_mtime_ns)
     return [JobFolder(path.parent.name, path.parent) for path in paths]
 
 
-def initial(request: Launch) -> Document:
+def initial_document(request: Launch) -> Document:
     """Return the document of a job whose ranks have not started."""
     return Document(
         job=request.job,
@@ -236,28 +245,28 @@ def initial(request: Launch) -> Document:
         complete=False,
         boot=boot_id(),
         created=request.created,
-        ranks=rank_lines(request.layout, {}),
+        ranks=rank_rows(request.layout, {}),
     )
 
 
-def rank_lines(layout: Sequence[Place], reports: Mapping[int, Report]) -> list[RankLine]:
+def rank_rows(layout: Sequence[LayoutRow], reports: Mapping[int, RankReport]) -> list[RankRow]:
     """Return the row of each rank in a document; `reports` has the ranks that have started."""
     rows = []
     for row in layout:
         report = reports.get(row.rank)
         outcome = (report.exit_code, report.seconds, report.started) if report else ()
-        rows.append(RankLine(*row, *outcome))
+        rows.append(RankRow(*row, *outcome))
     return rows
 
 
-def _with_current_seconds(rank: RankLine) -> RankLine:
+def _with_current_seconds(rank: RankRow) -> RankRow:
     """Return a rank's row with the seconds until now, if the rank is running."""
     if rank.started is None or rank.exit_code is not None:
         return rank
     return rank._replace(seconds=round(time.time() - rank.started, 3))
 
 
-def programs(path: str) -> str:
+def rank_search_path(path: str) -> str:
     """Return the PATH of a rank: `path`, the programs of its Python environment, comes first."""
     return os.pathsep.join([path, os.environ.get("PATH", os.defpath)])
 
@@ -276,7 +285,7 @@ def read_json(path: Path) -> Any:
     return value if isinstance(value, dict) else None
 
 
-def counters(path: Path) -> dict[str, int]:
+def read_counters(path: Path) -> dict[str, int]:
     """Return the numbers in a file of the kernel by name, {} if it cannot be read."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
@@ -293,7 +302,7 @@ def write_json(path: Path, document: object, *, sync: bool = True) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(str(part), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(plain(document), file)
+        json.dump(to_json_value(document), file)
         if sync:
             file.flush()
             os.fsync(file.fileno())

@@ -18,8 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.agent.file_tree import snapshot
-from awsddp.agent.job_folder import CommandError, JobFolder, folders, jobs_folder, programs, write_json
-from awsddp.agent.messages import NOTHING, Claim, Launch, Slots, Told, Unclaim
+from awsddp.agent.job_folder import (
+    CommandError,
+    JobFolder,
+    jobs_folder,
+    list_job_folders,
+    rank_search_path,
+    write_json,
+)
+from awsddp.agent.messages import NOTHING, Claim, Launch, Response, Slots, Unclaim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +36,13 @@ _CLAIM_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 
-class Lock:
+class LaunchLock:
     """The launch lock of this node, held by this process, which ends with its client's connection."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
-    def take(self, owner: str, *, wait_s: float, lease_s: int = 0) -> float:
+    def acquire(self, owner: str, *, wait_s: float, lease_s: int = 0) -> float:
         """Acquire the lock, and release it after `lease_s` (0: never), as a client can disappear.
 
         Return for how long (s) the lock was free, 0.0 if this process holds it already. Raises CommandError,
@@ -72,7 +79,7 @@ class Lock:
             self._descriptor = None
 
 
-CLAIM = Lock()
+CLAIM = LaunchLock()
 
 
 def claim(request: Claim) -> dict[str, float]:
@@ -80,7 +87,7 @@ def claim(request: Claim) -> dict[str, float]:
 
     `free_s` is for how long no client has held it.
     """
-    free_s = CLAIM.take(request.owner, wait_s=request.wait_s, lease_s=request.lease_s)
+    free_s = CLAIM.acquire(request.owner, wait_s=request.wait_s, lease_s=request.lease_s)
     return {"claimed": True, "free_s": free_s}
 
 
@@ -105,7 +112,7 @@ def launch(request: Launch) -> dict[str, str]:
     if another job runs, a port is taken, the script is missing, the job already exists, or the folder cannot
     be written.
     """
-    CLAIM.take(f"the launch of job {request.job}", wait_s=_CLAIM_SECONDS)
+    CLAIM.acquire(f"the launch of job {request.job}", wait_s=_CLAIM_SECONDS)
     try:
         return _launch(request)
     finally:
@@ -122,7 +129,7 @@ def _launch(request: Launch) -> dict[str, str]:
         if nodes and job not in request.after:
             raise CommandError(f"job {job} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
-    listener = _listen(request) if request.node == request.first.node else None
+    listener = _listen(request) if request.node == request.first_node.node else None
     try:
         jobs_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         part = JobFolder(request.job, jobs_folder() / f".new-{os.getpid()}-{folder.job}")
@@ -143,11 +150,11 @@ def _launch(request: Launch) -> dict[str, str]:
     return {"job": request.job}
 
 
-def slots(request: Slots) -> Told:
+def slots(request: Slots) -> Response:
     """Return the slots and ports in use on this node, and its jobs."""
-    used = [folder.request().slot for folder in folders() if folder.held()]
+    used = [folder.request().slot for folder in list_job_folders() if folder.is_agent_running()]
     taken = [port for port in request.ports if not _is_port_free(port)]
-    return Told(used=sorted(used), taken=taken, jobs=blocking_nodes_by_job(request.gpus))
+    return Response(used=sorted(used), taken=taken, jobs=blocking_nodes_by_job(request.gpus))
 
 
 def blocking_nodes_by_job(gpus: Sequence[int]) -> dict[str, list[int]]:
@@ -155,7 +162,10 @@ def blocking_nodes_by_job(gpus: Sequence[int]) -> dict[str, list[int]]:
 
     A job blocks if it has not ended and uses a GPU of `gpus`. No `gpus` means all GPUs, also for a job.
     """
-    return {folder.job: _blocking_nodes(folder, gpus) if folder.active() else [] for folder in folders()}
+    return {
+        folder.job: _blocking_nodes(folder, gpus) if folder.is_active() else []
+        for folder in list_job_folders()
+    }
 
 
 def _blocking_nodes(folder: JobFolder, gpus: Sequence[int]) -> list[int]:
@@ -170,7 +180,7 @@ def _check(request: Launch) -> None:
         raise CommandError(f"{workdir} not found on this node", "the synced folder is missing", kind="node")
     for process in request.processes:
         program, script = process.argv[0], process.script
-        path = process.environment.get("PATH") or programs(request.path)
+        path = process.environment.get("PATH") or rank_search_path(request.path)
         search_path = [workdir] if "/" in program else path.split(os.pathsep)
         if not any(os.access(str(Path(folder, program)), os.X_OK) for folder in search_path):
             raise CommandError(f"{program} cannot be run on this node", kind="node")
@@ -185,7 +195,7 @@ def _listen(request: Launch) -> socket.socket:
     if not _is_port_free(request.master_port):
         raise CommandError(f"port {request.master_port} (MASTER_PORT) is taken on this node")
     try:
-        return socket.create_server((request.first.private_ip, port), backlog=128)
+        return socket.create_server((request.first_node.private_ip, port), backlog=128)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CommandError(f"port {port} (for the job's agents) is taken on this node") from error
@@ -202,7 +212,7 @@ def _is_port_free(port: int) -> bool:
 
 def _create_folder(folder: JobFolder, request: Launch) -> int:
     """Create the job's folder and return the descriptor of its lock, which is held."""
-    lock = folder.lock()
+    lock = folder.acquire_lock()
     for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
     (folder.helper / "sitecustomize.py").write_text(request.helper, encoding="utf-8")
@@ -224,8 +234,8 @@ def _prepare_uploader(folder: JobFolder, request: Launch) -> None:
     """
     counts = dict.fromkeys(("files", "bytes", "pending_files", "pending_bytes"), 0)
     write_json(folder.saving, {**counts, "error": "", "ended": False, "at": time.time()})
-    write_json(folder.saver, request.saving)
-    folder.saver_lock.touch(mode=0o600)
+    write_json(folder.uploader_command, request.saving)
+    folder.uploader_lock.touch(mode=0o600)
 
 
 def _without_secrets(request: Launch) -> Launch:
@@ -247,9 +257,9 @@ def _start_agent(request: Launch, folder: JobFolder, listener: socket.socket | N
         try:
             os.close(read_end)
             _daemonize(folder.path / "supervisor.log")
-            from awsddp.agent.serve import guard
+            from awsddp.agent.serve import run_guarded
 
-            guard(request, folder, listener, write_end)
+            run_guarded(request, folder, listener, write_end)
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -75,7 +75,7 @@ class _Stream:
 
     def document(self) -> Document:
         """Return the document, after sending it if it has changed."""
-        is_alive = self._folder.held()
+        is_alive = self._folder.is_agent_running()
         try:
             info = self._folder.state.stat()
             version = (info.st_ino, info.st_mtime_ns, is_alive)

@@ -11,11 +11,11 @@ import time
 import types
 from typing import Any, BinaryIO
 
-from awsddp.agent.job_folder import CommandError, Document, JobFolder, folders, read_json
+from awsddp.agent.job_folder import CommandError, Document, JobFolder, list_job_folders, read_json
 from awsddp.agent.launch import CLAIM
 from awsddp.agent.log_stream import MAGIC, follow
-from awsddp.agent.messages import KINDS, Follow, State, plain
-from awsddp.agent.metrics import metrics
+from awsddp.agent.messages import REQUEST_TYPES, Follow, State, to_json_value
+from awsddp.agent.metrics import read_metrics
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -48,9 +48,9 @@ def _handle_request(document: Any, out: BinaryIO) -> bool:
     out.write(MAGIC)
     is_done = True
     try:
-        if name not in KINDS:
+        if name not in REQUEST_TYPES:
             raise CommandError(f"unknown request {name}", kind="usage")
-        request = KINDS[name].from_json(document)
+        request = REQUEST_TYPES[name].from_json(document)
         if isinstance(request, Follow):
             follow(request, out)
             return True
@@ -61,7 +61,7 @@ def _handle_request(document: Any, out: BinaryIO) -> bool:
         answer, is_done = {"error": error.document}, False
     except OSError as error:
         answer, is_done = {"error": CommandError(f"the node failed: {error}", kind="node").document}, False
-    out.write(json.dumps(plain(answer)).encode() + b"\n")
+    out.write(json.dumps(to_json_value(answer)).encode() + b"\n")
     out.flush()
     return is_done
 
@@ -77,14 +77,14 @@ def _load_modules(packed: str | None) -> None:
 
 def state(_: State) -> dict[str, list[Document]]:
     """Return the documents of all jobs; a running job's has its ranks' progress and resource use."""
-    return {"jobs": [_with_metrics(folder) for folder in folders()]}
+    return {"jobs": [_with_metrics(folder) for folder in list_job_folders()]}
 
 
 def _with_metrics(folder: JobFolder) -> Document:
     document = folder.document()
     document.saving = _read_saving(folder)
     if document.state == "running":
-        document.metrics = metrics(folder)
+        document.metrics = read_metrics(folder)
         document.samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
     return document
 

@@ -25,20 +25,20 @@ from awsddp.agent.file_tree import (
     file_kind,
     in_range,
     is_ephemeral,
-    is_stamp,
+    is_same_stamp,
     is_touched,
+    make_stamp,
     open_file,
     readlink,
-    real,
-    stamp,
-    stamp_of,
+    resolve_links,
+    stat_stamp,
     walk,
 )
-from awsddp.agent.job_folder import JobFolder, folders
-from awsddp.agent.messages import Launch, Manifest, Sparse, Told
+from awsddp.agent.job_folder import JobFolder, list_job_folders
+from awsddp.agent.messages import Launch, Manifest, OmitsUnset, Response
 
 EVENTS = "events.out.tfevents."
-OURS = ".awsddp/"
+INTERNAL_FOLDER = ".awsddp/"
 """The folder of a job's results with files that only awsddp reads."""
 LIST_BYTES = 48 << 20
 """Maximum size of the list of results; the client rejects responses of more than 64 MB."""
@@ -51,7 +51,7 @@ _FRESH_SECONDS = 60.0
 _MAX_NAME = 255  # bytes in a file name
 
 
-def manifest(request: Manifest, folder: JobFolder | None = None) -> Told:
+def manifest(request: Manifest, folder: JobFolder | None = None) -> Response:
     """Return the job's results on this node. Logs of ranks have no data: a following client has them."""
     folder = folder or JobFolder(request.job)
     launched = folder.request()
@@ -59,9 +59,9 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Told:
     results = _ResultsList(node, Path(launched.workdir), folder, request)
     for rank in launched.own_ranks:
         results.add(folder.logs / f"rank{rank}.log", f"logs/rank{rank}.log")
-    results.add(folder.logs / f"launcher{node}.log", f"{OURS}launcher{node}.log")
-    results.add(folder.path / "supervisor.log", f"{OURS}supervisor{node}.log")
-    results.add(folder.samples, f"{OURS}samples{node}.json")
+    results.add(folder.logs / f"launcher{node}.log", f"{INTERNAL_FOLDER}launcher{node}.log")
+    results.add(folder.path / "supervisor.log", f"{INTERNAL_FOLDER}supervisor{node}.log")
+    results.add(folder.samples, f"{INTERNAL_FOLDER}samples{node}.json")
     results.add_tree(folder.run, f"{results.node}/run")
     for output in dict.fromkeys([*launched.outputs, *request.outputs]):
         results.add_output(output)
@@ -95,7 +95,7 @@ def digest(path: Path) -> str:
     return sha256.hexdigest()
 
 
-class Line(Sparse):
+class ManifestEntry(OmitsUnset):
     """A file, a link, or a skipped path in the list.
 
     `path` is absolute and without links, `home` its unique path in the results folder. `limited`: it counts
@@ -145,18 +145,18 @@ class _ResultsList:
     def __init__(self, node: int, workdir: Path, folder: JobFolder, request: Manifest) -> None:
         self.node, self._excluded = f"node{node}", _ExcludePatterns(request.exclude)
         self._at_once = self._data_left = request.at_once
-        self._logs_folder = real(folder.logs)
-        self._workdir = real(workdir)
-        self._roots = [(real(folder.run), f"{self.node}/run"), (self._workdir, self.node)]
-        self._lines: list[Line] = []
-        self._skipped: list[Line] = []
+        self._logs_folder = resolve_links(folder.logs)
+        self._workdir = resolve_links(workdir)
+        self._roots = [(resolve_links(folder.run), f"{self.node}/run"), (self._workdir, self.node)]
+        self._lines: list[ManifestEntry] = []
+        self._skipped: list[ManifestEntry] = []
         self._ctime_changed: set[Path] = set()
         self._digests_left = DIGEST_BYTES
         self._path_of: dict[Path, str] = {}  # in the results folder, of every file and link that was added
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
 
-    def listed(self) -> Told:
+    def listed(self) -> Response:
         """Return the response. One entry stands for all files that exceed the maximum size of the list.
 
         `excluded` counts the files and bytes that match the request's `exclude`.
@@ -164,7 +164,7 @@ class _ResultsList:
         self._read_files()
         room, omitted_sizes = LIST_BYTES, []
 
-        def fits(line: Line) -> bool:
+        def fits(line: ManifestEntry) -> bool:
             nonlocal room
             room -= len(json.dumps(vars(line)))
             if room < 0 and (line.owed or not (line.why or line.target)):
@@ -177,9 +177,11 @@ class _ResultsList:
             why = (
                 f"{len(omitted_sizes)} more files than the list of results has room for; pack them into fewer"
             )
-            skipped.append(Line(path=str(self._workdir), size=sum(omitted_sizes), why=why, owed=True))
+            skipped.append(
+                ManifestEntry(path=str(self._workdir), size=sum(omitted_sizes), why=why, owed=True)
+            )
         excluded = {"files": self._excluded.files, "size": self._excluded.size}
-        return Told(files=files, skipped=skipped, excluded=excluded)
+        return Response(files=files, skipped=skipped, excluded=excluded)
 
     def _read_files(self) -> None:
         """Read the files, and mark those that may be being written: open for writing, other than to append.
@@ -191,12 +193,12 @@ class _ResultsList:
         for line in files:
             _mark_writing(line, opened)
 
-    def _read(self, line: Line) -> bool:
+    def _read(self, line: ManifestEntry) -> bool:
         """Set the stamp, and the data if small, of a file. An unreadable file is skipped: return False."""
         path = Path(line.path)
         try:
             info = path.stat()
-            line.size, line.modified, line.changed, line.inode = stamp_of(info)
+            line.size, line.modified, line.changed, line.inode = stat_stamp(info)
             if self._at_once:
                 line.sample = sample(path, line.size)
                 if path in self._ctime_changed and line.size <= self._digests_left:
@@ -248,7 +250,7 @@ class _ResultsList:
         """
         expanded = Path(output).expanduser() if output.startswith("~") else output  # "./~" is a folder's name
         path = self._resolved(Path(os.path.normpath(str(self._workdir / expanded))))
-        target = real(path)
+        target = resolve_links(path)
         result_path = self._results_path(target) or self._path_of_output(path)
         if not path.is_dir():
             if not os.path.lexists(str(path)):
@@ -274,15 +276,17 @@ class _ResultsList:
 
         for path, info in walk(self._workdir, skip_unreadable):
             absolute = self._workdir / path
-            then, now = before.get(path, []), stamp(absolute, info)
-            if self._resolved(absolute) in self._path_of or is_stamp(then, now):
+            then, now = before.get(path, []), make_stamp(absolute, info)
+            if self._resolved(absolute) in self._path_of or is_same_stamp(then, now):
                 continue
             was_touched = is_touched(then, now)
-            if was_touched and stat.S_ISLNK(info.st_mode) and self._results_path(real(absolute)):
+            if was_touched and stat.S_ISLNK(info.st_mode) and self._results_path(resolve_links(absolute)):
                 continue  # the file that it points to is checked itself
             if later is not None and info.st_ctime_ns > later[1]:
                 why = f"job {later[0]} has written it since"
-                self._skipped.append(Line(path=str(absolute), home=f"{self.node}/{path}", size=0, why=why))
+                self._skipped.append(
+                    ManifestEntry(path=str(absolute), home=f"{self.node}/{path}", size=0, why=why)
+                )
             elif not self._excluded.count(path, info.st_size):
                 self.add(absolute, f"{self.node}/{path}", limited=True)
                 if was_touched:
@@ -333,20 +337,20 @@ class _ResultsList:
 
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
         """Add a path that is not fetched. `owed`: the job made it, so that the node must be kept."""
-        self._skipped.append(Line(path=str(path), size=0, why=why, owed=owed))
+        self._skipped.append(ManifestEntry(path=str(path), size=0, why=why, owed=owed))
 
     def _add_link(self, path: Path, result_path: str, limited: bool) -> None:
         """Add a link as a link if its target is fetched, otherwise as the file that it points to."""
-        next_target, target = readlink(path), real(path)
+        next_target, target = readlink(path), resolve_links(path)
         target_path = self._path_of.get(target) or self._results_path(target)
         if target_path is not None and (
             target in self._path_of or not target.is_file() or self._excludes(target)
         ):
             next_path = self._path_of.get(next_target)
-            if next_path is None and real(next_target) == target:
+            if next_path is None and resolve_links(next_target) == target:
                 next_path = self._results_path(next_target)
             self._lines.append(
-                Line(path=str(path), home=result_path, size=0, target=next_path or target_path)
+                ManifestEntry(path=str(path), home=result_path, size=0, target=next_path or target_path)
             )
         elif target.is_file():
             self._add_file(path, result_path, target.stat(), limited)
@@ -356,7 +360,7 @@ class _ResultsList:
             self.skip(path, f"a link to {target}, which is not a file")
 
     def _add_file(self, path: Path, result_path: str, info: os.stat_result, limited: bool) -> None:
-        line = Line(path=str(path), home=result_path, size=info.st_size, limited=limited)
+        line = ManifestEntry(path=str(path), home=result_path, size=info.st_size, limited=limited)
         if info.st_size - info.st_blocks * 512 >= HOLES_BYTES:
             line.sparse = True
         if is_ephemeral(info.st_dev):
@@ -376,7 +380,7 @@ class _ResultsList:
     def _resolved(self, path: Path) -> Path:
         """Return a path with the links in its folder resolved."""
         if path.parent not in self._parents:
-            self._parents[path.parent] = real(path.parent)
+            self._parents[path.parent] = resolve_links(path.parent)
         return self._parents[path.parent] / path.name
 
     def _path_of_output(self, path: Path) -> str:
@@ -392,7 +396,7 @@ def _next_job(folder: JobFolder, launched: Launch) -> tuple[str, int] | None:
         return None
     last_file = folder.state if folder.state.exists() else folder.path / "job.json"
     ended_ns = last_file.stat().st_mtime_ns
-    for other in folders(folder.path.parent):  # oldest first
+    for other in list_job_folders(folder.path.parent):  # oldest first
         at_ns = (other.path / "job.json").stat().st_mtime_ns
         if other.job != folder.job and at_ns > ended_ns and other.request().workdir == launched.workdir:
             return other.job, at_ns
@@ -406,14 +410,16 @@ def _add_suffix(result_path: str, count: int) -> str:
     return f"{folder}/{os.fsdecode(os.fsencode(name)[: _MAX_NAME - len(suffix)])}{suffix}"
 
 
-def _mark_writing(line: Line, opened: Mapping[tuple[int, int], bool]) -> None:
+def _mark_writing(line: ManifestEntry, opened: Mapping[tuple[int, int], bool]) -> None:
     """Mark a file that is being written. Logs are only appended to."""
     try:
         now = Path(line.path).stat()
     except OSError:
         return
     appends = opened.get((now.st_dev, now.st_ino))
-    if not line.home.startswith(("logs/", OURS)) and (appends is False or _is_recent_of_other_user(now)):
+    if not line.home.startswith(("logs/", INTERNAL_FOLDER)) and (
+        appends is False or _is_recent_of_other_user(now)
+    ):
         line.writing = True
     if not appends and (now.st_size, in_range(now.st_mtime_ns)) != (line.size, line.modified):
         line.data = None

@@ -44,13 +44,13 @@ class Fields:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the object of a `to_json` document. Missing fields (of an older awsddp) get defaults."""
-        return reader(cls, **cls.parts)(document)
+        return make_reader(cls, **cls.parts)(document)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {name: plain(getattr(self, name)) for name in self.__annotations__}
+        return {name: to_json_value(getattr(self, name)) for name in self.__annotations__}
 
-    def take(self, other: Fields) -> None:
+    def update(self, other: Fields) -> None:
         """Copy the fields that are set in `other`."""
         vars(self).update(vars(other))
 
@@ -60,41 +60,41 @@ class Fields:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Sparse(Fields):
+class OmitsUnset(Fields):
     """Fields whose JSON omits those that were not set."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, as JSON values."""
-        return {name: plain(value) for name, value in vars(self).items()}
+        return {name: to_json_value(value) for name, value in vars(self).items()}
 
 
-class Told(Sparse):
+class Response(OmitsUnset):
     """A response, which the agent only writes: model/node_answers.py or model/records.py has its type."""
 
     def __init__(self, **fields: Any) -> None:
         vars(self).update(fields)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value as JSON: Fields and NamedTuples become objects, those with @as_json_list lists."""
     if isinstance(value, Fields):
         return value.to_json()
     if hasattr(value, "_asdict") and type(value) not in _ROWS:
         value = value._asdict()
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     return value
 
 
-def row(kind: type[_Named]) -> type[_Named]:
+def as_json_list(kind: type[_Named]) -> type[_Named]:
     """Class decorator: encode a NamedTuple as a list in JSON, not as an object."""
     _ROWS.add(kind)
     return kind
 
 
-def reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
+def make_reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
     """Return a function that creates a `kind` from the JSON object that `to_json_value` returns for it.
 
     Missing fields get defaults; `parts` are the readers of fields that are not plain JSON, by name.
@@ -109,7 +109,7 @@ def reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
     return read
 
 
-def each(part: Read) -> Read:
+def list_reader(part: Read) -> Read:
     """Return a function that reads a list whose items `part` reads."""
     return lambda items: [part(item) for item in items]
 
@@ -129,7 +129,7 @@ class Request(Fields, Generic[Answer]):
         return {"do": type(self).__name__.lower(), **super().to_json()}
 
 
-class Claim(Request["node_answers.Claimed"]):
+class Claim(Request["node_answers.ClaimResult"]):
     """Take the right to start a job; a launch uses it up. `owner` is shown to other clients.
 
     `lease_s` is how long the claim of a client that disappeared blocks other clients.
@@ -141,7 +141,7 @@ class Claim(Request["node_answers.Claimed"]):
     lease_s: int = 1800
 
 
-class Unclaim(Request["node_answers.Claimed"]):
+class Unclaim(Request["node_answers.ClaimResult"]):
     """Release the claim."""
 
     module = "launch"
@@ -187,7 +187,7 @@ class Cancel(Request["node_answers.NodeJob"]):
     launch: str | None = None
 
 
-class Lost(Request["node_answers.Heard"]):
+class Lost(Request["node_answers.ReportReceived"]):
     """Report that another node of the job, `node`, is gone: `why`, and the `kind` of cause."""
 
     module = "cancel"
@@ -222,7 +222,7 @@ class Manifest(Request["node_answers.Manifest"]):
     events: Mapping[str, int] | None = None
 
 
-class Probe(Request["node_answers.Probed"]):
+class Probe(Request["node_answers.ProbeResult"]):
     """Get the node's hardware and load. It listens on `ports` of `address`, and one more.
 
     The ports stay open until the next request. `thorough` adds checks that take some seconds with GPUs.
@@ -234,7 +234,7 @@ class Probe(Request["node_answers.Probed"]):
     thorough: bool = False
 
 
-class Dial(Request["node_answers.Dialed"]):
+class Dial(Request["node_answers.DialResult"]):
     """Connect to ports of other nodes, (node, address, port), once all nodes have responded to `Probe`."""
 
     module = "probe"
@@ -242,7 +242,7 @@ class Dial(Request["node_answers.Dialed"]):
     seconds: float
 
 
-class Machine(Fields):
+class LaunchNode(Fields):
     """A node of a job."""
 
     node: int
@@ -250,8 +250,8 @@ class Machine(Fields):
     instance_id: str
 
 
-@row
-class Place(NamedTuple):
+@as_json_list
+class LayoutRow(NamedTuple):
     """A rank, its local rank, and its node."""
 
     rank: int
@@ -276,7 +276,7 @@ class Process(Fields):
     files: Mapping[str, str] = NOTHING
 
 
-class Launch(Request["node_answers.Launched"]):
+class Launch(Request["node_answers.LaunchResult"]):
     """Start a node's part of `job` once the jobs `after` have ended on the node. Stored there as job.json.
 
     `launch` is the id of this launch on all nodes, `facts` are returned in the job's documents, `helper` is
@@ -298,17 +298,17 @@ class Launch(Request["node_answers.Launched"]):
         "serve",
     )
     parts = {
-        "nodes": each(Machine.from_json),
-        "layout": each(lambda row: Place(*row)),
-        "processes": each(Process.from_json),
+        "nodes": list_reader(LaunchNode.from_json),
+        "layout": list_reader(lambda row: LayoutRow(*row)),
+        "processes": list_reader(Process.from_json),
     }
     job: str
     launch: str
     slot: int
     created: str
     node: int
-    nodes: Sequence[Machine]
-    layout: Sequence[Place]
+    nodes: Sequence[LaunchNode]
+    layout: Sequence[LayoutRow]
     folder: str
     workdir: str
     path: str
@@ -332,7 +332,7 @@ class Launch(Request["node_answers.Launched"]):
     saving: Mapping[str, Any] = NOTHING
 
     @property
-    def first(self) -> Machine:
+    def first_node(self) -> LaunchNode:
         """The node that coordinates the job."""
         return self.nodes[0]
 
@@ -342,4 +342,4 @@ class Launch(Request["node_answers.Launched"]):
         return [row.rank for row in self.layout if row.node == self.node]
 
 
-KINDS = {kind.__name__.lower(): kind for kind in Request.__subclasses__()}
+REQUEST_TYPES = {kind.__name__.lower(): kind for kind in Request.__subclasses__()}

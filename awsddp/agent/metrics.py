@@ -9,27 +9,27 @@ from typing import Any
 
 from awsddp.agent.file_tree import open_file
 from awsddp.agent.job_folder import JobFolder
-from awsddp.agent.messages import Told
+from awsddp.agent.messages import Response
 
 _BYTES = 64 * 1024
 """How much of the end of the file is read, and so used for the steps per second."""
 
 
-def metrics(folder: JobFolder) -> list[Told]:
+def read_metrics(folder: JobFolder) -> list[Response]:
     """Return the progress of each rank with rows. A row without `rank` is the node's first rank's."""
-    return progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
+    return read_progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 
-def progress(path: Path, ranks: list[int]) -> list[Told]:
+def read_progress(path: Path, ranks: list[int]) -> list[Response]:
     """Return the progress of the `ranks` of a node from the rows of a file."""
     by_rank: dict[int, list[dict[str, float]]] = {}
-    for values in rows(path):
+    for values in read_rows(path):
         row = {key: value for key, value in values.items() if _is_number(value)}
         by_rank.setdefault(int(row.get("rank", ranks[0])), []).append(row)
     return [_progress(rank, by_rank[rank]) for rank in ranks if rank in by_rank]
 
 
-def rows(path: Path) -> list[Any]:
+def read_rows(path: Path) -> list[Any]:
     """Return the complete rows (JSON objects) at the end of a file."""
     try:
         with open_file(path) as file:
@@ -48,14 +48,16 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e15
 
 
-def _progress(rank: int, rows: list[dict[str, float]]) -> Told:
+def _progress(rank: int, rows: list[dict[str, float]]) -> Response:
     last = {key: value for row in rows for key, value in row.items()}
     step, fraction = last.get("step"), None
     for done, total in (("step", "total_steps"), ("epoch", "epochs")):
         if fraction is None and done in last and last.get(total, 0) > 0:
             fraction = min(1.0, max(0.0, last[done] / last[total]))
     step = None if step is None else int(step)
-    return Told(rank=rank, step=step, loss=last.get("loss"), steps_per_second=_rate(rows), fraction=fraction)
+    return Response(
+        rank=rank, step=step, loss=last.get("loss"), steps_per_second=_rate(rows), fraction=fraction
+    )
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:

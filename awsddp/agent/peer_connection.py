@@ -17,12 +17,12 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from awsddp.agent.messages import plain
+from awsddp.agent.messages import to_json_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NOBODY = -1
+UNKNOWN_NODE = -1
 _MAX_LINE = 64 << 20  # bytes; a line may hold all unacknowledged messages
 _MAX_STRANGER_LINE = 4096  # bytes, before the other side is authenticated
 _GREETING = re.compile(r"(\d{1,9}) ([0-9a-f]{32})")  # node, challenge
@@ -36,13 +36,13 @@ class Link:
     OSError: BrokenPipeError if the other side has closed it normally.
     """
 
-    def __init__(self, sock: socket.socket, secret: str, *, me: int, node: int = NOBODY) -> None:
+    def __init__(self, sock: socket.socket, secret: str, *, me: int, node: int = UNKNOWN_NODE) -> None:
         sock.setblocking(False)
         self.socket = sock
         self.node = node
-        self.proved = False
+        self.is_authenticated = False
         self._secret = secret.encode()
-        self._is_connecting = node != NOBODY
+        self._is_connecting = node != UNKNOWN_NODE
         self._own_node = me
         self._challenge = os.urandom(16).hex()
         self._greeting_fields: Sequence[str] = ()  # of the other side
@@ -55,17 +55,17 @@ class Link:
         return self.socket.fileno() >= 0
 
     @property
-    def unsent(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether bytes wait to be sent."""
         return bool(self._out_buffer)
 
     def send(self, message: object) -> None:
         """Send `message` to the other side, if it is authenticated."""
-        if self.proved:
+        if self.is_authenticated:
             self._queue(message)
             self._flush()
 
-    def turn(self) -> list[Any]:
+    def exchange(self) -> list[Any]:
         """Send waiting bytes as far as the socket accepts them, and return the messages that have arrived."""
         self._flush()
         try:
@@ -76,7 +76,7 @@ class Link:
             raise BrokenPipeError("it closed the connection")
         *lines, self._in_buffer = (self._in_buffer + data).split(b"\n")
         messages = [self._read(line.decode("ascii", "replace")) for line in lines]
-        if len(self._in_buffer) > (_MAX_LINE if self.proved else _MAX_STRANGER_LINE):
+        if len(self._in_buffer) > (_MAX_LINE if self.is_authenticated else _MAX_STRANGER_LINE):
             raise ConnectionError("it sent an unterminated line")
         self._flush()
         return [message for message in messages if message is not None]
@@ -105,11 +105,11 @@ class Link:
         if not hmac.compare_digest(self._proof(text, ours=False).encode(), proof.encode()):
             raise ConnectionError("wrong job secret")
         self.node = self.node if self._is_connecting else int(self._greeting_fields[0])
-        self.proved = True
+        self.is_authenticated = True
         return json.loads(text)
 
     def _queue(self, message: object) -> None:
-        text = json.dumps(plain(message))
+        text = json.dumps(to_json_value(message))
         self._out_buffer += f"{self._proof(text, ours=True)} {text}\n".encode()
 
     def _proof(self, text: str, *, ours: bool) -> str:

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.agent.diagnosis.job_causes import LOSSES
-from awsddp.agent.messages import reader
+from awsddp.agent.messages import make_reader
 from awsddp.agent.peer_connection import Link
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
     kind: str = ""
 
 
-_read_frame = reader(Frame)
+_read_frame = make_reader(Frame)
 
 
 class Session:
@@ -65,20 +65,20 @@ class Session:
         self._unacknowledged: list[object] = []
 
     @property
-    def pending(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether the other side has not acknowledged all messages."""
         return bool(self._unacknowledged)
 
-    def say(self, message: object) -> Frame:
+    def send(self, message: object) -> Frame:
         """Queue `message`, and return the frame that carries it alone, for the current link if any."""
         self._unacknowledged.append(message)
         return Frame(self._received, self._acknowledged + len(self._unacknowledged) - 1, [message])
 
-    def frame(self) -> Frame:
+    def pending_frame(self) -> Frame:
         """Return the frame with all messages that the other side has not acknowledged."""
         return Frame(self._received, self._acknowledged, list(self._unacknowledged))
 
-    def hear(self, frame: Frame) -> Sequence[Any]:
+    def receive(self, frame: Frame) -> Sequence[Any]:
         """Return the new messages of a frame, none if messages before it are missing."""
         del self._unacknowledged[: max(0, frame.heard - self._acknowledged)]
         self._acknowledged = max(self._acknowledged, frame.heard)
@@ -94,7 +94,7 @@ class Peer:
         self.node = node
         self.session = Session()
         self.link: Link | None = None
-        self.heard_at = now
+        self.received_at = now
         self.joined = False
         self.lost = False
 
@@ -124,7 +124,7 @@ class Peers:
         self._reconnect_at = now  # when to replace the link to the first node
         self._refused_since = math.inf
         self.error = ""
-        self.heard: list[tuple[int, Any]] = []
+        self.received: list[tuple[int, Any]] = []
         self.lost: list[tuple[int, str, str]] = []
         if listener is not None:
             listener.setblocking(False)
@@ -136,18 +136,18 @@ class Peers:
         return all(peer.joined for peer in self._peers.values())
 
     @property
-    def unread(self) -> bool:
+    def has_unacknowledged(self) -> bool:
         """Whether a peer that is not lost has not acknowledged all messages."""
-        return any(peer.session.pending and not peer.lost for peer in self._peers.values() if peer.joined)
+        return any(peer.session.has_pending and not peer.lost for peer in self._peers.values() if peer.joined)
 
     def send(self, message: object) -> None:
         """Send `message` to all peers, now or on the next link."""
         for peer in self._peers.values():
-            frame = peer.session.say(message)
+            frame = peer.session.send(message)
             if peer.link is not None:
                 self._send(peer.link, frame)
 
-    def take(self, link: Link | None, now: float) -> None:
+    def handle_event(self, link: Link | None, now: float) -> None:
         """Handle an event of the selector: `link` is ready, or the listener (None)."""
         self._now = now
         if link is None:
@@ -160,15 +160,15 @@ class Peers:
         self._now = now
         limit = self._request.silent_s
         for peer in self._peers.values():
-            if peer.joined and now - peer.heard_at > limit:
+            if peer.joined and now - peer.received_at > limit:
                 self._lose(peer, f"no heartbeat for {limit:g} s")
             if self._listener is None:
                 self._beat_or_reconnect(peer)
 
-    def stood_still(self, now: float) -> None:
+    def reset_clocks(self, now: float) -> None:
         """Reset the peers' clocks, as after a time in which this process did not run."""
         for peer in self._peers.values():
-            peer.heard_at = now
+            peer.received_at = now
 
     def _beat_or_reconnect(self, first: Peer) -> None:
         """Send a heartbeat to the first node, and reconnect to it if it does not respond."""
@@ -207,9 +207,9 @@ class Peers:
 
     def _exchange(self, link: Link) -> None:
         """Send and receive what `link` is ready for."""
-        proved = link.proved
+        proved = link.is_authenticated
         try:
-            frames = link.turn()
+            frames = link.exchange()
         except OSError as error:
             self._handle_broken(link, error)
             return
@@ -217,7 +217,7 @@ class Peers:
         if frames or not proved:  # it answers, or has just connected
             self._reconnect_at = self._now + _SILENT_SECONDS
         peer = self._peers.get(link.node)
-        if peer is None or not link.proved:
+        if peer is None or not link.is_authenticated:
             return
         if not proved:
             self._beat_at = self._now
@@ -235,17 +235,17 @@ class Peers:
             return
         if peer.link is not None and peer.link is not link:
             self._close(peer.link)
-        peer.link, peer.joined, peer.heard_at = link, True, self._now
+        peer.link, peer.joined, peer.received_at = link, True, self._now
         self._refused_since = math.inf
-        news = peer.session.hear(frame)
-        self.heard += [(peer.node, message) for message in news]
+        news = peer.session.receive(frame)
+        self.received += [(peer.node, message) for message in news]
         if news or self._listener is not None:
             self._send_pending(peer)
 
     def _send_pending(self, peer: Peer) -> None:
         """Send all unacknowledged messages, unless the link has unsent bytes, which would pile up."""
-        if peer.link is not None and not peer.link.unsent:
-            self._send(peer.link, peer.session.frame())
+        if peer.link is not None and not peer.link.has_unsent:
+            self._send(peer.link, peer.session.pending_frame())
 
     def _send(self, link: Link, frame: Frame) -> None:
         try:
@@ -256,7 +256,7 @@ class Peers:
             self._update_events(link)
 
     def _update_events(self, link: Link) -> None:
-        write_event = selectors.EVENT_WRITE if link.unsent else 0
+        write_event = selectors.EVENT_WRITE if link.has_unsent else 0
         self._selector.modify(link.socket, selectors.EVENT_READ | write_event, link)
 
     def _handle_broken(self, link: Link, error: OSError) -> None:
@@ -271,7 +271,7 @@ class Peers:
         peer.link = None
         self.error = f"{self._address_text}: {error}"
         self._reconnect_at = self._now
-        if link.proved:
+        if link.is_authenticated:
             if isinstance(error, BrokenPipeError):
                 self._lose(peer, _CLOSED)
             return
@@ -302,7 +302,7 @@ def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost"
     while time.monotonic() < end:
         try:
             with socket.create_connection(_address(request), timeout=_CONNECT_SECONDS) as sock:
-                link = Link(sock, request.secret, me=node, node=request.first.node)
+                link = Link(sock, request.secret, me=node, node=request.first_node.node)
                 if _send_report(link, Frame(lost=why, kind=kind)):
                     return True
         except ConnectionRefusedError:  # the first node's agent has also ended
@@ -317,12 +317,12 @@ def _send_report(link: Link, frame: Frame) -> bool:
     """Send the report over a new link, once a second. Return True if it was answered."""
     end = time.monotonic() + _SILENT_SECONDS
     while time.monotonic() < end:
-        select.select([link.socket], [link.socket] if link.unsent else [], [], 1.0)
-        if link.turn():
+        select.select([link.socket], [link.socket] if link.has_unsent else [], [], 1.0)
+        if link.exchange():
             return True
         link.send(frame)
     return False
 
 
 def _address(request: Launch) -> tuple[str, int]:
-    return request.first.private_ip, request.link_port
+    return request.first_node.private_ip, request.link_port

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from awsddp.agent.diagnosis.evidence import kernel_log, output
-from awsddp.agent.job_folder import counters
-from awsddp.agent.messages import Dial, Probe, Told
+from awsddp.agent.diagnosis.evidence import read_kernel_log, run_command
+from awsddp.agent.job_folder import read_counters
+from awsddp.agent.messages import Dial, Probe, Response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ _BAD = {
 _REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers: throttle
 
 
-def probe(request: Probe) -> Told:
+def probe(request: Probe) -> Response:
     """Return the node's hardware and load, and listen at `address` on `ports`, if free, and one more."""
     close()
     for port in (*request.ports, 0):
@@ -55,7 +55,7 @@ def probe(request: Probe) -> Told:
                 raise
     disk = os.statvfs(str(Path.home()))
     memory_free, memory_size = _memory()
-    response = Told(
+    response = Response(
         ports=[sock.getsockname()[1] for sock in PORTS],
         gpus=_gpus(),
         disk_free=disk.f_bavail * disk.f_frsize,
@@ -92,18 +92,18 @@ def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
         return {"dials": sorted(pool.map(lambda peer: connect(*peer), request.peers))}
 
 
-def _add_thorough_checks(response: Told) -> None:
+def _add_thorough_checks(response: Response) -> None:
     """Add the checks that take some seconds with GPUs."""
-    smi = output(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
-    links = output(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
-    kernel = kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
-    details = Told(
+    smi = run_command(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
+    links = run_command(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
+    kernel = read_kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
+    details = Response(
         kernel=os.uname().release,
-        smi=gpus(smi) if smi else [],
+        smi=parse_gpus(smi) if smi else [],
         links_down=len(_LINK.findall(links or "")),
         xids=[*map(int, _XID.findall(kernel))][-_MOST_XIDS:],
     )
-    response.take(details)
+    response.update(details)
 
 
 def _gpus() -> int | None:
@@ -113,11 +113,11 @@ def _gpus() -> int | None:
 
 def _memory() -> tuple[int, int]:
     """Return the free and the total memory (bytes) for processes, within the limits of cgroups."""
-    meminfo = counters(Path("/proc/meminfo"))
+    meminfo = read_counters(Path("/proc/meminfo"))
     free, size = meminfo["MemAvailable"] * 1024, meminfo["MemTotal"] * 1024
     versions = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for folder, limit, used in _limits("memory", *versions):
-        cache = counters(folder / "memory.stat").get("inactive_file", 0)
+        cache = read_counters(folder / "memory.stat").get("inactive_file", 0)
         free, size = min(free, max(0, limit - used + cache)), min(size, limit)
     return free, size
 
@@ -154,7 +154,7 @@ def _folders(controller: str) -> list[Path]:
     return folders
 
 
-def gpus(xml: str) -> list[Told]:
+def parse_gpus(xml: str) -> list[Response]:
     """Return the GPUs in the output of `nvidia-smi -q -x`, [] if it is not valid XML."""
     try:
         log = ET.fromstring(xml)
@@ -163,11 +163,11 @@ def gpus(xml: str) -> list[Told]:
     return [_gpu(element) for element in log.findall("gpu")]
 
 
-def _gpu(element: ET.Element) -> Told:
+def _gpu(element: ET.Element) -> Response:
     """Return a GPU with its uncorrectable ECC errors since the driver was loaded, and its faults as texts."""
     values = {_REASON.sub("", child.tag): (child.text or "").strip() for child in element.iter()}
     counts = [child for child in element.iterfind("ecc_errors/volatile//*") if "uncorrectable" in child.tag]
-    return Told(
+    return Response(
         name=element.findtext("product_name", ""),
         memory_mib=_parse_first_number(element.findtext("fb_memory_usage/total", "")),
         errors=sum(_parse_first_number(child.text or "") for child in counts),

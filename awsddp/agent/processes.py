@@ -17,18 +17,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.agent.coordinator import Said
+from awsddp.agent.coordinator import Message
 from awsddp.agent.diagnosis.causes import ECHOES, Evidence, explain
 from awsddp.agent.diagnosis.evidence import (
-    exceptions,
-    full_disk,
-    kernel_log,
+    describe_full_disk,
+    find_exceptions,
     last_lines,
-    last_loss,
+    read_error_file,
+    read_kernel_log,
+    read_last_loss,
     read_tail,
-    recorded,
 )
-from awsddp.agent.job_folder import JobFolder, Report, counters, programs, read_report
+from awsddp.agent.job_folder import JobFolder, RankReport, rank_search_path, read_counters, read_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,21 +56,21 @@ class Process:
         self.exit_code: int | None = None
         self.seconds = 0.0
 
-    def report(self, rank: int) -> Report:
+    def report(self, rank: int) -> RankReport:
         """Return the report of one of its ranks."""
-        return Report(rank, self.started, self.seconds, self.exit_code)
+        return RankReport(rank, self.started, self.seconds, self.exit_code)
 
 
 class Ranks:
     """The ranks of this node, from their start until no process of them is left."""
 
-    ended = "exit"
+    end_kind = "exit"
     """The kind of the message that a process has ended."""
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._request = request
         self._folder = folder
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
         self._since = time.monotonic()
         self._stopped_at = 0.0  # time.time(): later log output may be due to the stop
         self._kill_at: float | None = None
@@ -84,7 +84,7 @@ class Ranks:
         return self._kill_at is not None
 
     @property
-    def reports(self) -> dict[int, Report]:
+    def reports(self) -> dict[int, RankReport]:
         """The report of each rank that has started."""
         return {rank: process.report(rank) for process in self.processes for rank in process.ranks}
 
@@ -111,7 +111,7 @@ class Ranks:
                 env={
                     **self._request.defaults,
                     **os.environ,
-                    "PATH": programs(self._request.path),
+                    "PATH": rank_search_path(self._request.path),
                     **launch_process.environment,
                     **self._helper_environment(launch_process.environment),
                 },
@@ -139,7 +139,7 @@ class Ranks:
             "AWSDDP_STACKS_DIR": str(self._folder.stacks),
         }
 
-    def reap(self) -> list[Said]:
+    def reap(self) -> list[Message]:
         """Reap ended processes, and return a message for each rank that ended with one."""
         ended = [(process, 127) for process in self.alive if process.child is None]
         while True:
@@ -153,16 +153,16 @@ class Ranks:
                 if process.child is not None and process.child.pid == pid:
                     ended.append((process, _exit_code(status)))
         reports = [report for process, code in ended for report in self._end_process(process, code)]
-        return [Said(kind=self.ended, reports=[report]) for report in reports]
+        return [Message(kind=self.end_kind, reports=[report]) for report in reports]
 
-    def _end_process(self, process: Process, code: int) -> list[Report]:
+    def _end_process(self, process: Process, code: int) -> list[RankReport]:
         process.exit_code = code
         process.seconds = round(time.monotonic() - process.since, 3)
         log_text = "" if code == 0 else process.error or read_tail(process.log)
         reports = map(process.report, process.ranks)
         return [self._explain(report, log_text, stopped_at=self._stopped_at) for report in reports]
 
-    def _explain(self, report: Report, log_text: str, *, stopped_at: float) -> Report:
+    def _explain(self, report: RankReport, log_text: str, *, stopped_at: float) -> RankReport:
         """Return the report with the cause of the rank's end, from the end of its log.
 
         `stopped_at` is when it was sent the signal to end (0: never). A rank that was already ending
@@ -171,19 +171,19 @@ class Ranks:
         code, rank = report.exit_code, report.rank
         if not code:
             return report
-        text = log_text + recorded(self._folder.path / "errors" / f"rank{rank}.json")
+        text = log_text + read_error_file(self._folder.path / "errors" / f"rank{rank}.json")
         first = self._request.processes[0].ranks[0]
         evidence = Evidence(
             code,
             text,
-            oom_kills=oom_kills() - self._oom_kills,
-            loss=last_loss(self._folder.run / "metrics.jsonl", rank, first=first),
-            kernel=lambda: kernel_log(self._since),
+            oom_kills=count_oom_kills() - self._oom_kills,
+            loss=read_last_loss(self._folder.run / "metrics.jsonl", rank, first=first),
+            kernel=lambda: read_kernel_log(self._since),
         )
         cause = explain(evidence)
-        disk_text = full_disk(self._folder.path, Path(self._request.workdir), Path("/tmp"))
+        disk_text = describe_full_disk(self._folder.path, Path(self._request.workdir), Path("/tmp"))
         fault = "echo" if cause.kind in ECHOES else "own"
-        if stopped_at and not (exceptions(text) and _modified_at(self._folder.log(rank)) < stopped_at):
+        if stopped_at and not (find_exceptions(text) and _modified_at(self._folder.log(rank)) < stopped_at):
             fault = "stopped"
         explained = cause._replace(
             explanation=f"{cause.explanation} {disk_text}".rstrip(),
@@ -208,7 +208,7 @@ class Ranks:
             if process.child is not None:
                 _signal(process.child.pid, signal.SIGTERM)
 
-    def gone(self) -> bool:
+    def finish_stop(self) -> bool:
         """Continue a stop. Return True once all has ended and was reaped. Call it often after `stop`."""
         if self._kill_at is None:
             return False
@@ -233,20 +233,20 @@ class Ranks:
 class Workers(Ranks):
     """The ranks of this node under torchrun's elastic agent, known by the notes of its workers."""
 
-    ended = "agent"
+    end_kind = "agent"
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         super().__init__(request, folder)
         self._offset = 0  # in workers.jsonl
-        self._known_reports: dict[int, Report] = {}
+        self._known_reports: dict[int, RankReport] = {}
 
-    def reap(self) -> list[Said]:
+    def reap(self) -> list[Message]:
         """Return a message for each worker that has started or ended, and for an ended elastic agent."""
         ended = super().reap()
         return [self._read_note(note) for note in self._notes()] + ended
 
     @property
-    def reports(self) -> dict[int, Report]:
+    def reports(self) -> dict[int, RankReport]:
         """The report of each rank that has started."""
         return self._known_reports
 
@@ -255,7 +255,7 @@ class Workers(Ranks):
         (self._folder.path / "grace").write_text(str(grace), encoding="ascii")
         super().stop(grace + _HARD_KILL_SECONDS)
 
-    def _end_process(self, process: Process, code: int) -> list[Report]:
+    def _end_process(self, process: Process, code: int) -> list[RankReport]:
         """Return the elastic agent's report only: its workers write their own notes."""
         process.ranks = process.ranks[:1]
         return super()._end_process(process, code)
@@ -271,13 +271,13 @@ class Workers(Ranks):
         self._offset += len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]
 
-    def _read_note(self, note: Any) -> Said:
+    def _read_note(self, note: Any) -> Message:
         report = read_report(note)
         self._known_reports[report.rank] = report
         if report.exit_code is None:
-            return Said(kind="worker", reports=[report], world_size=note["world_size"])
+            return Message(kind="worker", reports=[report], world_size=note["world_size"])
         log_text = read_tail(self._folder.log(report.rank), note["offset"]) if report.exit_code else ""
-        return Said(
+        return Message(
             kind="exit",
             reports=[self._explain(report, log_text, stopped_at=note["stopped_at"] or 0.0)],
         )
@@ -323,9 +323,9 @@ def descendants() -> list[int]:
     return pids
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """Return how many processes the kernel has killed for memory since boot, 0 if that is unknown."""
-    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
+    return read_counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def _before_program(parent: int) -> None:

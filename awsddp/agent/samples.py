@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from awsddp.agent.diagnosis.stacks import processes
+from awsddp.agent.diagnosis.stacks import list_processes
 from awsddp.agent.job_folder import JobFolder, write_json
-from awsddp.agent.messages import Launch, Told
+from awsddp.agent.messages import Launch, Response
 
 _EVERY_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -54,7 +54,7 @@ class Samples:
             gpus = self._query_gpus()
             cpu_seconds_of = {
                 (process.rank, process.pid): cpu_seconds(process.pid)
-                for process in processes(self._folder.run)
+                for process in list_processes(self._folder.run)
             }
             network = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
             sample = _Counters(now, cpu_seconds_of, network)
@@ -73,7 +73,7 @@ class Samples:
             seconds = sum(used[key] - used_before[key] for key in keys)
             first = local_rank * gpus_per_rank
             rank_gpus = [gpus[gpu] for gpu in visible[first : first + gpus_per_rank] if gpu in gpus]
-            usage = Told(
+            usage = Response(
                 rank=rank,
                 cpu_percent=round(100 * seconds / (now - began), 1) if keys else None,
                 gpu_percent=sum(percent for percent, _ in rank_gpus) / len(rank_gpus) if rank_gpus else None,

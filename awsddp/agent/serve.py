@@ -14,22 +14,30 @@ from awsddp.agent.coordinator import (
     FAILED_GRACE,
     SILENT_SECONDS,
     Coordinator,
-    Elastic,
+    ElasticCoordinator,
+    Message,
     Order,
-    Said,
     read_order,
 )
-from awsddp.agent.diagnosis.evidence import full_disk
+from awsddp.agent.diagnosis.evidence import describe_full_disk
 from awsddp.agent.diagnosis.job_causes import cause_of_node
-from awsddp.agent.diagnosis.stacks import DUMP, Answer, stacks
-from awsddp.agent.job_folder import Ending, JobFolder, Whole, initial, rank_lines, read_json, write_json
-from awsddp.agent.messages import Launch, plain
+from awsddp.agent.diagnosis.stacks import DUMP, NodeStacks, stacks
+from awsddp.agent.job_folder import (
+    Ending,
+    JobFolder,
+    JobSummary,
+    initial_document,
+    rank_rows,
+    read_json,
+    write_json,
+)
+from awsddp.agent.messages import Launch, to_json_value
 from awsddp.agent.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.agent.processes import Ranks, Workers, adopt_orphans, sweep
 from awsddp.agent.samples import Samples
 
 _REPORT_SECONDS = 10.0
-LIMIT_SECONDS = 110.0
+MAX_SHUTDOWN_GRACE_SECONDS = 110.0
 """The longest grace at a shutdown: awsddp-jobs.service delays it by at most 120 s."""
 _SHUTDOWN_FILE = Path("/run/awsddp/shutdown")
 _SHUTDOWN_CAUSES = {
@@ -40,7 +48,7 @@ _SHUTDOWN_CAUSES = {
 }
 
 
-def guard(request: Launch, folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
+def run_guarded(request: Launch, folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
     """Run the agent in a child process; when it has ended, kill the job's remaining processes.
 
     This process is the guard: it reports a crash of the agent to the first node. Both hold the job's lock.
@@ -52,7 +60,7 @@ def guard(request: Launch, folder: JobFolder, listener: socket.socket | None, re
     child = os.fork()
     if child == 0:
         adopt_orphans("awsddp-job")
-        Supervisor(request, folder, listener).run(ready)
+        Agent(request, folder, listener).run(ready)
         return
     os.close(ready)
     if listener is not None:
@@ -62,7 +70,7 @@ def guard(request: Launch, folder: JobFolder, listener: socket.socket | None, re
         exited = os.waitpid(-1, 0)
     sweep()
     if exited[1] != 0 and listener is None:
-        why = f"its agent {_describe_exit(exited[1])} {full_disk(folder.path)}"
+        why = f"its agent {_describe_exit(exited[1])} {describe_full_disk(folder.path)}"
         report_lost(request, request.node, why.rstrip(" ."), seconds=request.silent_s)
 
 
@@ -72,18 +80,18 @@ def _describe_exit(status: int) -> str:
     return "failed: see supervisor.log on the node."
 
 
-class Supervisor:
+class Agent:
     """Runs this node's part of the job and, on the first node, coordinates all nodes."""
 
     def __init__(self, request: Launch, folder: JobFolder, listener: socket.socket | None) -> None:
         now, elastic = time.monotonic(), request.elastic
         self._request = request
         self._folder = folder
-        self._node, self._first_node = request.node, request.first.node
+        self._node, self._first_node = request.node, request.first_node.node
         self._poll_s = 0.1 if elastic else 0.25  # no signal reports a worker's note
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._samples = Samples(request, folder)
-        coordinator_type = Elastic if elastic else Coordinator
+        coordinator_type = ElasticCoordinator if elastic else Coordinator
         self._coordinator = coordinator_type(request, now=now) if listener is not None else None
         self._selector = selectors.DefaultSelector()
         self._peers = Peers(request, self._selector, listener, now=now)
@@ -96,9 +104,9 @@ class Supervisor:
         self._sizes: dict[str, int] = {}
         self._requested: Ending | None = None  # how to end: of a cancel or the node's shutdown
         self._forwarded: Ending | None = None  # the last of these that was sent to the first node
-        self._summary: Whole | None = None
+        self._summary: JobSummary | None = None
         self._local_state: str | None = None  # this node's final state, if the first node is lost
-        self._document = initial(request)
+        self._document = initial_document(request)
         self._document.pid = os.getpid()
 
     def run(self, ready: int) -> None:
@@ -107,10 +115,10 @@ class Supervisor:
         self._write()
         os.write(ready, b"1")
         os.close(ready)
-        self._send_to_first(Said(kind="here"))
+        self._send_to_first(Message(kind="here"))
         while self._summary is None:
             self._run_once()
-        self._document.take(self._summary)
+        self._document.update(self._summary)
         with contextlib.suppress(OSError):
             self._folder.reserve.unlink()
         self._write()
@@ -130,9 +138,9 @@ class Supervisor:
     def _on_term(self, *_: object) -> None:
         """End the job as cancel.json requests; a TERM without that file is the node's shutdown."""
         written = read_json(self._folder.cancel)
-        requested = Ending.from_json(written) if written else shutdown(self._request)
+        requested = Ending.from_json(written) if written else ending_of_shutdown(self._request)
         if requested.lost is not None and self._requested:  # an earlier request decides how the job ends
-            requested.take(self._requested)
+            requested.update(self._requested)
         self._requested = requested
 
     def _run_once(self) -> None:
@@ -168,19 +176,19 @@ class Supervisor:
         events = self._selector.select(poll_s)
         now = time.monotonic()
         if now - self._polled_at > 2 * BEAT_SECONDS:  # this process did not run: no peer was silent
-            self._peers.stood_still(now)
+            self._peers.reset_clocks(now)
         self._polled_at = now
         for key, _ in events:
             if key.fileobj is self._wake_reader:
                 self._wake_reader.recv(4096)
             else:
-                self._peers.take(key.data, now)
+                self._peers.handle_event(key.data, now)
         self._peers.tick(now)
-        messages, self._peers.heard = self._peers.heard, []
+        messages, self._peers.received = self._peers.received, []
         lost, self._peers.lost = self._peers.lost, []
         for node, message in messages:
             if self._coordinator is not None:
-                self._coordinator.hear(node, Said.from_json(message), now=now)
+                self._coordinator.receive(node, Message.from_json(message), now=now)
             else:
                 self._execute(read_order(message))
         for node, why, kind in lost:
@@ -206,7 +214,7 @@ class Supervisor:
         self._ranks.stop(requested.grace)
         if self._is_alone:
             self._end_alone("it was cancelled before it had started", state=requested.state)
-        self._send_to_first(Said(kind="stop", ending=requested))
+        self._send_to_first(Message(kind="stop", ending=requested))
 
     def _end_alone(self, why: str, *, state: str = "failed", kind: str = "node_lost") -> None:
         """End this node's part without the first node, with a cause in this node's document."""
@@ -219,10 +227,10 @@ class Supervisor:
         if not self._ranks.stopping:
             self._ranks.stop(FAILED_GRACE)
 
-    def _send_to_first(self, message: Said) -> None:
+    def _send_to_first(self, message: Message) -> None:
         """Send a message to the first node, which may be this one."""
         if self._coordinator is not None:
-            self._coordinator.hear(self._node, message, now=time.monotonic())
+            self._coordinator.receive(self._node, message, now=time.monotonic())
         else:
             self._peers.send(message.to_json())
 
@@ -231,11 +239,11 @@ class Supervisor:
             self._document.state = "running"
             self._ranks.start()
             self._write_own_ranks()
-            self._send_to_first(Said(kind="started", reports=list(self._ranks.reports.values())))
+            self._send_to_first(Message(kind="started", reports=list(self._ranks.reports.values())))
         elif order.do == "stop" and order.node in (None, self._node):
             self._ranks.stop(order.grace)
         elif order.do == "stacks":
-            self._send_to_first(Said(kind="stacks", answer=self._dump_stacks()))
+            self._send_to_first(Message(kind="stacks", answer=self._dump_stacks()))
         elif order.do == "silence":
             self._is_silent = order.silent
         elif order.do == "end":
@@ -250,9 +258,9 @@ class Supervisor:
         sizes = self._folder.log_sizes()
         if sizes != self._sizes:
             self._sizes = sizes
-            self._send_to_first(Said(kind="output"))
+            self._send_to_first(Message(kind="output"))
 
-    def _dump_stacks(self) -> Answer:
+    def _dump_stacks(self) -> NodeStacks:
         """Return the stacks of the ranks, and write them to the run folder, before the job ends."""
         answer = stacks(self._request)
         with contextlib.suppress(OSError):
@@ -262,40 +270,40 @@ class Supervisor:
     def _write_own_ranks(self) -> None:
         """Write the state of this node's ranks; the first node writes that of all ranks instead."""
         if self._coordinator is None:
-            self._document.ranks = rank_lines(self._request.layout, self._ranks.reports)
+            self._document.ranks = rank_rows(self._request.layout, self._ranks.reports)
             self._write()
 
     def _report_if_gone(self) -> None:
         """Report once that no process of the job is left on this node."""
-        if not self._is_gone and self._ranks.gone():
+        if not self._is_gone and self._ranks.finish_stop():
             self._report_ranks()  # the last notes of workers
             self._is_gone = True
-            self._send_to_first(Said(kind="gone"))
+            self._send_to_first(Message(kind="gone"))
         if self._is_gone and self._local_state is not None:
             document = self._document
-            self._summary = Whole(
+            self._summary = JobSummary(
                 state=self._local_state, cause=document.cause, ranks=document.ranks, complete=False
             )
 
     def _report_if_free(self) -> None:
         """Report once that the jobs which this one waits for have ended on this node, in any state."""
-        if self._after and not any(folder.active() for folder in self._after):
+        if self._after and not any(folder.is_active() for folder in self._after):
             self._after = []
-            self._send_to_first(Said(kind="free"))
+            self._send_to_first(Message(kind="free"))
 
     def _coordinate(self, now: float) -> None:
         assert self._coordinator is not None
         self._coordinator.tick(now=now)
         orders, self._coordinator.orders = self._coordinator.orders, []
         for order in orders:
-            self._peers.send(plain(order))
+            self._peers.send(to_json_value(order))
             self._execute(order)
         summary = self._coordinator.document()
         if self._coordinator.done:
-            self._peers.send(plain(Order("end", whole=summary)))
+            self._peers.send(to_json_value(Order("end", whole=summary)))
             self._summary = summary
         elif not vars(summary).items() <= vars(self._document).items():
-            self._document.take(summary)
+            self._document.update(summary)
             self._write()
 
     def _write(self) -> None:
@@ -308,11 +316,11 @@ class Supervisor:
         if self._coordinator is None:
             return
         requested, end = self._requested, time.monotonic() + self._request.silent_s
-        while self._peers.unread and self._requested is requested and time.monotonic() < end:
+        while self._peers.has_unacknowledged and self._requested is requested and time.monotonic() < end:
             self._exchange(0.1)
 
 
-def shutdown(request: Launch, file: Path = _SHUTDOWN_FILE) -> Ending:
+def ending_of_shutdown(request: Launch, file: Path = _SHUTDOWN_FILE) -> Ending:
     """Return how a shutdown of this node, for the reason in `file`, ends the job."""
     try:
         reason, _, at = file.read_text(encoding="ascii", errors="replace").strip().partition(" ")
@@ -323,4 +331,4 @@ def shutdown(request: Launch, file: Path = _SHUTDOWN_FILE) -> Ending:
     why = f"node{request.node} was shut down while the job ran: {text}{suffix}"
     values = {"time": at} if at else {}
     cause = cause_of_node(request, request.node, kind, why=why, **values)
-    return Ending(state="interrupted", grace=min(request.grace, LIMIT_SECONDS), cause=cause)
+    return Ending(state="interrupted", grace=min(request.grace, MAX_SHUTDOWN_GRACE_SECONDS), cause=cause)

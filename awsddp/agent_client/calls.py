@@ -10,14 +10,14 @@ import msgspec
 from awsddp.agent import messages
 from awsddp.agent.log_stream import MAGIC
 from awsddp.agent.messages import Answer, Request
-from awsddp.agent_client.program import pack, part, program
+from awsddp.agent_client.program import agent_program, encode_part, pack
 from awsddp.errors import AwsddpError, InUse, JobError, NodeError, NotFoundError, UsageError
 from awsddp.model import node_answers
-from awsddp.util.parallel import split
+from awsddp.util.parallel import results_or_raise
 
 ANSWER_S = 60.0
 """Timeout of a request."""
-EVENTS_AT_ONCE_BYTES = 16 << 20
+EVENTS_REQUEST_BYTES = 16 << 20
 """Bytes of a node's event files per request while its job is followed."""
 
 
@@ -35,18 +35,18 @@ _ERRORS = {
 }
 
 
-def message(request: Request[Any]) -> bytes:
+def encode_request(request: Request[Any]) -> bytes:
     """Return `request` encoded for the agent."""
     extra = {"modules": base64.b64encode(pack(request.extra)).decode()} if request.extra else {}
-    return part(json.dumps({**request.to_json(), **extra}).encode())
+    return encode_part(json.dumps({**request.to_json(), **extra}).encode())
 
 
-def is_whole(output: bytes | bytearray, *, count: int = 1) -> bool:
+def is_response_complete(output: bytes | bytearray, *, count: int = 1) -> bool:
     """Return True if a node's output has complete responses to `count` requests other than follow."""
     return output.endswith(b"\n") and not output.endswith(MAGIC) and output.count(MAGIC) >= count
 
 
-def answer(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes = b"") -> Answer:
+def parse_response(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes = b"") -> Answer:
     """Return the validated response to `request` in the output of `node` (model/node_answers.py).
 
     Raises the error that the node reports; NodeError for a missing or invalid response.
@@ -55,14 +55,14 @@ def answer(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes 
     if not magic or not payload.strip():
         why = (stderr or stdout)[-2000:].decode("utf-8", "replace").strip()
         raise NodeError(f"node{node} gave no answer", why, "awsddp doctor")
-    with node_answers.refused(node):
-        document = node_answers.parsed(payload)
+    with node_answers.naming_node(node):
+        document = node_answers.parse_answer(payload)
         if "error" not in document:
             has_paths = isinstance(request, messages.Manifest)
-            response = node_answers.converted(document, _response_type(type(request)), paths=has_paths)
+            response = node_answers.convert_answer(document, _response_type(type(request)), paths=has_paths)
             _check_response(response, request, node)
             return response
-        failure = msgspec.convert(document, node_answers.Failed).error
+        failure = msgspec.convert(document, node_answers.FailureResponse).error
     raise _ERRORS[failure.kind](f"node{node}: {failure.message}", failure.why)
 
 
@@ -93,7 +93,7 @@ def _check_response(response: Any, request: Request[Any], node: int) -> None:
         node_answers.check_manifest(response, node, ranks)
 
 
-class Ended(Protocol):
+class ProgramOutput(Protocol):
     """The output of a program that ended on a node."""
 
     @property
@@ -102,7 +102,7 @@ class Ended(Protocol):
     def stderr(self) -> bytes: ...
 
 
-class Carrier(Protocol):
+class RequestTransport(Protocol):
     """Transports requests to nodes: nodes/fleet.py."""
 
     def request(
@@ -112,32 +112,32 @@ class Carrier(Protocol):
         on_data: Callable[[int, bytes], bool],
         *,
         timeout_s: float | None = None,
-    ) -> Mapping[int, Ended | NodeError]: ...
+    ) -> Mapping[int, ProgramOutput | NodeError]: ...
 
     def run_each(
         self, requests: Mapping[int, tuple[Sequence[str], bytes]], *, timeout_s: float
-    ) -> Mapping[int, Ended | NodeError]: ...
+    ) -> Mapping[int, ProgramOutput | NodeError]: ...
 
 
-def ask(
-    fleet: Carrier, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
+def call_nodes(
+    fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, Answer]:
     """Send each node its request and return the responses. Raises NodeError, or the error a node reports."""
-    outcomes: dict[int, Answer | AwsddpError] = answers_of(fleet, requests, timeout_s=timeout_s)
-    return split(outcomes)
+    outcomes: dict[int, Answer | AwsddpError] = call_each_node(fleet, requests, timeout_s=timeout_s)
+    return results_or_raise(outcomes)
 
 
-def answers_of(
-    fleet: Carrier, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
+def call_each_node(
+    fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, Answer | AwsddpError]:
     """Send each node its request and return its response or its error."""
     sequences = {node: [request] for node, request in requests.items()}
-    outcomes = answers_in_turn(fleet, sequences, timeout_s=timeout_s)
+    outcomes = call_nodes_in_sequence(fleet, sequences, timeout_s=timeout_s)
     return {node: outcome for node, (outcome,) in outcomes.items()}
 
 
-def answers_in_turn(
-    fleet: Carrier, requests: Mapping[int, Sequence[Request[Any]]], *, timeout_s: float = ANSWER_S
+def call_nodes_in_sequence(
+    fleet: RequestTransport, requests: Mapping[int, Sequence[Request[Any]]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, list[Any]]:
     """Send each node a sequence of requests in one round trip.
 
@@ -147,20 +147,20 @@ def answers_in_turn(
     output = {node: bytearray() for node in requests}
 
     def on_data(node: int, data: bytes) -> bool:
-        node_answers.take(output[node], data, node=node)
-        return is_whole(output[node], count=len(requests[node]))
+        node_answers.append_output(output[node], data, node=node)
+        return is_response_complete(output[node], count=len(requests[node]))
 
-    payloads = {node: b"".join(map(message, sequence)) for node, sequence in requests.items()}
-    ends = fleet.request(program(), payloads, on_data, timeout_s=timeout_s)
+    payloads = {node: b"".join(map(encode_request, sequence)) for node, sequence in requests.items()}
+    ends = fleet.request(agent_program(), payloads, on_data, timeout_s=timeout_s)
     return {node: _outcomes(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
 
 
-def answers_beside(
-    fleet: Carrier, requests: Mapping[int, Request[Answer]], *, timeout_s: float
+def call_nodes_separately(
+    fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float
 ) -> dict[int, Answer | AwsddpError]:
     """Do the same with separate agent processes, while other threads use the persistent ones."""
-    argv, source = program()
-    commands = {node: (argv, source + message(request)) for node, request in requests.items()}
+    argv, source = agent_program()
+    commands = {node: (argv, source + encode_request(request)) for node, request in requests.items()}
     ends = fleet.run_each(commands, timeout_s=timeout_s)
     return {
         node: end if isinstance(end, NodeError) else _outcome(node, requests[node], end.stdout, end)
@@ -169,7 +169,7 @@ def answers_beside(
 
 
 def _outcomes(
-    node: int, requests: Sequence[Request[Any]], output: bytes, end: Ended | NodeError
+    node: int, requests: Sequence[Request[Any]], output: bytes, end: ProgramOutput | NodeError
 ) -> list[Any]:
     """Return the responses or errors in a node's output, in the order of `requests`."""
     _, *payloads = output.split(MAGIC, len(requests))
@@ -178,10 +178,10 @@ def _outcomes(
     return [_outcome(node, request, text, end) for request, text in zip(requests, outputs, strict=True)]
 
 
-def _outcome(node: int, request: Request[Any], output: bytes, end: Ended | NodeError) -> Any:
+def _outcome(node: int, request: Request[Any], output: bytes, end: ProgramOutput | NodeError) -> Any:
     if isinstance(end, NodeError):
         return end
     try:
-        return answer(output, request=request, node=node, stderr=end.stderr)
+        return parse_response(output, request=request, node=node, stderr=end.stderr)
     except AwsddpError as error:
         return error

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from awsddp.errors import ConfigError, NotFoundError
-from awsddp.model.node_answers import NodeJob, RankLine
-from awsddp.model.records import ACTIVE, MOST_LINES, Cause, JobRecord, RankProgress, Saving
-from awsddp.util.format import iso
+from awsddp.model.node_answers import NodeJob, ReportedRank
+from awsddp.model.records import ACTIVE, MAX_LINES, Cause, JobRecord, RankProgress, Saving
+from awsddp.util.format import optional_utc
 
 _MOST_CHARACTERS = 4000
 _PACE = ("step", "steps_per_second")
@@ -17,7 +17,7 @@ _KEEPS_UP = 0.9
 _STATE_ORDER = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
 
 
-def job_document(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
+def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
     """Merge the reports of a job, by node.
 
     The state is from a report on the whole job, preferably a final one; if the first node is lost, from the
@@ -43,7 +43,7 @@ def job_document(reports: Mapping[int, NodeJob], *, results: str = "runs") -> Jo
         **msgspec.structs.asdict(leading.facts),
         job=leading.job,
         state=leading.state,
-        cause=leading.cause and worded(leading.cause, job=leading.job),
+        cause=leading.cause and sanitize_cause(leading.cause, job=leading.job),
         ranks=tuple(rank.result for rank in ranks),
         nodes=tuple(machines[node] for node in sorted(machines)),
         home=f"{results}/{leading.job}",
@@ -52,7 +52,7 @@ def job_document(reports: Mapping[int, NodeJob], *, results: str = "runs") -> Jo
         started=started,
         ended=ended_at,
         progress=progress,
-        slowest_rank=slowest_rank(progress),
+        slowest_rank=find_slowest_rank(progress),
         usage=tuple(sample for report in running for sample in report.samples),
         saving=_merge_uploads(reports, silent_nodes=machines.keys() - reports.keys()),
     )
@@ -75,7 +75,7 @@ def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[i
     )
 
 
-def worded(cause: Cause, *, job: str) -> Cause:
+def sanitize_cause(cause: Cause, *, job: str) -> Cause:
     """Return a cause from a node, made safe to display.
 
     `next` is not taken from the untrusted node, but from the table of causes by `kind`; it is empty for an
@@ -90,11 +90,11 @@ def worded(cause: Cause, *, job: str) -> Cause:
         cause,
         explanation=" ".join(cause.explanation.split())[:_MOST_CHARACTERS],
         next=row.next.format(job=job) if row is not None and cause.next else "",
-        tail=tuple(line for text in cause.tail for line in text.split("\n"))[-MOST_LINES:],
+        tail=tuple(line for text in cause.tail for line in text.split("\n"))[-MAX_LINES:],
     )
 
 
-def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
+def find_slowest_rank(progress: Sequence[RankProgress]) -> int | None:
     """Return the rank furthest behind the best one in steps or steps per second, None within 10 %."""
     best = {key: max((getattr(rank, key) or 0 for rank in progress), default=0) for key in _PACE}
 
@@ -106,7 +106,7 @@ def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
     return slowest.rank if slowest is not None and pace(slowest) < _KEEPS_UP else None
 
 
-def jobs(reports: Mapping[int, Iterable[NodeJob]], *, results: str = "runs") -> tuple[JobRecord, ...]:
+def merge_jobs(reports: Mapping[int, Iterable[NodeJob]], *, results: str = "runs") -> tuple[JobRecord, ...]:
     """Merge the reports of all jobs, by node, and return the jobs, oldest first."""
     by_job: dict[str, dict[int, NodeJob]] = {}
     for node, node_jobs in reports.items():
@@ -115,15 +115,15 @@ def jobs(reports: Mapping[int, Iterable[NodeJob]], *, results: str = "runs") -> 
     ordered = sorted(
         by_job.values(), key=lambda job_reports: min(job.created for job in job_reports.values())
     )
-    return tuple(job_document(job_reports, results=results) for job_reports in ordered)
+    return tuple(merge_job(job_reports, results=results) for job_reports in ordered)
 
 
-def encode(job: JobRecord) -> bytes:
+def encode_job(job: JobRecord) -> bytes:
     """Return a job encoded as job.json, which is also the document of `train`."""
     return msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
 
 
-def decode(data: bytes) -> JobRecord:
+def decode_job(data: bytes) -> JobRecord:
     """Return the job in a job.json. Raises ConfigError if it is invalid."""
     try:
         return msgspec.json.decode(data, type=JobRecord)
@@ -136,7 +136,7 @@ def _report_order(report: NodeJob) -> tuple[bool, bool, int]:
     return not report.complete, report.state in ACTIVE, _STATE_ORDER.index(report.state)
 
 
-def _times(state: str, ranks: Iterable[RankLine]) -> tuple[str | None, str | None]:
+def _times(state: str, ranks: Iterable[ReportedRank]) -> tuple[str | None, str | None]:
     """Return when the first rank started and, if the job has ended, when the last rank ended."""
     starts = [(rank, rank.started) for rank in ranks if rank.started]
     ends = [started + rank.seconds for rank, started in starts if rank.exit_code is not None]
@@ -147,4 +147,4 @@ def _times(state: str, ranks: Iterable[RankLine]) -> tuple[str | None, str | Non
 
 
 def _utc(moment: float) -> str | None:
-    return iso(datetime.fromtimestamp(moment, UTC))
+    return optional_utc(datetime.fromtimestamp(moment, UTC))

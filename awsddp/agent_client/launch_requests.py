@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from awsddp.agent.messages import Launch, Machine, Place
-from awsddp.agent_client.program import source_of
+from awsddp.agent.messages import Launch, LaunchNode, LayoutRow
+from awsddp.agent_client.program import module_source
 from awsddp.errors import ConfigError, NodeError, UsageError
 from awsddp.model import node_answers
-from awsddp.settings.loader import with_secrets, words_of
+from awsddp.settings.loader import job_arguments, with_secrets
 from awsddp.settings.spec import JobSpec
-from awsddp.settings.values import seconds
+from awsddp.settings.values import parse_duration
 
 if TYPE_CHECKING:
     from awsddp.agent.messages import Fact
@@ -31,23 +31,23 @@ def check_spec(spec: JobSpec, *, nodes: int) -> None:
     Raises ConfigError, UsageError.
     """
     from awsddp.agent_client.launchers import launcher
-    from awsddp.agent_client.rank_layout import template
+    from awsddp.agent_client.rank_layout import parse_template
 
     with_secrets(spec)
     launcher(spec.job.launcher_name)
     data = "data" if len(spec.data.sources) == 1 else None
     for word in (*spec.job.prefix, spec.job.script or "", *spec.job.args):
-        template(word, nnodes=nodes, folder="", resume=spec.job.resume, data=data)
+        parse_template(word, nnodes=nodes, folder="", resume=spec.job.resume, data=data)
 
 
-def launch_requests(
+def make_launch_requests(
     spec: JobSpec,
     *,
     job: str,
     ranks: "Sequence[Rank]",
     hosts: "Sequence[Host]",
     slot: int,
-    asked: JobSpec | None = None,
+    requested_spec: JobSpec | None = None,
     facts: "Mapping[str, Fact] | None" = None,
     after: Sequence[str] = (),
 ) -> dict[int, Launch]:
@@ -59,7 +59,7 @@ def launch_requests(
     placeholders or a missing script, ConfigError for a secret that is not set on this machine.
     """
     from awsddp.agent_client.launchers import launcher
-    from awsddp.agent_client.rank_layout import Rendezvous, defaults
+    from awsddp.agent_client.rank_layout import Rendezvous, default_environment
 
     if not spec.job.script:
         raise UsageError("no script to run", "", "awsddp train SCRIPT")
@@ -72,10 +72,10 @@ def launch_requests(
     launch, secret = secrets.token_hex(8), secrets.token_hex(32)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     nodes = [
-        Machine(node=host.node.node, private_ip=_private_ip(host), instance_id=host.node.instance_id)
+        LaunchNode(node=host.node.node, private_ip=_private_ip(host), instance_id=host.node.instance_id)
         for host in used
     ]
-    layout = [Place(rank.rank, rank.local_rank, rank.node) for rank in ranks]
+    layout = [LayoutRow(rank.rank, rank.local_rank, rank.node) for rank in ranks]
     return {
         host.node.node: Launch(
             job=job,
@@ -93,17 +93,17 @@ def launch_requests(
             master_port=port,
             link_port=link_port,
             join_s=JOIN_SECONDS,
-            silent_s=seconds(spec.job.heartbeat_timeout),
-            timeout=None if spec.job.timeout is None else seconds(spec.job.timeout),
-            grace=seconds(spec.job.grace),
+            silent_s=parse_duration(spec.job.heartbeat_timeout),
+            timeout=None if spec.job.timeout is None else parse_duration(spec.job.timeout),
+            grace=parse_duration(spec.job.grace),
             outputs=spec.job.outputs,
-            defaults=defaults(ranks[0].local_world_size),
-            helper=source_of("diagnosis.helper"),
+            defaults=default_environment(ranks[0].local_world_size),
+            helper=module_source("diagnosis.helper"),
             gpus=host.gpus,
             after=after,
             secrets=spec.env.secrets,
-            facts={**_facts(spec, asked), **(facts or {})},
-            hang_after=None if spec.job.hang_after is None else seconds(spec.job.hang_after),
+            facts={**_facts(spec, requested_spec), **(facts or {})},
+            hang_after=None if spec.job.hang_after is None else parse_duration(spec.job.hang_after),
             elastic=_elastic(spec, len(used)),
         )
         for host in used
@@ -114,7 +114,7 @@ def _facts(spec: JobSpec, requested_spec: JobSpec | None) -> "dict[str, Fact]":
     """Return the facts of a job from its settings, with bounded texts."""
     script, args = _bounded(spec.job.script or ""), map(_bounded, spec.job.args[:_MOST_ARGS])
     launcher, save_to = spec.job.launcher_name, spec.job.save_to
-    options = {} if requested_spec is None else {"options": words_of(requested_spec)}
+    options = {} if requested_spec is None else {"options": job_arguments(requested_spec)}
     return {"script": script, "args": tuple(args), "launcher": launcher, "save_to": save_to, **options}
 
 
@@ -125,7 +125,7 @@ def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
     return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
 
 
-def job_ports() -> list[int]:
+def list_job_ports() -> list[int]:
     """Return all ports that a job may use.
 
     Request their state only from the first node of a job: local nodes may share a machine, where concurrent

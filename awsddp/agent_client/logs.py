@@ -17,7 +17,7 @@ import msgspec
 
 from awsddp.agent.log_stream import HEADER, MAGIC, tail_start
 from awsddp.errors import ConfigError, NodeError
-from awsddp.model.node_answers import Failed, NodeJob, node_job
+from awsddp.model.node_answers import FailureResponse, NodeJob, read_node_job
 
 _PROGRESS_SECONDS = 1.0
 """How often a line that overwrites itself, such as a progress bar, is shown."""
@@ -76,7 +76,7 @@ class Stream:
         """Return the error for data that is not a frame, such as an error document."""
         text = data.decode("utf-8", "replace").strip()
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            text = msgspec.json.decode(text, type=Failed).error.message
+            text = msgspec.json.decode(text, type=FailureResponse).error.message
         return NodeError(f"the logs of {self._who} cannot be followed", text, "awsddp logs -f")
 
 
@@ -92,7 +92,7 @@ class LogLine:
 _LABEL = re.compile(rb"\[rank (\d+) @ node(\d+)\] (.*)")
 
 
-def split_lines(labelled: bytes) -> list[LogLine]:
+def parse_lines(labelled: bytes) -> list[LogLine]:
     """Parse the output of a Labeller."""
     matches = (_LABEL.match(line) for line in labelled.split(b"\n") if line)
     return [
@@ -197,7 +197,7 @@ class Merger:
     _: KW_ONLY
     folder: Path
     job: str | None = None
-    shown: Collection[int] | None = None
+    shown_ranks: Collection[int] | None = None
     tail: int | None = None
     clock: Callable[[], float] = time.monotonic
     documents: dict[int, NodeJob] = field(default_factory=dict, init=False)
@@ -211,11 +211,11 @@ class Merger:
             rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self.nodes.items()
         }
 
-    def ended(self, node: int) -> bool:
+    def has_ended(self, node: int) -> bool:
         """Return True if `node` has sent everything and its part of the job has ended."""
         return node in self._ended
 
-    def again(self) -> None:
+    def clear_ended(self) -> None:
         """Mark all nodes as not ended, to follow them again from their offsets."""
         self._ended.clear()
 
@@ -261,7 +261,7 @@ class Merger:
 
     def _process(self, node: int, frame: Frame) -> bytes:
         if frame.kind in (b"S", b"E"):
-            self.documents[node] = node_job(frame.payload, node=node, job=self.job, ranks=self.nodes)
+            self.documents[node] = read_node_job(frame.payload, node=node, job=self.job, ranks=self.nodes)
         if frame.kind == b"E":
             self._ended.add(node)
         if frame.kind not in (b"L", b"P"):
@@ -287,7 +287,7 @@ class Merger:
 
     def _label(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
         """Return the labelled lines of new data, b"" for a rank that is not displayed."""
-        if not data or (self.shown is not None and rank not in self.shown):
+        if not data or (self.shown_ranks is not None and rank not in self.shown_ranks):
             return b""
         return labeller.feed(data, now=self.clock())
 

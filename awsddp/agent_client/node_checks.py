@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from awsddp.agent import messages
-from awsddp.agent_client.calls import Carrier, answers_of
+from awsddp.agent_client.calls import RequestTransport, call_each_node
 from awsddp.agent_client.rank_layout import Rank
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.model.node_answers import Gpu, Probed, RankStep
-from awsddp.model.records import Check, Node, Prepared, write_numbers
+from awsddp.model.node_answers import Gpu, ProbeResult, RankStep
+from awsddp.model.records import Check, Node, PreparedNode, format_node_numbers
 from awsddp.util.format import node_name, size_text
 
 DIAL_S = 2.0
@@ -39,20 +39,20 @@ class Probes:
     """
 
     nodes: Mapping[int, Node]
-    prepared: Mapping[int, Prepared]
-    answers: Mapping[int, Probed]
-    asked: tuple[float, float]
-    silent: Mapping[int, str] = field(default_factory=dict)
+    prepared: Mapping[int, PreparedNode]
+    answers: Mapping[int, ProbeResult]
+    request_times: tuple[float, float]
+    unanswered: Mapping[int, str] = field(default_factory=dict)
 
 
-def replacement(node: Node) -> str:
+def replace_command(node: Node) -> str:
     """Return the command that replaces a node."""
     return f"awsddp up -o cluster.replace={node.instance_id}   # replaces {node_name(node.node)}"
 
 
 def node_check(node: Node, name: str, ok: bool | None, value: str, expected: str = "") -> Check:
     """Return a check of a node; the hint of a failed check is to replace the node."""
-    hint = replacement(node) if ok is False else ""
+    hint = replace_command(node) if ok is False else ""
     return Check(name=name, node=node.node, ok=ok, value=value, expected=expected, hint=hint)
 
 
@@ -60,15 +60,15 @@ def _check(probes: Probes, node: int, name: str, ok: bool, value: str, expected:
     return node_check(probes.nodes[node], name, ok, value, expected)
 
 
-def failing(checks: Sequence[Check]) -> set[int]:
+def failing_nodes(checks: Sequence[Check]) -> set[int]:
     """Return the nodes with a failed check."""
     return {check.node for check in checks if check.ok is False and check.node is not None}
 
 
 def preflight(
-    fleet: Carrier,
+    fleet: RequestTransport,
     nodes: Sequence[Node],
-    prepared: Mapping[int, Prepared],
+    prepared: Mapping[int, PreparedNode],
     launches: Mapping[int, messages.Launch],
 ) -> None:
     """Check the nodes of a job before its launch: connections, GPUs, disk, memory, clock.
@@ -76,9 +76,9 @@ def preflight(
     Raises NodeError with the failed checks.
     """
     launch = launches[min(launches)]
-    probes = probed(fleet, nodes, prepared, ports=(launch.master_port, launch.link_port))
+    probes = probe_nodes(fleet, nodes, prepared, ports=(launch.master_port, launch.link_port))
     checks = quick_checks(probes)
-    failed = [check for check in [*checks, *dialed(fleet, probes)] if check.ok is False]
+    failed = [check for check in [*checks, *check_connections(fleet, probes)] if check.ok is False]
     if failed:
         raise NodeError(
             "; ".join(_sentence(check) for check in failed),
@@ -92,10 +92,10 @@ def _sentence(check: Check) -> str:
     return f"{prefix}{check.name}: {check.value}"
 
 
-def probed(
-    fleet: Carrier,
+def probe_nodes(
+    fleet: RequestTransport,
     nodes: Sequence[Node],
-    prepared: Mapping[int, Prepared],
+    prepared: Mapping[int, PreparedNode],
     *,
     ports: tuple[int, ...] = (),
     thorough: bool = False,
@@ -109,19 +109,19 @@ def probed(
         for number, node in numbers.items()
     }
     began = time.time()
-    outcomes = answers_of(fleet, requests)
+    outcomes = call_each_node(fleet, requests)
     return Probes(
         nodes=numbers,
         prepared=prepared,
         answers={node: outcome for node, outcome in outcomes.items() if not isinstance(outcome, AwsddpError)},
-        asked=(began, time.time()),
-        silent={
+        request_times=(began, time.time()),
+        unanswered={
             node: outcome.message for node, outcome in outcomes.items() if isinstance(outcome, AwsddpError)
         },
     )
 
 
-def dialed(fleet: Carrier, probes: Probes) -> list[Check]:
+def check_connections(fleet: RequestTransport, probes: Probes) -> list[Check]:
     """Return the checks of the connections between every two nodes, in both directions."""
     targets = {
         node: [(node, str(probes.nodes[node].private_ip), port) for port in answer.ports]
@@ -134,15 +134,15 @@ def dialed(fleet: Carrier, probes: Probes) -> list[Check]:
         )
         for node in targets
     }
-    outcomes = answers_of(fleet, requests)
+    outcomes = call_each_node(fleet, requests)
     dials = {node: answer.dials for node, answer in outcomes.items() if not isinstance(answer, AwsddpError)}
     return dial_checks(probes, dials)
 
 
 def quick_checks(probes: Probes) -> list[Check]:
     """Return the fast checks: response, GPUs, disk, memory, clock."""
-    checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.silent.items())]
-    client_time = sum(probes.asked) / 2
+    checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.unanswered.items())]
+    client_time = sum(probes.request_times) / 2
     ahead = {node: answer.time - client_time for node, answer in probes.answers.items()}
     middle = statistics.median([0.0, *ahead.values()])  # of all clocks including this machine's
     for node, answer in sorted(probes.answers.items()):
@@ -175,12 +175,12 @@ def _gpus(probes: Probes, node: int) -> list[Check]:
 
 def _clock(probes: Probes, node: int, offset: float) -> Check:
     within = f"within {MOST_SKEW_S:g} s"
-    ok = abs(offset) <= MOST_SKEW_S + probes.asked[1] - probes.asked[0]
+    ok = abs(offset) <= MOST_SKEW_S + probes.request_times[1] - probes.request_times[0]
     value = within if ok else f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
     return _check(probes, node, "clock", ok, value, f"{within} of the other clocks")
 
 
-def _gpu_problems(answer: Probed) -> dict[str, list[str]]:
+def _gpu_problems(answer: ProbeResult) -> dict[str, list[str]]:
     """Return the problems of a node's GPUs by name of the check."""
     gpus, links = list(enumerate(answer.smi or ())), answer.links_down
     times = {xid: f" ({count} times)" if count > 1 else "" for xid, count in Counter(answer.xids).items()}
@@ -199,7 +199,7 @@ def _equality_checks(probes: Probes) -> list[Check]:
     """
     if len(probes.answers) < 2:
         return []
-    properties: dict[str, Callable[[int, Probed], str]] = {
+    properties: dict[str, Callable[[int, ProbeResult], str]] = {
         "CPUs": lambda node, answer: f"{answer.cpus:g}",
         "memory": lambda node, answer: _memory(probes, answer.memory_size),
         "GPUs": lambda node, answer: ", ".join(_models(answer.smi or ())),
@@ -275,7 +275,7 @@ def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Che
             first, second = min(map(sorted, pairs))
             pairs.discard(frozenset((first, second)))
             value = f"{node_name(first)} and {node_name(second)} do not reach each other: {whys}"
-            hint = replacement(probes.nodes[second])
+            hint = replace_command(probes.nodes[second])
             checks.append(Check(name="ports", ok=False, value=value, hint=hint))
             continue
         peers = sorted(node for pair in pairs if worst in pair for node in pair - {worst})
@@ -287,10 +287,10 @@ def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Che
 def _names(nodes: Sequence[int]) -> str:
     if len(nodes) < 4:
         return ", ".join(map(node_name, nodes))
-    return f"nodes {write_numbers(nodes)}"
+    return f"nodes {format_node_numbers(nodes)}"
 
 
-def rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
+def ring_rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Return rounds of disjoint pairs that connect three or more nodes with their neighbours in a ring."""
     ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
     paired = len(ring) // 2 * 2
@@ -300,14 +300,14 @@ def rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
 _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
-class Group:
+class GroupProgress:
     """The ranks of a process group, and the last reported step of each, in the order of the reports."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
         self.steps = {rank.rank: RankStep(rank=rank.rank) for rank in ranks}
 
-    def hear(self, step: RankStep) -> None:
+    def record(self, step: RankStep) -> None:
         """Record a step of a rank; steps after its all-reduce are ignored."""
         if self.steps[step.rank].at != "reduced":
             del self.steps[step.rank]
@@ -321,7 +321,7 @@ class Group:
         return min(step.gbyte_s for step in self.steps.values())
 
 
-def group_check(probes: Probes, group: Group) -> Check:
+def group_check(probes: Probes, group: GroupProgress) -> Check:
     """Return the check of a process group, with the ranks that are furthest behind and why.
 
     It is a check of their node if they are all on one node and other ranks got further.

@@ -24,7 +24,7 @@ _MODULES = (
     "main",
 )
 # The modules of agent/s3/uploader.py, which runs in a separate Python.
-UPLOADER = (
+UPLOADER_MODULES = (
     *("messages", "diagnosis.job_causes", "job_folder", "s3.checkpoints", "file_tree", "manifest"),
     *("s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
 )
@@ -43,12 +43,12 @@ _NOT_SENT = re.compile(r'^( *"")".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
-def program() -> tuple[list[str], bytes]:
+def agent_program() -> tuple[list[str], bytes]:
     """Return the agent's remote command (to be quoted by the caller) and the beginning of its stdin.
 
     The stdin continues with messages, one per request. The command is constant and contains no user data.
     """
-    return ["python3", "-I", "-c", _BOOT], part(pack(_MODULES))
+    return ["python3", "-I", "-c", _BOOT], encode_part(pack(_MODULES))
 
 
 def node_program(python: str, modules: tuple[str, ...], document: object) -> tuple[list[str], bytes]:
@@ -56,19 +56,23 @@ def node_program(python: str, modules: tuple[str, ...], document: object) -> tup
 
     `python` is its interpreter. The last of `modules` has main(), which reads `document`.
     """
-    return [python, "-I", "-c", _BOOT], part(pack(modules)) + part(json.dumps(document).encode())
+    return [python, "-I", "-c", _BOOT], encode_part(pack(modules)) + encode_part(
+        json.dumps(document).encode()
+    )
 
 
 @functools.cache
 def pack(modules: tuple[str, ...]) -> bytes:
-    return bz2.compress(json.dumps([(f"{_PACKAGE}.{name}", source_of(name)) for name in modules]).encode())
+    return bz2.compress(
+        json.dumps([(f"{_PACKAGE}.{name}", module_source(name)) for name in modules]).encode()
+    )
 
 
-def source_of(name: str) -> str:
+def module_source(name: str) -> str:
     """Return the source of a module of the agent, such as "s3.store", without docstrings and comments."""
     source = Path(agent.__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8")
     return _NOT_SENT.sub(lambda match: (match[1] or "") + "\n" * match[0].count("\n"), source)
 
 
-def part(data: bytes) -> bytes:
+def encode_part(data: bytes) -> bytes:
     return b"%d\n%s" % (len(data), data)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from awsddp.errors import UsageError
-from awsddp.model.records import Node, Prepared
+from awsddp.model.records import Node, PreparedNode
 from awsddp.plan.project import source_folders
 from awsddp.settings.spec import JobSection, JobSpec
-from awsddp.settings.values import data_sources, gpus_of
+from awsddp.settings.values import parse_data_sources, parse_gpus
 from awsddp.util.format import counted
 from awsddp.util.shipped_files import REMOTE_DIR
 
@@ -73,7 +73,7 @@ class Host:
     """
 
     node: Node
-    prepared: Prepared
+    prepared: PreparedNode
     workdir: str
     gpus: tuple[int, ...] = ()
     resume: str | None = None
@@ -115,9 +115,9 @@ class Host:
         return posixpath.join(self.prepared.home, ".awsddp", "jobs", job)
 
 
-def hosts_of(
+def make_hosts(
     nodes: Iterable[Node],
-    prepared: Mapping[int, Prepared],
+    prepared: Mapping[int, PreparedNode],
     spec: JobSpec,
     *,
     folder: str,
@@ -128,7 +128,7 @@ def hosts_of(
     `folder`: the job's project folder. `resume`: its checkpoint. Both are relative to REMOTE_DIR.
     """
     sources = source_folders(Path(spec.sync.workdir))
-    data = tuple(source.name for source in data_sources(spec.data.sources))
+    data = tuple(source.name for source in parse_data_sources(spec.data.sources))
 
     def host(node: Node) -> Host:
         remote = f"{prepared[node.node].home}/{REMOTE_DIR}"
@@ -145,7 +145,7 @@ def hosts_of(
     return [host(node) for node in nodes]
 
 
-def layout(
+def layout_ranks(
     nodes: Sequence[int],
     *,
     gpus: int | Mapping[int, int],
@@ -183,10 +183,10 @@ def layout(
     )
 
 
-def ranks_on(requested: JobSection, gpu_counts: Mapping[int, int]) -> tuple[Rank, ...]:
+def layout_on_nodes(requested: JobSection, gpu_counts: Mapping[int, int]) -> tuple[Rank, ...]:
     """Return the ranks of a job; `gpu_counts` are the GPUs of each node. Raises UsageError."""
     gpus = _select_gpus(requested.on, gpu_counts)
-    return layout(
+    return layout_ranks(
         list(gpus)[: requested.max_nodes],
         gpus=gpus,
         world_size=requested.world_size,
@@ -198,7 +198,7 @@ def _select_gpus(text: str | None, gpu_counts: Mapping[int, int]) -> Mapping[int
     """Return the number of GPUs for the job on each node that `job.on` selects. Raises UsageError."""
     if text is None:
         return gpu_counts
-    for node, gpus in gpus_of(text).items():
+    for node, gpus in parse_gpus(text).items():
         if node not in gpu_counts:
             raise UsageError(
                 f"--on {text}: there is no node{node}", f"nodes are: {', '.join(map(str, gpu_counts))}"
@@ -207,10 +207,10 @@ def _select_gpus(text: str | None, gpu_counts: Mapping[int, int]) -> Mapping[int
             raise UsageError(
                 f"--on {text}: node{node} has no GPU {gpus[-1]}", f"it has {gpu_counts[node]} GPUs"
             )
-    return {node: len(gpus) or gpu_counts[node] for node, gpus in gpus_of(text).items()}
+    return {node: len(gpus) or gpu_counts[node] for node, gpus in parse_gpus(text).items()}
 
 
-def ranks_text(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
+def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
     """Return the number of ranks and its reason as text: "4 ranks: 2 nodes x 2 GPUs".
 
     `gpus`: GPUs per node. `on_ec2`: ranks per node on EC2, which is added if it differs.
@@ -226,7 +226,7 @@ def ranks_text(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -
     return f"{counted(len(ranks), 'rank')}: {why}"
 
 
-def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
+def sort_for_torchrun(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
     """Return `ranks` renumbered in the node order of torch's rendezvous: by address.
 
     torch compares addresses as text: 10.0.0.10 is before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
@@ -264,7 +264,7 @@ def _shape(
     return world_size // ranks_per_node, ranks_per_node
 
 
-def identity(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, str]:
+def rank_environment(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, str]:
     """Return the variables of a single rank; `folder` is the job's folder on the node.
 
     Names and values are those of torchrun's workers in torch 2.13
@@ -291,7 +291,7 @@ def identity(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, st
     }
 
 
-def interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tuple[str, ...], str]:
+def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tuple[str, ...], str]:
     """Return the command that runs `script` on a node, and the prefix of the script's path ("./" or "").
 
     The command is `python`, or depends on the first line "#!", the suffix .sh and the x bit of the script.
@@ -315,7 +315,7 @@ def interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tuple[str, 
     return command, "" if is_python and not script.startswith("-") else "./"
 
 
-def defaults(local_world_size: int) -> dict[str, str]:
+def default_environment(local_world_size: int) -> dict[str, str]:
     """Return default variables that the node's environment overrides, as with torchrun."""
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -323,7 +323,7 @@ def defaults(local_world_size: int) -> dict[str, str]:
     }
 
 
-def expand(
+def expand_placeholders(
     text: str,
     rank: Rank,
     *,
@@ -337,18 +337,18 @@ def expand(
     Raises UsageError for an unknown placeholder, a single brace, {resume} without a checkpoint, {data} unless
     there is exactly one source, and {init_file} on several nodes, which share no file system.
     """
-    environ = identity(rank, rendezvous=rendezvous, folder=folder)
-    parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume, data=data)
+    environ = rank_environment(rank, rendezvous=rendezvous, folder=folder)
+    parts = parse_template(text, nnodes=rank.nnodes, folder=folder, resume=resume, data=data)
     return "".join(environ[part] if number % 2 else part for number, part in enumerate(parts))
 
 
-def fill(text: str, rank: Rank, *, rendezvous: Rendezvous) -> str:
+def fill_placeholders(text: str, rank: Rank, *, rendezvous: Rendezvous) -> str:
     """Return a node's command with its placeholders replaced; other braces belong to the shell."""
-    environ = identity(rank, rendezvous=rendezvous, folder="")
+    environ = rank_environment(rank, rendezvous=rendezvous, folder="")
     return _SINGLE.sub(lambda match: environ[PLACEHOLDERS[match[1]]], text)
 
 
-def template(
+def parse_template(
     text: str, *, nnodes: int, folder: str, resume: str | None = None, data: str | None = None
 ) -> list[str]:
     """Return literal parts of `text`, alternating with the variables that replace placeholders.

@@ -15,21 +15,21 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from awsddp.agent_client.logs import LogLine, split_lines
+from awsddp.agent_client.logs import LogLine, parse_lines
 from awsddp.errors import JobError, NodeError, UsageError
 from awsddp.model.events import Event, OnEvent
 from awsddp.model.records import Cause, JobRecord, JobState
 from awsddp.plan.records import LaunchPlan
 from awsddp.session.context import Session
-from awsddp.session.locate import target_of
-from awsddp.session.next_steps import advised, advising
+from awsddp.session.locate import resolve_target
+from awsddp.session.next_steps import complete_commands, completing_errors
 from awsddp.settings import loader
 from awsddp.settings.spec import ClusterSpec, JobSpec
 from awsddp.settings.values import check_file_names, check_name
-from awsddp.state import Folder
-from awsddp.storage.results_dir import metrics_of
+from awsddp.state import ClusterFolder
+from awsddp.storage.results_dir import read_metrics
 from awsddp.util.format import counted, money
-from awsddp.util.parallel import ignore, soon
+from awsddp.util.parallel import ignore_event, run_in_thread
 
 if TYPE_CHECKING:
     from awsddp.api.keywords import JobKeys, Keys
@@ -53,7 +53,7 @@ class Cluster:
         name: str = "default",
         *,
         local: bool = False,
-        on_event: OnEvent = ignore,
+        on_event: OnEvent = ignore_event,
         **keys: "Unpack[Keys]",
     ) -> None:
         check_name(name)
@@ -61,7 +61,7 @@ class Cluster:
         self.name = name
         self.local = local
         self.on_event = on_event
-        self._keys = loader.known_keywords(keys)
+        self._keys = loader.check_keywords(keys)
         self._open = contextlib.ExitStack()
 
     @cached_property
@@ -85,7 +85,7 @@ class Cluster:
         return self.session.job_spec
 
     @property
-    def folder(self) -> Folder:
+    def folder(self) -> ClusterFolder:
         """The cluster's folder on this machine; it may be empty."""
         return self.session.folder
 
@@ -103,7 +103,7 @@ class Cluster:
         """Return the cluster with these keys added. Raises UsageError for an unknown key."""
         if not keys:
             return self
-        all_keys = {**self.session.keys, **loader.known_keywords(keys)}
+        all_keys = {**self.session.keys, **loader.check_keywords(keys)}
         return self._of(replace(self.session, keys=all_keys, settings=None))
 
     def _of(self, session: Session) -> Self:
@@ -120,7 +120,7 @@ class Cluster:
         from awsddp.cluster.plan import plan
 
         configured = self._with(keys)
-        with advising(configured.session):
+        with completing_errors(configured.session):
             return Plan(plan(configured.session), configured)
 
     def up(
@@ -136,7 +136,7 @@ class Cluster:
         from awsddp.cluster.up import up
 
         session = (self if agreed is None else agreed.cluster)._with(keys).session
-        with advising(session):
+        with completing_errors(session):
             return up(session, confirm=confirm or consent(session, agreed))
 
     def status(self, *, ask_nodes: bool = False) -> "documents.ClusterDocument":
@@ -146,7 +146,7 @@ class Cluster:
         """
         from awsddp.cluster.status import status
 
-        with advising(self.session):
+        with completing_errors(self.session):
             return status(self.session, ask_nodes=ask_nodes)
 
     def sync(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.SyncDocument":
@@ -157,7 +157,7 @@ class Cluster:
         """
         from awsddp.cluster.sync import sync
 
-        with advising(self.session):
+        with completing_errors(self.session):
             return sync(self.session, confirm=confirm)
 
     def train(
@@ -178,27 +178,27 @@ class Cluster:
 
         options = {"script": script, "args": [str(item) for item in args] or None, **keys}
         configured = self._with({key: value for key, value in options.items() if value is not None})
-        with advising(configured.session):
-            document = train(configured.session, on_lines=on_lines or ignore, detach=on_lines is None)
+        with completing_errors(configured.session):
+            document = train(configured.session, on_lines=on_lines or ignore_event, detach=on_lines is None)
             return Job(configured, document["job"], document)
 
     def jobs(self) -> "list[Job]":
         """Return the jobs on the nodes, oldest first. Raises NotFoundError, NodeError, CloudError."""
-        from awsddp.job.reported import known_jobs
+        from awsddp.job.reported import query_jobs
         from awsddp.session.connect import preconnected_cluster
 
-        with advising(self.session), preconnected_cluster(self.session) as cluster:
-            return [Job(self, job.job) for job in known_jobs(cluster)]
+        with completing_errors(self.session), preconnected_cluster(self.session) as cluster:
+            return [Job(self, job.job) for job in query_jobs(cluster)]
 
     def job(self, name: str) -> "Job":
         """Return a job of this cluster by its name, a part of its name, or `last`.
 
         Raises UsageError, NotFoundError.
         """
-        from awsddp.job.reported import job_now
+        from awsddp.job.reported import get_job
 
-        with advising(self.session):
-            return Job(self, job_now(self.session, name).job)
+        with completing_errors(self.session):
+            return Job(self, get_job(self.session, name).job)
 
     def exec(
         self,
@@ -213,35 +213,35 @@ class Cluster:
         Several words are a program and its arguments, one word is a line for bash. `on_output` is called with
         a node's number, a piece of its output, and True if that is stderr. Raises NotFoundError, NodeError.
         """
-        from awsddp.cluster.remote import exec
+        from awsddp.cluster.remote import run_on_nodes
 
-        with advising(self.session):
-            return exec(self.session, words=words, node=node, stdin=stdin, on_output=on_output)
+        with completing_errors(self.session):
+            return run_on_nodes(self.session, words=words, node=node, stdin=stdin, on_output=on_output)
 
     def fetch(
-        self, job: str | None = None, *, anew: bool = False, confirm: "Confirm | None" = None
+        self, job: str | None = None, *, refetch: bool = False, confirm: "Confirm | None" = None
     ) -> "documents.FetchDocument":
         """Fetch the results of a job (the last by default), and return the `fetch` document.
 
-        Results that are fetched already are not fetched again, unless `anew`. Stopped nodes with results are
-        started; `confirm` is that of `up`. Raises NotFoundError, NodeError if a part is missing.
+        Fetched results are not fetched again, unless `refetch`. Stopped nodes with results are started;
+        `confirm` is that of `up`. Raises NotFoundError, NodeError if a part is missing.
         """
         from awsddp.cluster.up import up
         from awsddp.job.fetch import fetch
 
-        with advising(self.session):
+        with completing_errors(self.session):
             start = partial(up, self.session, confirm=confirm or consent(self.session, None))
-            return fetch(self.session, job=job, anew=anew, start=start)
+            return fetch(self.session, job=job, refetch=refetch, start=start)
 
     def doctor(self) -> "documents.DoctorDocument":
         """Return the `doctor` document: checks of the cluster's nodes or, without a cluster, before a launch.
 
         Changes nothing. Raises NodeError if no node can be reached, InUse, ConfigError, CloudError.
         """
-        from awsddp.cluster.doctor import before_launch, of_nodes
+        from awsddp.cluster.doctor import check_before_launch, check_cluster
 
-        with advising(self.session):
-            return of_nodes(self.session) or before_launch(self.session)
+        with completing_errors(self.session):
+            return check_cluster(self.session) or check_before_launch(self.session)
 
     def stop(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.ClusterDocument":
         """Stop the instances, keep their disks; return the `status` document.
@@ -250,7 +250,7 @@ class Cluster:
         """
         from awsddp.cluster.stop import stop
 
-        with advising(self.session):
+        with completing_errors(self.session):
             return stop(self.session, confirm=confirm)
 
     def down(
@@ -270,7 +270,7 @@ class Cluster:
         from awsddp.cluster.down import down
 
         self.close()
-        with advising(self.session):
+        with completing_errors(self.session):
             return down(self.session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
 
     def fabric(self) -> Any:
@@ -279,11 +279,13 @@ class Cluster:
         Needs the extra `fabric`. `close` ends its connections. Raises ConfigError, NotFoundError, NodeError.
         """
         from awsddp.nodes.fabric_group import fabric_group
-        from awsddp.session.connect import endpoints_of, login, publish, ready_cluster
+        from awsddp.session.connect import list_endpoints, make_login, publish_addresses, ready_cluster
 
-        with advising(self.session), ready_cluster(self.session) as cluster:
-            cluster = publish(cluster)
-            group = fabric_group(endpoints_of(cluster, cluster.nodes), login(self.session, cluster.record))
+        with completing_errors(self.session), ready_cluster(self.session) as cluster:
+            cluster = publish_addresses(cluster)
+            group = fabric_group(
+                list_endpoints(cluster, cluster.nodes), make_login(self.session, cluster.record)
+            )
         self._open.callback(group.close)
         return group
 
@@ -338,7 +340,7 @@ class Plan:
 def consent(session: Session, agreed: Plan | None) -> "Confirm":
     """Return a function to confirm what `up` launches or terminates. It raises UsageError without consent."""
     limit = session.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
-    is_local = target_of(session, session.folder.read()).name == "local"
+    is_local = resolve_target(session, session.folder.read()).name == "local"
 
     def confirm(change: LaunchPlan | str) -> None:
         price = None if isinstance(change, str) else change.price_usd_per_hour
@@ -365,7 +367,7 @@ class JobFailed(JobError):
         super().__init__(
             f"job {job.name} {state}",
             cause.explanation if cause is not None else "",
-            advised(job.cluster.session, f"awsddp logs {job.name}"),
+            complete_commands(job.cluster.session, f"awsddp logs {job.name}"),
         )
         self.job = job
         self.cause = cause
@@ -374,13 +376,15 @@ class JobFailed(JobError):
 class Job:
     """A job of a cluster. Its methods request its state from the nodes, unless all its results are fetched.
 
-    `told` is the `train` document of the last method call, None before one.
+    `last_document` is the `train` document of the last method call, None before one.
     """
 
-    def __init__(self, cluster: "Cluster", name: str, told: "documents.JobDocument | None" = None) -> None:
+    def __init__(
+        self, cluster: "Cluster", name: str, last_document: "documents.JobDocument | None" = None
+    ) -> None:
         self.cluster = cluster
         self.name = name
-        self.told = told
+        self.last_document = last_document
 
     @property
     def results(self) -> Path:
@@ -399,10 +403,10 @@ class Job:
 
     def record(self) -> JobRecord:
         """Return the present record of the job. Raises NotFoundError, NodeError, CloudError."""
-        from awsddp.job.reported import job_now
+        from awsddp.job.reported import get_job
 
-        with advising(self.cluster.session):
-            return job_now(self.cluster.session, self.name)
+        with completing_errors(self.cluster.session):
+            return get_job(self.cluster.session, self.name)
 
     def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
         """Yield every line of every rank from the first one until the job ends; if not `follow`, until now.
@@ -418,24 +422,24 @@ class Job:
         def on_lines(data: bytes) -> None:
             if stopped.is_set():
                 raise _Abandoned
-            for line in split_lines(data):
+            for line in parse_lines(data):
                 queue.put(line)
 
         def work() -> None:
             try:
                 session = replace(self.cluster.session, on_event=queue.put)
-                self.told = logs(session, job=self.name, follow=follow, on_lines=on_lines)
+                self.last_document = logs(session, job=self.name, follow=follow, on_lines=on_lines)
             finally:
                 queue.put(None)
 
-        future = soon(work)
+        future = run_in_thread(work)
         try:
             while (item := queue.get()) is not None:
                 if isinstance(item, Event):
                     self.cluster.session.on_event(item)
                 else:
                     yield item
-            with advising(self.cluster.session):
+            with completing_errors(self.cluster.session):
                 future.result()
         finally:
             stopped.set()
@@ -448,8 +452,10 @@ class Job:
         """
         from awsddp.job.logs import logs
 
-        with advising(self.cluster.session):
-            self.told = logs(self.cluster.session, job=self.name, follow=True, on_lines=lambda data: None)
+        with completing_errors(self.cluster.session):
+            self.last_document = logs(
+                self.cluster.session, job=self.name, follow=True, on_lines=lambda data: None
+            )
         record = self.record()
         if check and record.state != "succeeded":
             raise JobFailed(self, record.state, record.cause)
@@ -459,8 +465,8 @@ class Job:
         """End the job: its ranks get SIGTERM, after the grace SIGKILL. Raises NotFoundError, NodeError."""
         from awsddp.job.cancel import cancel
 
-        with advising(self.cluster.session):
-            self.told = cancel(self.cluster.session, job=self.name)
+        with completing_errors(self.cluster.session):
+            self.last_document = cancel(self.cluster.session, job=self.name)
         return self
 
     def fetch(self) -> "documents.FetchDocument":
@@ -474,14 +480,14 @@ class Job:
         """
         from awsddp.job.why import why
 
-        with advising(self.cluster.session):
+        with completing_errors(self.cluster.session):
             return why(self.cluster.session, self.name)
 
     def report(self) -> "documents.JobReport":
         """Write runs/JOB/report.html from the fetched results; return its document. Raises ConfigError."""
         from awsddp.job.report import write_report
 
-        with advising(self.cluster.session):
+        with completing_errors(self.cluster.session):
             return write_report(self.cluster.session, job=self.name)
 
     def metrics(self, *, frame: bool = False) -> Any:
@@ -489,7 +495,7 @@ class Job:
 
         With `frame` return a pandas.DataFrame. Raises ImportError if pandas is not installed.
         """
-        rows = metrics_of(self.results)
+        rows = read_metrics(self.results)
         if not frame:
             return rows
         import pandas

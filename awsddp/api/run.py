@@ -9,7 +9,7 @@ from awsddp.api.cluster import Cluster
 from awsddp.cluster.run import down_or_stop, with_gpus, with_idle
 from awsddp.errors import AwsddpError, ConfigError, UsageError
 from awsddp.model.events import OnEvent
-from awsddp.session.next_steps import advising
+from awsddp.session.next_steps import completing_errors
 
 if TYPE_CHECKING:
     from awsddp.api.cluster import Plan
@@ -52,7 +52,7 @@ def run(
 def _end_block(cluster: "Cluster", error: BaseException | None) -> None:
     cluster.close()
     try:
-        with advising(cluster.session):
+        with completing_errors(cluster.session):
             down_or_stop(cluster.session)
     except AwsddpError as second:
         if error is None:

@@ -6,15 +6,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from awsddp.aws.api_errors import Refused, unless_refused
-from awsddp.aws.client import Aws, Reply, S, Shape
+from awsddp.aws.api_errors import AwsRefused, none_if_refused
+from awsddp.aws.client import AwsClient, Reply, S, Shape
 from awsddp.aws.clusters import Permission, SecurityGroup
 from awsddp.errors import ConfigError
-from awsddp.plan.network import within
+from awsddp.plan.network import is_within
 from awsddp.plan.policy import SAVE
-from awsddp.plan.records import Group, Reservation, Subnet, WayOut
-from awsddp.settings.values import s3_place
-from awsddp.util.parallel import soon
+from awsddp.plan.records import InternetRoute, OwnGroup, Reservation, Subnet
+from awsddp.settings.values import parse_s3_uri
+from awsddp.util.parallel import run_in_thread
 
 
 class _Association(Shape):
@@ -35,7 +35,7 @@ class _RouteTable(Shape):
     routes: tuple[_Route, ...] = ()
 
 
-def subnets(aws: Aws, subnet_id: str | None) -> tuple[Subnet, ...]:
+def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
     """Return the requested subnet, else those of the default VPC, each with its route to the internet.
 
     Raises ConfigError if the requested subnet does not exist, CloudError.
@@ -47,7 +47,9 @@ def subnets(aws: Aws, subnet_id: str | None) -> tuple[Subnet, ...]:
         ]
         routes = _routes(aws, vpc=described[0].vpc)
     else:
-        reading = soon(_routes, aws)  # of all VPCs, so that it does not wait for the default VPC's id
+        reading = run_in_thread(
+            _routes, aws
+        )  # of all VPCs, so that it does not wait for the default VPC's id
         filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
         described = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
         routes = reading.result()
@@ -57,13 +59,13 @@ def subnets(aws: Aws, subnet_id: str | None) -> tuple[Subnet, ...]:
     )
 
 
-def _routes(aws: Aws, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
+def _routes(aws: AwsClient, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
     """Return the route table and the kind of its default route, as fields of Subnet; `vpc` None: of all VPCs.
 
     The keys are subnet ids, and VPC ids for the subnets without a route table of their own.
     """
     request = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
-    tables = unless_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", request))
+    tables = none_if_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", request))
     return {
         table.vpc_id if association.main else association.subnet_id: {
             "route": _internet_route(table.routes),
@@ -74,7 +76,7 @@ def _routes(aws: Aws, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
     }
 
 
-def _internet_route(routes: Iterable[_Route]) -> WayOut:
+def _internet_route(routes: Iterable[_Route]) -> InternetRoute:
     active = [route for route in routes if route.state == "active"]
     default = [route for route in active if route.destination_cidr_block == "0.0.0.0/0"]
     if any(route.gateway_id.startswith("igw-") for route in default):
@@ -90,7 +92,7 @@ class _Endpoint(Shape):
     private_dns_enabled: bool = False
 
 
-def with_s3(aws: Aws, subnets: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
+def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
     """Return the subnets with `reaches_s3` set: without a default route only a VPC endpoint leads to S3.
 
     https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
@@ -99,7 +101,7 @@ def with_s3(aws: Aws, subnets: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
     if not vpcs:
         return subnets
     filters = [{"Name": "vpc-id", "Values": vpcs}]
-    described = unless_refused(lambda: aws.read(_Endpoint, "DescribeVpcEndpoints", {"Filters": filters}))
+    described = none_if_refused(lambda: aws.read(_Endpoint, "DescribeVpcEndpoints", {"Filters": filters}))
     if described is None:
         return subnets
     available = [endpoint for endpoint in described if endpoint.state.lower() == "available"]
@@ -115,7 +117,7 @@ def with_s3(aws: Aws, subnets: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
     )
 
 
-def own_group(aws: Aws, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> Group:
+def read_own_group(aws: AwsClient, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> OwnGroup:
     """Return the user's own security group, with the traffic that a cluster needs and its rules do not allow.
 
     `cidrs` are the addresses that SSH will come from. Raises ConfigError if it does not exist, CloudError.
@@ -129,7 +131,7 @@ def own_group(aws: Aws, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> 
     closed = [cidr for cidr in cidrs if not _allows_ssh(group.ip_permissions, cidr)]
     if closed:
         lacks.append(f"does not let {', '.join(closed)} in at port 22, where SSH will come from")
-    return Group(id=group.group_id, vpc=group.vpc_id, lacks=tuple(lacks))
+    return OwnGroup(id=group.group_id, vpc=group.vpc_id, lacks=tuple(lacks))
 
 
 def _allows_members(permissions: Iterable[Permission], group: str) -> bool:
@@ -137,7 +139,7 @@ def _allows_members(permissions: Iterable[Permission], group: str) -> bool:
     return any(permission.ip_protocol == "-1" and group in permission.sources for permission in permissions)
 
 
-def check_sources(aws: Aws, sources: Iterable[str]) -> None:
+def check_ssh_groups(aws: AwsClient, sources: Iterable[str]) -> None:
     """Check that each security group in `network.ssh_cidr` exists. Raises ConfigError, CloudError."""
     for group in sources:
         if group.startswith("sg-"):
@@ -149,7 +151,7 @@ def _allows_ssh(permissions: Iterable[Permission], cidr: str) -> bool:
     return any(
         permission.ip_protocol in ("tcp", "-1")
         and (permission.from_port or 0) <= 22 <= (65535 if permission.to_port is None else permission.to_port)
-        and any(within(cidr, source) for source in permission.sources)
+        and any(is_within(cidr, source) for source in permission.sources)
         for permission in permissions
     )
 
@@ -158,7 +160,7 @@ class _KeyPair(Shape):
     public_key: str = ""
 
 
-def own_key(aws: Aws, key_name: str) -> str:
+def read_own_key(aws: AwsClient, key_name: str) -> str:
     """Return the public key of the user's own key pair, "" if EC2 does not return it.
 
     Raises ConfigError if the key pair does not exist, CloudError.
@@ -173,7 +175,7 @@ class _Profile(Shape):
     roles: tuple[dict[str, Any], ...] = ()
 
 
-def role_of(aws: Aws, requested: str) -> str | None:
+def find_role(aws: AwsClient, requested: str) -> str | None:
     """Return the ARN of the role of the user's own instance profile, "" without a role, None if not readable.
 
     IAM is asked, since RunInstances reports a missing profile only after two minutes.
@@ -181,8 +183,8 @@ def role_of(aws: Aws, requested: str) -> str | None:
     """
     name, profile = {"InstanceProfileName": requested.rpartition("/")[2]}, _Profile()
     try:
-        profile = _Profile.of(aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"])
-    except Refused as refusal:
+        profile = _Profile.from_reply(aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"])
+    except AwsRefused as refusal:
         if refusal.code != "NoSuchEntity":
             return None  # the launch reports it
     arn = profile.arn
@@ -195,14 +197,14 @@ def role_of(aws: Aws, requested: str) -> str | None:
     return str(profile.roles[0]["Arn"]) if profile.roles else ""
 
 
-def lacking(aws: Aws, role: str, uri: str) -> Iterator[str]:
+def list_missing_actions(aws: AwsClient, role: str, uri: str) -> Iterator[str]:
     """Yield the S3 actions that saving results to `uri` needs and the role's policies do not allow.
 
     Yields nothing if the caller may not simulate policies. A policy of the bucket may still allow them.
 
     https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
     """
-    bucket, above = s3_place(uri)
+    bucket, above = parse_s3_uri(uri)
     prefix = f"{above}/job/".lstrip("/")
     context = {"ContextKeyName": "s3:prefix", "ContextKeyType": "string", "ContextKeyValues": [prefix]}
     arn = f"arn:{role.split(':')[1]}:s3:::{bucket}"
@@ -212,7 +214,7 @@ def lacking(aws: Aws, role: str, uri: str) -> Iterator[str]:
     ):
         parameters = {"PolicySourceArn": role, **request}
         call = partial(aws.call, "SimulatePrincipalPolicy", parameters, service="iam")
-        for result in (unless_refused(call) or {}).get("EvaluationResults", ()):
+        for result in (none_if_refused(call) or {}).get("EvaluationResults", ()):
             if result["EvalDecision"] != "allowed":
                 yield result["EvalActionName"]
 
@@ -224,7 +226,7 @@ class _Key(Shape):
     key_usage: str = ""
 
 
-def check_disk_key(aws: Aws, key_id: str) -> None:
+def check_disk_key(aws: AwsClient, key_id: str) -> None:
     """Raise ConfigError if the user's own KMS key cannot encrypt disks; pass if the key may not be read.
 
     With such a key instances terminate while they start:
@@ -232,12 +234,12 @@ def check_disk_key(aws: Aws, key_id: str) -> None:
     """
     why = ""
     try:
-        key = _Key.of(aws.call("DescribeKey", {"KeyId": key_id}, service="kms")["KeyMetadata"])
+        key = _Key.from_reply(aws.call("DescribeKey", {"KeyId": key_id}, service="kms")["KeyMetadata"])
         if key.key_state != "Enabled":
             why = f"it is {key.key_state}; aws kms enable-key --key-id {key.key_id} enables it"
         elif key.key_spec != "SYMMETRIC_DEFAULT":
             why = f"it is a key for {key.key_usage}, disks need a symmetric key"
-    except Refused as refusal:
+    except AwsRefused as refusal:
         if refusal.code in ("NotFoundException", "InvalidArnException"):
             why = refusal.why
     if why:
@@ -248,7 +250,7 @@ def check_disk_key(aws: Aws, key_id: str) -> None:
         )
 
 
-def reservation(aws: Aws, reservation_id: str) -> Reservation:
+def find_reservation(aws: AwsClient, reservation_id: str) -> Reservation:
     """Return the requested capacity reservation or capacity block.
 
     Raises ConfigError if it does not exist, CloudError.
@@ -258,12 +260,14 @@ def reservation(aws: Aws, reservation_id: str) -> Reservation:
     return _describe_one(aws, Reservation, operation, request, key=key, noun=noun)
 
 
-def _group(aws: Aws, group_id: str, *, key: str) -> SecurityGroup:
+def _group(aws: AwsClient, group_id: str, *, key: str) -> SecurityGroup:
     request, noun = {"GroupIds": [group_id]}, "security group"
     return _describe_one(aws, SecurityGroup, "DescribeSecurityGroups", request, key=key, noun=noun)
 
 
-def _describe_one(aws: Aws, shape: type[S], operation: str, request: Reply, *, key: str, noun: str) -> S:
+def _describe_one(
+    aws: AwsClient, shape: type[S], operation: str, request: Reply, *, key: str, noun: str
+) -> S:
     """Return the only resource that a request describes: the first parameter lists its id.
 
     `key` is the setting that names it, `noun` the kind of resource, both for the error.
@@ -273,7 +277,7 @@ def _describe_one(aws: Aws, shape: type[S], operation: str, request: Reply, *, k
     try:
         if matches := aws.read(shape, operation, request):
             return matches[0]
-    except Refused as refusal:
+    except AwsRefused as refusal:
         if not refusal.code.endswith(("NotFound", "Malformed")):
             raise
         why = refusal.why

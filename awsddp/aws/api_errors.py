@@ -164,7 +164,7 @@ _OF_LOGIN = {
 _BY_CODE = {code: row for codes, row in _ROWS.items() for code in codes}
 
 
-CLOSED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
+REGION_NOT_ENABLED_CODES = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
 """The error codes of a region that the account has not enabled; invalid credentials have the same codes.
 
 https://docs.aws.amazon.com/general/latest/gr/rande-manage.html
@@ -172,7 +172,7 @@ https://docs.aws.amazon.com/general/latest/gr/rande-manage.html
 _ENCODED = re.compile(r"\s*Encoded authorization failure message: *(\S*)")
 
 
-class Refused(CloudError):
+class AwsRefused(CloudError):
     """AWS returned an error, or no response (the kind `unavailable`: the call may have taken effect).
 
     `code` is AWS's error code, or the name of botocore's exception.
@@ -187,8 +187,8 @@ class Refused(CloudError):
         self.retryable = kind in ("throttled", "unavailable")
 
 
-def unless_refused(
-    act: Callable[[], T], expected: Callable[[Refused], bool] = lambda refusal: True
+def none_if_refused(
+    act: Callable[[], T], expected: Callable[[AwsRefused], bool] = lambda refusal: True
 ) -> T | None:
     """Return the result of `act`, or None if it raises an AwsRefused that is `expected` (default: any).
 
@@ -196,15 +196,15 @@ def unless_refused(
     """
     try:
         return act()
-    except Refused as refusal:
+    except AwsRefused as refusal:
         if expected(refusal):
             return None
         raise
 
 
-def closed(region: str, why: str) -> Refused:
+def region_not_enabled(region: str, why: str) -> AwsRefused:
     """Return the error for a region that the account has not enabled."""
-    return Refused(
+    return AwsRefused(
         f"region {region} is not enabled for this account",
         why,
         f"aws account enable-region --region-name {region}   # takes minutes to hours; or another --region",
@@ -219,11 +219,11 @@ def encoded_denial(error: ClientError) -> str | None:
     return match[1] if match else None
 
 
-def translate(
+def translate_error(
     error: Exception,
     operation: str,
     *,
-    where: str,
+    location: str,
     is_local: bool = False,
     login: str = "",
     now: datetime | None = None,
@@ -239,7 +239,7 @@ def translate(
         names = [kind.__name__ for kind in type(error).__mro__]
         row, code, why = next(_BY_CODE[name] for name in names if name in _BY_CODE), names[0], str(error)
     who = "the local cloud" if is_local else "AWS"
-    message = row.message.format(operation=operation, where=where, who=who)
+    message = row.message.format(operation=operation, where=location, who=who)
     login = login or "aws login or aws sso login"
     advice = row.next.format(login=login, sso=login.replace("sso login", "configure sso"))
     if row.kind == "capacity":
@@ -248,7 +248,7 @@ def translate(
         return ConfigError(message, why, advice)
     if is_local and row.kind == "unavailable":
         advice = "awsddp local status   # whether it runs"
-    return Refused(message, why, advice, code=code, kind=row.kind, needs_login=row.login)
+    return AwsRefused(message, why, advice, code=code, kind=row.kind, needs_login=row.login)
 
 
 def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
@@ -261,14 +261,14 @@ def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple
         _LIMIT if code.endswith("LimitExceeded") else _BY_CODE["InternalError" if failed else "ClientError"]
     )
     row = _OF_LOGIN.get((operation, code)) or _BY_CODE.get(code.removesuffix("Exception"), default)
-    skew = skew_s(metadata, now) or 0.0
+    skew = clock_skew_s(metadata, now) or 0.0
     if row.kind == "credentials" and abs(skew) > MOST_SKEW_S:
         side = "behind" if skew > 0 else "ahead of"
         row, why = _SKEWED, f"the clock is {abs(skew):.0f} s {side} AWS's ({why})"
     return row, code, why
 
 
-def skew_s(metadata: dict[str, Any], now: datetime) -> float | None:
+def clock_skew_s(metadata: dict[str, Any], now: datetime) -> float | None:
     """Return how many seconds AWS's clock is ahead of this machine's; None if the reply has no valid date."""
     try:
         return (parsedate_to_datetime(metadata["HTTPHeaders"]["date"]) - now).total_seconds()

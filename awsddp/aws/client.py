@@ -21,16 +21,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from awsddp.aws.api_errors import (
-    CLOSED,
+    REGION_NOT_ENABLED_CODES,
     WITHOUT_AWS,
-    Refused,
-    closed,
+    AwsRefused,
     encoded_denial,
-    translate,
-    unless_refused,
+    none_if_refused,
+    region_not_enabled,
+    translate_error,
 )
 from awsddp.aws.login import credentials_end, login_command, session_of
-from awsddp.aws.waits import CLOCK, growing
+from awsddp.aws.waits import CLOCK, growing_pauses
 from awsddp.errors import AwsddpError, ConfigError, NoRegion
 from awsddp.model.records import Target
 from awsddp.state import make_folder, open_to_append
@@ -60,7 +60,7 @@ class Shape(msgspec.Struct, rename="pascal"):
     """A part of a reply of AWS, with the fields that awsddp reads."""
 
     @classmethod
-    def of(cls, described: Reply) -> Self:
+    def from_reply(cls, described: Reply) -> Self:
         """Return a reply as this type. Raises msgspec.ValidationError if a required field is missing."""
         return msgspec.convert(described, cls, strict=False)
 
@@ -96,7 +96,7 @@ class Call:
     encoded: str | None = None
 
     @property
-    def changes(self) -> bool:
+    def may_change(self) -> bool:
         """True if the call may have changed something."""
         is_read = self.operation.startswith(("Describe", "Get", "List"))
         return not (is_read or self.parameters.get("DryRun", False))
@@ -118,7 +118,7 @@ class Trail:
         """Append one call. A folder that cannot be written is ignored."""
         with self._lock, contextlib.suppress(OSError):
             self._buffered.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
-            if call.changes:
+            if call.may_change:
                 make_folder(self._folder)
             elif not self._folder.is_dir():
                 return
@@ -127,7 +127,7 @@ class Trail:
             self._buffered.clear()
 
 
-class Aws:
+class AwsClient:
     """The calls of one target. Thread-safe; boto clients are built when they are first used.
 
     `on_call` is called with every completed call, on the thread that made it. With `login` the credentials of
@@ -141,11 +141,11 @@ class Aws:
         target: Target,
         *,
         on_call: Callable[[Call], None] = lambda call: None,
-        login: "Aws | None" = None,
-        say: Callable[[str], None] = lambda text: None,
+        login: "AwsClient | None" = None,
+        report_wait: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._target = target
-        self._report_wait = say
+        self._report_wait = report_wait
         self._on_call = on_call
         self._clients: dict[tuple[str, int], Any] = {}
         self._login = login
@@ -162,10 +162,10 @@ class Aws:
         call, including one with DryRun, is retried as by botocore's standard mode. A denied call is retried
         while it names a resource that was created within seconds: IAM may not see its tags yet.
         """
-        for pause in growing(1.0, 4.0):
+        for pause in growing_pauses(1.0, 4.0):
             try:
                 return self._call(operation, parameters, service)
-            except Refused as refusal:
+            except AwsRefused as refusal:
                 if refusal.code != "UnauthorizedOperation" or not self._is_new(parameters):
                     raise
             CLOCK.sleep(pause)
@@ -180,18 +180,18 @@ class Aws:
             is_sent_once = operation in _NEEDS_CAPACITY and not parameters.get("DryRun")
             client = self._client(service, 1 if is_sent_once else ATTEMPTS)
             reply = getattr(client, xform_name(operation))(**parameters)
-            self._created |= dict.fromkeys(made_by(operation, parameters, reply), CLOCK.monotonic())
+            self._created |= dict.fromkeys(created_ids(operation, parameters, reply), CLOCK.monotonic())
         except ClientError as error:
             reply = dict(error.response)
             code = str(reply.get("Error", {}).get("Code", ""))
             encoded = encoded_denial(error)
-            if code in CLOSED and self._is_region_disabled():
-                raise closed(self.region, str(error)) from error
+            if code in REGION_NOT_ENABLED_CODES and self._is_region_disabled():
+                raise region_not_enabled(self.region, str(error)) from error
             raise self._translate(error, error.operation_name) from error
         except (BotoCoreError, ResponseParserError, OSError) as error:
             code = type(error).__name__
             translated = self._translate(error, operation)
-            if ".amazonaws.com" in translated.why and self.region not in known_regions():
+            if ".amazonaws.com" in translated.why and self.region not in list_known_regions():
                 # No such region: that is why its endpoint was not reached.
                 translated = self._unknown_region(self.region, translated.why)
             raise translated from error
@@ -217,7 +217,7 @@ class Aws:
         is_local, login = self._target.name == "local", ""
         with contextlib.suppress(BotoCoreError):  # the profile does not exist
             login = login_command(self._session, self._target)
-        return translate(error, operation, where=self._where, is_local=is_local, login=login)
+        return translate_error(error, operation, location=self._where, is_local=is_local, login=login)
 
     def _is_new(self, parameters: Reply) -> bool:
         """Return True if a call names a resource that this client created within seconds."""
@@ -228,12 +228,14 @@ class Aws:
         """Return True if EC2 lists the region as not enabled for the account."""
         if self._target.endpoint or self.region == OPEN_REGION:
             return False
-        open_region = Aws(replace(self._target, region=OPEN_REGION), login=self)
+        open_region = AwsClient(replace(self._target, region=OPEN_REGION), login=self)
         request = {"AllRegions": True, "RegionNames": [self.region]}
-        regions = unless_refused(lambda: open_region.pages("DescribeRegions", request))
+        regions = none_if_refused(lambda: open_region.paginate("DescribeRegions", request))
         return any(region.get("OptInStatus") == "not-opted-in" for region in regions or ())
 
-    def pages(self, operation: str, parameters: Reply, key: str = "", *, service: str = "ec2") -> list[Reply]:
+    def paginate(
+        self, operation: str, parameters: Reply, key: str = "", *, service: str = "ec2"
+    ) -> list[Reply]:
         """Make a call until its last page and return the items of all pages under `key`.
 
         The default `key` is the operation's own name: "Volumes" of DescribeVolumes.
@@ -249,7 +251,7 @@ class Aws:
 
     def read(self, shape: type[S], operation: str, parameters: Reply, key: str = "") -> list[S]:
         """Make a paginated call of EC2 and return its items as `shape`."""
-        items = self.pages(operation, parameters, key)
+        items = self.paginate(operation, parameters, key)
         return [msgspec.convert(described, shape, strict=False) for described in items]
 
     def identity(self) -> Identity:
@@ -268,7 +270,7 @@ class Aws:
 
     @cached_property
     def _identity(self) -> Identity:
-        caller = Identity.of(self.call("GetCallerIdentity", {}, service="sts"))
+        caller = Identity.from_reply(self.call("GetCallerIdentity", {}, service="sts"))
         if _UNSTABLE.search(caller.user_id):
             raise ConfigError(
                 f"the role's session name is not stable: {caller.arn}",
@@ -281,13 +283,13 @@ class Aws:
     def _session(self) -> botocore.session.Session:
         if self._login is not None:
             return self._login._session
-        return session_of(self._target, say=self._report_wait)
+        return session_of(self._target, report_wait=self._report_wait)
 
     def _region(self) -> str:
         try:
             region = self._target.region or self._session.get_config_variable("region")
         except BotoCoreError as error:
-            raise translate(error, "", where="") from error
+            raise translate_error(error, "", location="") from error
         if not region:
             raise NoRegion(
                 "no AWS region configured",
@@ -304,7 +306,7 @@ class Aws:
         variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # in the order in which they count
         named = next(filter(os.environ.get, variables), "region of the AWS profile")
         setting = "cluster.region" if self._target.region else named
-        matches = difflib.get_close_matches(region.lower(), known_regions(), n=2)
+        matches = difflib.get_close_matches(region.lower(), list_known_regions(), n=2)
         if region.lower() in matches:
             matches = [region.lower()]
         hint = "name one such as us-east-1 or eu-central-1"
@@ -338,7 +340,7 @@ class Aws:
         )
 
 
-def made_by(operation: str, parameters: Reply, reply: Reply) -> list[str]:
+def created_ids(operation: str, parameters: Reply, reply: Reply) -> list[str]:
     """Return the ids or names, as later calls use them, of the resources that a call created."""
     match operation:
         case "CreateSecurityGroup":
@@ -352,14 +354,14 @@ def made_by(operation: str, parameters: Reply, reply: Reply) -> list[str]:
     return []
 
 
-def known_regions() -> list[str]:
+def list_known_regions() -> list[str]:
     """Return the regions of all partitions that botocore lists, without a call."""
     session = botocore.session.get_session()
     partitions = session.get_available_partitions()
     return [name for partition in partitions for name in session.get_available_regions("ec2", partition)]
 
 
-def known_types() -> list[str]:
+def list_known_types() -> list[str]:
     """Return the instance types that botocore lists, without a call."""
     model = botocore.session.get_session().get_service_model("ec2")
     return list(model.shape_for("InstanceType").metadata["enum"])

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypedDict
 
-from awsddp.aws.api_errors import Refused
-from awsddp.aws.client import Aws, Reply, Shape
+from awsddp.aws.api_errors import AwsRefused
+from awsddp.aws.client import AwsClient, Reply, Shape
 from awsddp.aws.login import SESSION
-from awsddp.aws.waits import patiently
+from awsddp.aws.waits import retry_while_transient
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR, GPU_TYPES, disk_usd_per_hour
-from awsddp.model.records import ENDED, Listed, Node, Remembered, read_numbers
-from awsddp.settings.ec2_limits import FILTER_VALUES
-from awsddp.util.parallel import both, each
+from awsddp.model.records import ENDED_STATES, ClusterListing, Node, RecordedCluster, parse_node_numbers
+from awsddp.settings.ec2_limits import MAX_FILTER_VALUES
+from awsddp.util.parallel import run_both, run_each
 
 NUMBER_GIVEN_UP = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
@@ -81,7 +81,7 @@ class SecurityGroup(Shape):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """A kind of resource other than instances.
 
     `key` is EC2's plural, `id` the field of its id, `by` the parameter that names it in a delete call.
@@ -92,11 +92,11 @@ class Kind:
     by: str
 
 
-GROUPS = Kind("SecurityGroups", "GroupId", "GroupId")
-KEYS = Kind("KeyPairs", "KeyPairId", "KeyName")
-PLACEMENTS = Kind("PlacementGroups", "GroupId", "GroupName")
-INTERFACES = Kind("NetworkInterfaces", "NetworkInterfaceId", "NetworkInterfaceId")
-KINDS = (INTERFACES, Kind("Volumes", "VolumeId", "VolumeId"), GROUPS, PLACEMENTS, KEYS)
+GROUPS = ResourceKind("SecurityGroups", "GroupId", "GroupId")
+KEYS = ResourceKind("KeyPairs", "KeyPairId", "KeyName")
+PLACEMENTS = ResourceKind("PlacementGroups", "GroupId", "GroupName")
+INTERFACES = ResourceKind("NetworkInterfaces", "NetworkInterfaceId", "NetworkInterfaceId")
+KINDS = (INTERFACES, ResourceKind("Volumes", "VolumeId", "VolumeId"), GROUPS, PLACEMENTS, KEYS)
 """All kinds, in the order in which they can be deleted."""
 
 
@@ -108,7 +108,7 @@ class Resource:
     attached to, "" for none; `ssh_cidrs` is None for all but security groups.
     """
 
-    kind: Kind
+    kind: ResourceKind
     id: str
     by: str
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -129,36 +129,38 @@ def by_id(*instance_ids: str) -> Filters:
     return [{"Name": "instance-id", "Values": sorted(instance_ids)}]
 
 
-def describe(aws: Aws, filters: Filters) -> list[Node]:
+def describe(aws: AwsClient, filters: Filters) -> list[Node]:
     """Return the matching instances of all pages. Raises CloudError.
 
     The first filter may have any number of values.
     """
     filter_sets = [filters]
-    if filters and len(values := filters[0]["Values"]) > FILTER_VALUES:
-        parts = [values[start : start + FILTER_VALUES] for start in range(0, len(values), FILTER_VALUES)]
+    if filters and len(values := filters[0]["Values"]) > MAX_FILTER_VALUES:
+        parts = [
+            values[start : start + MAX_FILTER_VALUES] for start in range(0, len(values), MAX_FILTER_VALUES)
+        ]
         filter_sets = [[{"Name": filters[0]["Name"], "Values": part}, *filters[1:]] for part in parts]
     reservations = [
         reservation
         for filter_set in filter_sets
-        for reservation in aws.pages("DescribeInstances", {"Filters": filter_set}, "Reservations")
+        for reservation in aws.paginate("DescribeInstances", {"Filters": filter_set}, "Reservations")
     ]
     return nodes_of(instance for reservation in reservations for instance in reservation["Instances"])
 
 
-def resources(aws: Aws, filters: Filters, kinds: Iterable[Kind] = KINDS) -> list[Resource]:
+def list_resources(aws: AwsClient, filters: Filters, kinds: Iterable[ResourceKind] = KINDS) -> list[Resource]:
     """Return the matching resources of all pages, in the order of `kinds`. Raises CloudError."""
 
-    def read(kind: Kind) -> list[Resource]:
-        return [_resource(kind, item) for item in aws.pages(f"Describe{kind.key}", {"Filters": filters})]
+    def read(kind: ResourceKind) -> list[Resource]:
+        return [_resource(kind, item) for item in aws.paginate(f"Describe{kind.key}", {"Filters": filters})]
 
-    return [resource for matches in each(read, kinds) for resource in matches]
+    return [resource for matches in run_each(read, kinds) for resource in matches]
 
 
-def _resource(kind: Kind, described: Reply) -> Resource:
+def _resource(kind: ResourceKind, described: Reply) -> Resource:
     attached = (described.get("Attachments") or [described.get("Attachment", {})])[0]
     status = described.get("Status", "")
-    group = SecurityGroup.of(described) if kind is GROUPS else None
+    group = SecurityGroup.from_reply(described) if kind is GROUPS else None
     return Resource(
         kind=kind,
         id=described[kind.id],
@@ -255,12 +257,12 @@ def _numbers_by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, i
 def _launch_numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
     """Return the node numbers of an instance's launch; () without the tag, or if it has no numbers."""
     try:
-        return read_numbers(tags["awsddp:nodes"])
+        return parse_node_numbers(tags["awsddp:nodes"])
     except (KeyError, ValueError):
         return ()
 
 
-def end_of(node: Node) -> tuple[str, str]:
+def find_end_cause(node: Node) -> tuple[str, str]:
     """Return why an instance stopped or terminated: the kind of cause, and EC2's text."""
     code, text = node.reason
     return _KINDS.get(code, "node_lost"), text or "no reason was given"
@@ -279,28 +281,28 @@ def _parse_time(tags: Mapping[str, str], name: str) -> datetime | None:
         return None
 
 
-def unlisted(refusal: Refused) -> bool:
+def is_instance_unknown(refusal: AwsRefused) -> bool:
     """Return True if AWS does not find an instance: it may have been launched a moment ago."""
     return refusal.code == "InvalidInstanceID.NotFound"
 
 
-def tag(aws: Aws, instance_ids: Sequence[str], name: str, value: str) -> None:
+def tag(aws: AwsClient, instance_ids: Sequence[str], name: str, value: str) -> None:
     """Set a tag of instances, or remove it if `value` is empty. Raises CloudError."""
     operation, pair = "CreateTags", {"Key": name, "Value": value}
     if not value:
         operation, pair = "DeleteTags", {"Key": name}
     request = {"Resources": list(instance_ids), "Tags": [pair]}
-    patiently(lambda: aws.call(operation, request), passes=unlisted)
+    retry_while_transient(lambda: aws.call(operation, request), is_transient=is_instance_unknown)
 
 
 def find_clusters(
-    aws: Aws,
+    aws: AwsClient,
     name: str,
     owner: str,
     *,
-    remembered: Remembered | None = None,
-    kinds: Iterable[Kind] = (GROUPS, KEYS, PLACEMENTS),
-) -> tuple[Listed, ...]:
+    remembered: RecordedCluster | None = None,
+    kinds: Iterable[ResourceKind] = (GROUPS, KEYS, PLACEMENTS),
+) -> tuple[ClusterListing, ...]:
     """Return the clusters of this name and owner, one for each `awsddp:id`; usually there is one.
 
     Besides instances, resources of `kinds` are listed. A `remembered` instance belongs to its cluster
@@ -308,19 +310,21 @@ def find_clusters(
     the first has running nodes. A cluster of terminated instances alone is left out. Raises CloudError.
     """
     filters = _filters(name, owner)
-    nodes, other_resources = both(partial(describe, aws, filters), partial(resources, aws, filters, kinds))
+    nodes, other_resources = run_both(
+        partial(describe, aws, filters), partial(list_resources, aws, filters, kinds)
+    )
     untagged = _find_untagged(aws, nodes, remembered, name, owner)
     clusters = [cluster for cluster, _ in _clusters(aws.region, [*nodes, *other_resources, *untagged])]
     clusters.sort(key=lambda cluster: (not cluster.live, cluster.created or _LAST, cluster.id))
     return tuple(filter(exists, clusters))
 
 
-def exists(cluster: Listed) -> bool:
+def exists(cluster: ClusterListing) -> bool:
     """Return True if a resource exists. Terminated instances, which are listed for an hour, do not count."""
     return bool(cluster.leftovers) or any(node.state != "terminated" for node in cluster.nodes)
 
 
-def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Listed, ...]:
+def find_clusters_of_other_sessions(aws: AwsClient, name: str, owner: str) -> tuple[ClusterListing, ...]:
     """Return the live clusters of this name by other sessions of the owner's role, named by awsddp (SESSION).
 
     Such a session name contains the host's name, so the user's own cluster has another owner on another host.
@@ -337,7 +341,7 @@ def _filters(name: str, owner: str) -> Filters:
 
 
 def _find_untagged(
-    aws: Aws, listed: Iterable[Node], remembered: Remembered | None, name: str, owner: str
+    aws: AwsClient, listed: Iterable[Node], remembered: RecordedCluster | None, name: str, owner: str
 ) -> list[Node]:
     """Return the remembered instances that are not listed by their tags, with the missing tags filled in."""
     if remembered is None:
@@ -357,7 +361,7 @@ def _find_untagged(
 
 def _clusters(
     region: str, resources: Iterable[Node | Resource]
-) -> list[tuple[Listed, list[Node | Resource]]]:
+) -> list[tuple[ClusterListing, list[Node | Resource]]]:
     """Return the clusters that have an id, each with all the resources that carry its tags."""
     members: dict[tuple[str, str, str], list[Node | Resource]] = defaultdict(list)
     for resource in resources:
@@ -371,19 +375,19 @@ def _clusters(
 
 def _cluster(
     region: str, name: str, owner: str, cluster_id: str, resources: Sequence[Node | Resource]
-) -> Listed:
+) -> ClusterListing:
     instances = [resource for resource in resources if isinstance(resource, Node)]
     # A resource that an instance uses is deleted with it.
     standalone = [
         resource for resource in resources if isinstance(resource, Resource) and not resource.in_use
     ]
-    lost_first = sorted(instances, key=lambda node: (node.node, node.state not in ENDED))
-    replaced = {-1, *(node.node for node in lost_first if node.state not in ENDED)}
-    nodes = [node for node in lost_first if node.state not in ENDED or node.node not in replaced]
+    lost_first = sorted(instances, key=lambda node: (node.node, node.state not in ENDED_STATES))
+    replaced = {-1, *(node.node for node in lost_first if node.state not in ENDED_STATES)}
+    nodes = [node for node in lost_first if node.state not in ENDED_STATES or node.node not in replaced]
     newest = max(instances, key=lambda node: node.launched or _FIRST, default=None)
     group = next((resource for resource in standalone if resource.ssh_cidrs is not None), None)
     created = [_parse_time(resource.tags, "awsddp:created") for resource in resources]
-    return Listed(
+    return ClusterListing(
         name=name,
         id=cluster_id,
         owner=owner,
@@ -405,14 +409,14 @@ class Holding:
     `price_usd_per_hour` is the price of its running instances and its disks, None if unknown.
     """
 
-    cluster: Listed
+    cluster: ClusterListing
     mine: bool
     orphan: bool
     price_usd_per_hour: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Everywhere:
+class RegionSearch:
     """The result of a search in regions. `unread` has the error of each region that could not be read."""
 
     holdings: tuple[Holding, ...]
@@ -420,8 +424,8 @@ class Everywhere:
 
 
 def find_everywhere(
-    gateway: Callable[[str], Aws], regions: Iterable[str], *, owner: str, now: datetime
-) -> Everywhere:
+    gateway: Callable[[str], AwsClient], regions: Iterable[str], *, owner: str, now: datetime
+) -> RegionSearch:
     """Return every resource with awsddp's tags in these regions, searched in parallel.
 
     `gateway` makes the client of a region; `owner` is the caller. A region that refuses is in `unread`.
@@ -429,24 +433,24 @@ def find_everywhere(
 
     def search(region: str) -> tuple[Holding, ...] | str:
         try:
-            return find_in(gateway(region), owner=owner, now=now)
-        except Refused as refusal:
+            return find_in_region(gateway(region), owner=owner, now=now)
+        except AwsRefused as refusal:
             return f"{region}: {refusal.message}"
 
-    results = each(search, regions)
-    return Everywhere(
+    results = run_each(search, regions)
+    return RegionSearch(
         holdings=tuple(holding for result in results if not isinstance(result, str) for holding in result),
         unread=tuple(result for result in results if isinstance(result, str)),
     )
 
 
-def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
+def find_in_region(aws: AwsClient, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     """Return every cluster with awsddp's tags in one region, the caller's first. Raises CloudError."""
-    from awsddp.aws.prices import spot
+    from awsddp.aws.prices import read_spot_prices
 
     filters: Filters = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
-    nodes, other_resources = both(partial(describe, aws, filters), partial(resources, aws, filters))
-    spot_prices = spot(aws, {node.instance_type for node in nodes if node.spot})
+    nodes, other_resources = run_both(partial(describe, aws, filters), partial(list_resources, aws, filters))
+    spot_prices = read_spot_prices(aws, {node.instance_type for node in nodes if node.spot})
     holdings = []
     for cluster, members in _clusters(aws.region, [*nodes, *other_resources]):
         if exists(cluster):
@@ -460,14 +464,16 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     return tuple(holdings)
 
 
-def _price(cluster: Listed, members: Iterable[Node | Resource], spot_prices: SpotPrices) -> float | None:
+def _price(
+    cluster: ClusterListing, members: Iterable[Node | Resource], spot_prices: SpotPrices
+) -> float | None:
     """Return the price per hour of the running instances and all disks; None if a price is unknown.
 
     A spot instance has the current spot price of its zone, or the list price if AWS returns none.
     """
     instances_usd = 0.0
     for node in cluster.nodes:
-        if node.state in (*ENDED, "stopped", "stopping"):
+        if node.state in (*ENDED_STATES, "stopped", "stopping"):
             continue
         kind = GPU_TYPES.get(node.instance_type)
         price = kind.price_usd_per_hour if kind is not None else None

@@ -47,17 +47,21 @@ class _ProcessOutput(msgspec.Struct, rename="pascal"):
     account_id: str | None = None
 
 
-class Program(ProcessProvider):
+class ProgramProvider(ProcessProvider):
     """Runs `credential_process` with a timeout. Every failure raises ProgramFailed.
 
     `failures` are the failures of the session; `report_wait` is called with a text while the program runs.
     """
 
     def __init__(
-        self, profile: str, session: botocore.session.Session, failures: Failures, say: Callable[[str], None]
+        self,
+        profile: str,
+        session: botocore.session.Session,
+        failures: Failures,
+        report_wait: Callable[[str], None],
     ) -> None:
         super().__init__(profile, lambda: session.full_config)
-        self._profile, self._failures, self._report_wait = profile, failures, say
+        self._profile, self._failures, self._report_wait = profile, failures, report_wait
 
     def _retrieve_credentials_using(self, command: str) -> dict[str, str | None]:
         failed_at, failure = self._failures.get(command, (0.0, None))

@@ -6,28 +6,28 @@ from datetime import timedelta
 from functools import partial
 from uuid import uuid4
 
-from awsddp.aws.api_errors import Refused, unless_refused
-from awsddp.aws.client import Aws, Reply, Shape
+from awsddp.aws.api_errors import AwsRefused, none_if_refused
+from awsddp.aws.client import AwsClient, Reply, Shape
 from awsddp.aws.clusters import (
     NUMBER_GIVEN_UP,
     by_id,
     describe,
-    end_of,
+    find_end_cause,
+    is_instance_unknown,
     nodes_of,
     tag,
     tagged,
     tags_of,
-    unlisted,
 )
-from awsddp.aws.launch_resources import not_yet
-from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
+from awsddp.aws.launch_resources import is_group_unknown
+from awsddp.aws.waits import CLOCK, VISIBLE_S, poll, retry_while_transient
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
 from awsddp.model.events import Event, OnEvent
-from awsddp.model.records import ENDED, Intent, Node, read_numbers
+from awsddp.model.records import ENDED_STATES, LaunchIntent, Node, parse_node_numbers
 from awsddp.plan.records import LaunchPlan, Request, Subnet
-from awsddp.plan.requests import Values
+from awsddp.plan.requests import RequestValues
 from awsddp.util.format import node_name
-from awsddp.util.parallel import each
+from awsddp.util.parallel import run_each
 
 # A token is honoured for at least an hour; a replay later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
@@ -42,11 +42,11 @@ NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
 
 
 def launch(
-    aws: Aws,
+    aws: AwsClient,
     plan: LaunchPlan,
-    values: Values,
+    values: RequestValues,
     *,
-    write_intent: Callable[[Intent], None],
+    write_intent: Callable[[LaunchIntent], None],
     on_event: OnEvent,
 ) -> tuple[Node, ...]:
     """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
@@ -61,7 +61,7 @@ def launch(
     def attempt(subnet: Subnet, requested: Request) -> tuple[Node, ...]:
         token = f"{values.ids['cluster_id']}-{uuid4().hex}"
         request = values.resolve(requested, subnet=subnet.id, client_token=token)
-        intent = Intent(
+        intent = LaunchIntent(
             cluster_id=values.ids["cluster_id"],
             zone=subnet.zone,
             written=CLOCK.now().replace(microsecond=0),
@@ -75,7 +75,7 @@ def launch(
         try:
             return attempt(subnet, request)
         except CapacityError:
-            if not plan.placement_yields:
+            if not plan.is_placement_optional:
                 raise
         on_event(Event(f"{subnet.zone}: no room in the placement group, asking without it"))
         alone = {name: value for name, value in request.parameters.items() if name != "Placement"}
@@ -85,12 +85,12 @@ def launch(
         on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {subnet.zone}", ""))
         try:
             return launch_in(subnet)
-        except (CapacityError, Refused) as refusal:
-            if isinstance(refusal, Refused) and refusal.code not in NEXT_ZONE:
+        except (CapacityError, AwsRefused) as refusal:
+            if isinstance(refusal, AwsRefused) and refusal.code not in NEXT_ZONE:
                 raise
             attempts.append((subnet.zone, refusal))
         on_event(Event(f"{subnet.zone}: {attempts[-1][1].why}"))
-    if all(isinstance(error, Refused) for _, error in attempts):
+    if all(isinstance(error, AwsRefused) for _, error in attempts):
         raise attempts[-1][1]
     location = plan.zones[0] if len(plan.zones) == 1 else f"any zone of {plan.region}"
     raise CapacityError(
@@ -98,30 +98,32 @@ def launch(
         "; ".join(f"{zone}: {error.why}" for zone, error in attempts),
         "try again later, or one of: "
         + ", ".join(f"--instance-type {c.instance_type}" for c in plan.choices)
-        + (", -o capacity.placement_group=false" if plan.placement and not plan.placement_yields else ""),
+        + (
+            ", -o capacity.placement_group=false" if plan.placement and not plan.is_placement_optional else ""
+        ),
     )
 
 
-def _run(aws: Aws, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
+def _run(aws: AwsClient, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
     """Send RunInstances; repeat it unchanged while its outcome is unknown or its resources not visible."""
     call = partial(aws.call, "RunInstances", parameters)
-    reply = patiently(call, passes=_is_eventual_consistency, on_event=on_event)
+    reply = retry_while_transient(call, is_transient=_is_eventual_consistency, on_event=on_event)
     return _tag_numbers(aws, nodes_of(reply["Instances"]))
 
 
-def _tag_numbers(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
+def _tag_numbers(aws: AwsClient, nodes: Collection[Node]) -> tuple[Node, ...]:
     """Return the nodes of a launch by number, after writing the number of each renumbered node to its tag.
 
     Without the tag its number would change when another node of the launch terminates. Raises AwsRefused of
     the kind `unavailable`, without AWS's code: AWS did not refuse the launch, and its nodes run.
     """
     try:
-        each(
+        run_each(
             lambda node: tag(aws, [node.instance_id], "awsddp:nodes", str(node.node)),
             [node for node in nodes if node.is_renumbered],
         )
     except CloudError as error:
-        raise Refused(
+        raise AwsRefused(
             f"the nodes are launched, but their numbers could not be written: {error.message}",
             error.why,
             "\n".join(filter(None, (error.next, _AGAIN))),
@@ -132,14 +134,17 @@ def _tag_numbers(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
     return tuple(sorted(nodes, key=lambda node: node.node))
 
 
-def _is_eventual_consistency(refusal: Refused) -> bool:
+def _is_eventual_consistency(refusal: AwsRefused) -> bool:
     """Return True if AWS does not find a resource of the request yet: group, key or new instance profile."""
     if refusal.code == "InvalidParameterValue":
         return "iaminstanceprofile" in refusal.why.lower().replace(" ", "")
-    return not_yet(refusal) or refusal.code in ("InvalidKeyPair.NotFound", "InvalidPlacementGroup.Unknown")
+    return is_group_unknown(refusal) or refusal.code in (
+        "InvalidKeyPair.NotFound",
+        "InvalidPlacementGroup.Unknown",
+    )
 
 
-def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
+def resume_launch(aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes that an interrupted launch created, or creates now; None if it creates none.
 
     The request of `intent` is sent again unchanged while it is less than an hour old. After that the
@@ -151,28 +156,30 @@ def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
             return _run(aws, intent.parameters, on_event=on_event)
         except CapacityError:
             return None
-        except Refused as refusal:
+        except AwsRefused as refusal:
             if refusal.code in {"IdempotentInstanceTerminated"} | NEXT_ZONE:
                 return None
             if _is_eventual_consistency(refusal):
                 return None
             if refusal.code != "IdempotentParameterMismatch":
                 raise
-    return appear(aws, intent, on_event=on_event)
+    return find_launched_nodes(aws, intent, on_event=on_event)
 
 
-def filled_by(intent: Intent) -> frozenset[int]:
+def launched_numbers(intent: LaunchIntent) -> frozenset[int]:
     """Return the node numbers that the launch of an intent creates."""
-    return frozenset(read_numbers(_requested_tags(intent)["awsddp:nodes"]))
+    return frozenset(parse_node_numbers(_requested_tags(intent)["awsddp:nodes"]))
 
 
-def _requested_tags(intent: Intent) -> dict[str, str]:
+def _requested_tags(intent: LaunchIntent) -> dict[str, str]:
     """Return the tags that the request of an intent puts on its instances."""
     tags = {item["ResourceType"]: tags_of(item) for item in intent.parameters["TagSpecifications"]}
     return tags["instance"]
 
 
-def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
+def find_launched_nodes(
+    aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent
+) -> tuple[Node, ...] | None:
     """Return the live nodes of a launch, None if there are none.
 
     Polls for two minutes while not all nodes are listed, since tags may be visible late.
@@ -184,16 +191,16 @@ def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
 
     def all_listed() -> bool | None:
         nodes[:] = describe(aws, filters)
-        return True if len(nodes) >= len(filled_by(intent)) else None
+        return True if len(nodes) >= len(launched_numbers(intent)) else None
 
     poll(all_listed, deadline_s=VISIBLE_S)
-    alive = [node for node in nodes if node.state not in ENDED]
+    alive = [node for node in nodes if node.state not in ENDED_STATES]
     members = [node for node in alive if node.tags.get("awsddp:nodes") != NUMBER_GIVEN_UP]
     return _tag_numbers(aws, members) or None
 
 
 def wait_running(
-    aws: Aws, expected: Collection[Node], *, on_event: OnEvent, deadline_s: float = 600
+    aws: AwsClient, expected: Collection[Node], *, on_event: OnEvent, deadline_s: float = 600
 ) -> tuple[Node, ...]:
     """Wait until these nodes, with their last known state, run and have an address; return them by number.
 
@@ -228,10 +235,10 @@ def wait_running(
     return running
 
 
-def refuse_off(aws: Aws, nodes: Collection[Node]) -> None:
+def check_still_running(aws: AwsClient, nodes: Collection[Node]) -> None:
     """Check once that nodes still run; pass if AWS does not respond. Raises as `wait_running` does."""
     keys = {node.instance_id for node in nodes}
-    for node in unless_refused(lambda: describe(aws, by_id(*keys)), lambda refusal: refusal.retryable) or ():
+    for node in none_if_refused(lambda: describe(aws, by_id(*keys)), lambda refusal: refusal.retryable) or ():
         _refuse_off(node, keys)
 
 
@@ -240,10 +247,10 @@ def _refuse_off(node: Node, begun: Collection[str]) -> None:
 
     A node that was just started may still be listed as stopped.
     """
-    ended = node.state in ENDED
+    ended = node.state in ENDED_STATES
     if not ended and (node.state in _ON or node.instance_id not in begun):
         return
-    (code, _), (_, text) = node.reason, end_of(node)
+    (code, _), (_, text) = node.reason, find_end_cause(node)
     if code == _BY_USER:
         by = "another command, here or elsewhere, or the EC2 console"
         text += f"\n{by} {'ended' if ended else 'stopped'} it"
@@ -269,7 +276,7 @@ class _Status(Shape):
     system_status: _Health
 
 
-def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
+def list_impaired(aws: AwsClient, nodes: Collection[Node]) -> frozenset[str]:
     """Return the ids of the running instances that fail AWS's status checks.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html
@@ -281,6 +288,6 @@ def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
     read = partial(aws.read, _Status, "DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
     return frozenset(
         status.instance_id
-        for status in unless_refused(read, unlisted) or ()
+        for status in none_if_refused(read, is_instance_unknown) or ()
         if "impaired" in (status.instance_status.status, status.system_status.status)
     )

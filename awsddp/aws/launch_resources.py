@@ -2,53 +2,57 @@
 
 from functools import partial
 
-from awsddp.aws.api_errors import Refused, unless_refused
-from awsddp.aws.client import Aws, Reply
+from awsddp.aws.api_errors import AwsRefused, none_if_refused
+from awsddp.aws.client import AwsClient, Reply
 from awsddp.aws.clusters import Filters, SecurityGroup, tagged
-from awsddp.aws.waits import VISIBLE_S, patiently, poll
+from awsddp.aws.waits import VISIBLE_S, poll, retry_while_transient
 from awsddp.errors import CloudError
 from awsddp.model.events import Event, OnEvent
 from awsddp.plan.records import LaunchPlan, Request
-from awsddp.plan.requests import Values, ssh_permission
-from awsddp.util.parallel import all_reporting, each
+from awsddp.plan.requests import RequestValues, ssh_permission
+from awsddp.util.parallel import run_all_with_events, run_each
 
 _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
 
 
-def not_yet(refusal: Refused) -> bool:
+def is_group_unknown(refusal: AwsRefused) -> bool:
     """Return True if AWS does not find the group: it may have been created a moment ago."""
     return refusal.code in _NOT_YET
 
 
-def _exists_already(refusal: Refused) -> bool:
+def _exists_already(refusal: AwsRefused) -> bool:
     """Return True if the requested resource already exists."""
     return refusal.code.endswith(".Duplicate")
 
 
-def ensure_access(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
+def ensure_launch_resources(
+    aws: AwsClient, plan: LaunchPlan, values: RequestValues, *, on_event: OnEvent
+) -> str:
     """Create what the plan's instances need, in parallel; return the id of their security group.
 
     Raises CloudError.
     """
     ensures = (_ensure_group, _ensure_key, _ensure_placement)
-    group, *_ = all_reporting([partial(ensure, aws, plan, values) for ensure in ensures], on_event=on_event)
+    group, *_ = run_all_with_events(
+        [partial(ensure, aws, plan, values) for ensure in ensures], on_event=on_event
+    )
     return str(group)
 
 
-def _create(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> Reply | None:
+def _create(aws: AwsClient, plan: LaunchPlan, values: RequestValues, operation: str) -> Reply | None:
     """Send a request of the plan; return None if it has no such request, or the resource already exists."""
-    if not plan.asks(operation):
+    if not plan.has_request(operation):
         return None
     request = values.resolve(plan.request(operation))
-    return unless_refused(partial(aws.call, operation, request.parameters), _exists_already)
+    return none_if_refused(partial(aws.call, operation, request.parameters), _exists_already)
 
 
-def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
+def _ensure_placement(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> None:
     """Create the plan's placement group, if it creates one, and wait until it is available.
 
     Raises CloudError.
     """
-    if not plan.asks("CreatePlacementGroup"):
+    if not plan.has_request("CreatePlacementGroup"):
         return
     name, created = values.ids["name"], _create(aws, plan, values, "CreatePlacementGroup")
     if created is not None:
@@ -57,26 +61,28 @@ def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEv
             return
 
     def available() -> bool | None:
-        groups = aws.pages("DescribePlacementGroups", {"GroupNames": [name]})
+        groups = aws.paginate("DescribePlacementGroups", {"GroupNames": [name]})
         return True if any(group.get("State") == "available" for group in groups) else None
 
     usable = partial(poll, available, deadline_s=VISIBLE_S)
-    patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown")
+    retry_while_transient(
+        usable, is_transient=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown"
+    )
 
 
-def _ensure_key(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
+def _ensure_key(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> None:
     """Import the cluster's public key, unless it exists (its name contains the id). Raises CloudError."""
     if _create(aws, plan, values, "ImportKeyPair") is not None:
         on_event(Event(f"key pair {values.ids['name']} imported", ""))
 
 
-def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> str:
+def _ensure_group(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> str:
     """Create the cluster's security group with its rules, unless it exists, and return its id.
 
     An existing group gets the missing rules, and port 22 is closed for addresses that the plan does not list.
     The user's own group is not changed. Raises CloudError.
     """
-    if not plan.asks("CreateSecurityGroup"):
+    if not plan.has_request("CreateSecurityGroup"):
         return str(plan.request("RunInstances").parameters["NetworkInterfaces"][0]["Groups"][0])
     created = _create(aws, plan, values, "CreateSecurityGroup")
     group = _find_group(aws, values) if created is None else str(created["GroupId"])
@@ -86,13 +92,13 @@ def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent)
         values.resolve(plan.request(f"AuthorizeSecurityGroup{side}"), security_group=group)
         for side in ("Ingress", "Egress")
     ]
-    each(lambda rule: _authorize(aws, rule), rules)
+    run_each(lambda rule: _authorize(aws, rule), rules)
     if created is None:
         _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
     return group
 
 
-def move_ssh(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
+def replace_ssh_sources(aws: AwsClient, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
     """Open port 22 of the cluster's own group for these addresses only. Raises CloudError."""
     rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
     if cidrs:
@@ -100,7 +106,7 @@ def move_ssh(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent)
     _close_stale(aws, group, cidrs, on_event=on_event)
 
 
-def _find_group(aws: Aws, values: Values) -> str:
+def _find_group(aws: AwsClient, values: RequestValues) -> str:
     name, cluster_id = values.ids["name"], values.ids["cluster_id"]
     filters: Filters = [*tagged("awsddp:id", cluster_id), {"Name": "group-name", "Values": [name]}]
 
@@ -118,10 +124,12 @@ def _find_group(aws: Aws, values: Values) -> str:
     return group
 
 
-def _authorize(aws: Aws, rules: Request) -> None:
+def _authorize(aws: AwsClient, rules: Request) -> None:
     """Add rules. If one of them already exists AWS adds none, so each is then added on its own."""
     add = partial(aws.call, rules.operation, rules.parameters)
-    added = unless_refused(partial(patiently, add, passes=not_yet), _exists_already)
+    added = none_if_refused(
+        partial(retry_while_transient, add, is_transient=is_group_unknown), _exists_already
+    )
     permissions = rules.parameters["IpPermissions"]
     if added is None and len(permissions) > 1:
         for permission in permissions:
@@ -129,14 +137,14 @@ def _authorize(aws: Aws, rules: Request) -> None:
             _authorize(aws, alone)
 
 
-def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
+def _close_stale(aws: AwsClient, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
     """Close port 22 of the cluster's own group for every address and group that is not in `cidrs`."""
     read = partial(aws.read, SecurityGroup, "DescribeSecurityGroups", {"GroupIds": [group]})
-    for permission in patiently(read, passes=not_yet)[0].ip_permissions:
+    for permission in retry_while_transient(read, is_transient=is_group_unknown)[0].ip_permissions:
         stale = [source for source in permission.sources if source not in cidrs]
         if stale and permission.from_port == 22:
             rules = {"GroupId": group, "IpPermissions": list(map(ssh_permission, stale))}
             close = partial(aws.call, "RevokeSecurityGroupIngress", rules)
-            closed = partial(patiently, close, passes=not_yet)
-            unless_refused(closed, lambda refusal: refusal.code == "InvalidPermission.NotFound")
+            closed = partial(retry_while_transient, close, is_transient=is_group_unknown)
+            none_if_refused(closed, lambda refusal: refusal.code == "InvalidPermission.NotFound")
             on_event(Event(f"port 22 closed for {len(stale)} former addresses"))

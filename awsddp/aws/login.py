@@ -28,8 +28,8 @@ from botocore.utils import (
     is_valid_ipv6_endpoint_url,
 )
 
-from awsddp.aws.api_errors import translate
-from awsddp.aws.credential_process import Failures, Program
+from awsddp.aws.api_errors import translate_error
+from awsddp.aws.credential_process import Failures, ProgramProvider
 from awsddp.errors import AwsddpError, ConfigError, NotFoundError, UsageError
 from awsddp.model.records import Target
 
@@ -99,7 +99,9 @@ class _Cache(JSONFileCache):
             super().__setitem__(key, value)
 
 
-def session_of(target: Target, *, say: Callable[[str], None] = lambda text: None) -> botocore.session.Session:
+def session_of(
+    target: Target, *, report_wait: Callable[[str], None] = lambda text: None
+) -> botocore.session.Session:
     """Return a botocore session for the target; importing boto3 would take a tenth of each command's time.
 
     Roles without a session name get `session_name()`: STS makes it a part of UserId, the owner of clusters.
@@ -131,10 +133,11 @@ def session_of(target: Target, *, say: Callable[[str], None] = lambda text: None
         roles._prompter = _prompt_mfa_code
         # Before botocore's own provider, which is then not used; it has no public hook for a source_profile.
         chain.insert_before(
-            "custom-process", Program(session.profile or "default", session, session.failures, say)
+            "custom-process",
+            ProgramProvider(session.profile or "default", session, session.failures, report_wait),
         )
         roles._profile_provider_builder._create_process_provider = partial(
-            Program, session=session, failures=session.failures, say=say
+            ProgramProvider, session=session, failures=session.failures, report_wait=report_wait
         )
     session.get_component("data_loader").file_loader = QuickReader()
     if not target.endpoint:
@@ -192,7 +195,7 @@ def _prompt_mfa_code(question: str) -> str:
 
 
 @contextlib.contextmanager
-def translated(target: Target, *, where: str) -> Iterator[None]:
+def translate_aws_errors(target: Target, *, location: str) -> Iterator[None]:
     """Translate the errors of botocore and s3transfer to CloudError, ConfigError or NotFoundError.
 
     `location` is the region or the S3 URI, for the message.
@@ -203,12 +206,12 @@ def translated(target: Target, *, where: str) -> Iterator[None]:
         yield
     except (BotoCoreError, ClientError, RetriesExceededError) as error:
         if getattr(error, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
-            raise NotFoundError(f"{where}: there is no such bucket", "", "aws s3 ls   # yours") from error
+            raise NotFoundError(f"{location}: there is no such bucket", "", "aws s3 ls   # yours") from error
         operation, login = getattr(error, "operation_name", "S3"), ""
         with contextlib.suppress(BotoCoreError):
             login = login_command(session_of(target), target)
         is_local = target.name == "local"
-        raise translate(error, operation, where=where, is_local=is_local, login=login) from error
+        raise translate_error(error, operation, location=location, is_local=is_local, login=login) from error
 
 
 def session_name() -> str:

@@ -14,17 +14,17 @@ from http.client import HTTPException
 from typing import Any, TypeVar
 
 from awsddp.aws import account_resources, prices
-from awsddp.aws.api_errors import Refused, unless_refused
-from awsddp.aws.client import Aws, Reply, Shape
+from awsddp.aws.api_errors import AwsRefused, none_if_refused
+from awsddp.aws.client import AwsClient, Reply, Shape
 from awsddp.aws.clusters import Filters, tags_of
 from awsddp.compat import releases
-from awsddp.compat.types import GPU_TYPES, GpuType, Market, quota_of
+from awsddp.compat.types import GPU_TYPES, GpuType, Market, find_quota
 from awsddp.errors import ConfigError
 from awsddp.model.records import TargetName
 from awsddp.plan.network import ssh_cidrs
-from awsddp.plan.records import Facts, Group, Image
+from awsddp.plan.records import Facts, Image, OwnGroup
 from awsddp.settings.spec import ClusterSpec
-from awsddp.util.parallel import each, soon
+from awsddp.util.parallel import run_each, run_in_thread
 
 T = TypeVar("T")
 _MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
@@ -35,8 +35,8 @@ _NO_TAG = re.compile(r"[^\w .:/=+@-]")
 ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
 
 
-def gather(
-    aws: Aws,
+def gather_facts(
+    aws: AwsClient,
     spec: ClusterSpec,
     *,
     caller_address: str | None,
@@ -50,36 +50,42 @@ def gather(
     CloudError if AWS cannot be read, ConfigError if a resource that `spec` names does not exist.
     """
 
-    def read_if_set(read: Callable[[Aws, str], T], name: str | None, default: T) -> Future[T]:
-        return soon(lambda: read(aws, name) if name else default)
+    def read_if_set(read: Callable[[AwsClient, str], T], name: str | None, default: T) -> Future[T]:
+        return run_in_thread(lambda: read(aws, name) if name else default)
 
     # The longest chain first, and the identity: it fails fast, and then nothing else is waited for.
-    image = soon(find_image, aws, spec.cluster.image)
-    caller = soon(aws.identity)
-    subnets = soon(account_resources.subnets, aws, spec.network.subnet)
-    callers = soon(_callers, spec, caller_address)
-    key = read_if_set(account_resources.own_key, spec.access.key, "")
-    role = read_if_set(account_resources.role_of, spec.access.instance_profile, None)
+    image = run_in_thread(find_image, aws, spec.cluster.image)
+    caller = run_in_thread(aws.identity)
+    subnets = run_in_thread(account_resources.find_subnets, aws, spec.network.subnet)
+    callers = run_in_thread(_callers, spec, caller_address)
+    key = read_if_set(account_resources.read_own_key, spec.access.key, "")
+    role = read_if_set(account_resources.find_role, spec.access.instance_profile, None)
     checks: list[Future[Any]] = [
-        soon(account_resources.check_sources, aws, spec.network.ssh_cidr),
+        run_in_thread(account_resources.check_ssh_groups, aws, spec.network.ssh_cidr),
         role,
         read_if_set(account_resources.check_disk_key, spec.access.kms_key, None),
     ]
-    reserved = read_if_set(account_resources.reservation, spec.capacity.reservation, None)
+    reserved = read_if_set(account_resources.find_reservation, spec.capacity.reservation, None)
     if spec.capacity.reservation:
         caller.result()
     reservation = reserved.result()
     requested_types = spec.cluster.types or ((reservation.instance_type,) if reservation else ())
     type_names = sorted({*GPU_TYPES, *requested_types})
-    offers = soon(_offers, aws, type_names)
-    described = {name: soon(_describe_type, aws, name) for name in requested_types if name not in GPU_TYPES}
-    quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, requested_types)}
-    used = soon(_used_vcpus, aws, cluster_id)
-    listed = soon(prices.on_demand, aws, type_names, named=next(iter(requested_types), None))
+    offers = run_in_thread(_offers, aws, type_names)
+    described = {
+        name: run_in_thread(_describe_type, aws, name) for name in requested_types if name not in GPU_TYPES
+    }
+    quotas = {code: run_in_thread(_quota, aws, code) for code in _quota_codes(spec, requested_types)}
+    used = run_in_thread(_used_vcpus, aws, cluster_id)
+    listed = run_in_thread(
+        prices.read_on_demand_prices, aws, type_names, named=next(iter(requested_types), None)
+    )
     on_spot = type_names if spec.cluster.spot else []
-    market = soon(prices.spot, aws, on_spot)
+    market = run_in_thread(prices.read_spot_prices, aws, on_spot)
     budgeted = on_spot if spec.cluster.budget_usd is not None else []
-    highest = soon(prices.spot, aws, budgeted and (requested_types or type_names), days=7)
+    highest = run_in_thread(
+        prices.read_spot_prices, aws, budgeted and (requested_types or type_names), days=7
+    )
     group = read_if_set(partial(_own_group, spec, callers), spec.network.security_group, None)
     owner = caller.result().user_id
     reads: list[Future[Any]] = [image, subnets, callers, key, offers, listed, market, highest, group]
@@ -111,16 +117,18 @@ def gather(
     )
 
 
-def _own_group(spec: ClusterSpec, callers: "Future[tuple[str, ...]]", aws: Aws, group_id: str) -> Group:
+def _own_group(
+    spec: ClusterSpec, callers: "Future[tuple[str, ...]]", aws: AwsClient, group_id: str
+) -> OwnGroup:
     cidrs = ssh_cidrs(spec, ()) if spec.network.ssh_cidr else callers.result()
-    return account_resources.own_group(aws, group_id, cidrs=cidrs, efa=spec.capacity.efa)
+    return account_resources.read_own_group(aws, group_id, cidrs=cidrs, efa=spec.capacity.efa)
 
 
 class _Region(Shape):
     region_name: str
 
 
-def enabled_regions(aws: Aws) -> tuple[str, ...]:
+def list_enabled_regions(aws: AwsClient) -> tuple[str, ...]:
     """Return the regions that the account has enabled. Raises CloudError."""
     regions = aws.read(_Region, "DescribeRegions", {"AllRegions": False})
     return tuple(sorted(region.region_name for region in regions))
@@ -131,7 +139,7 @@ class _Offering(Shape):
     location: str
 
 
-def _offers(aws: Aws, type_names: list[str]) -> dict[str, tuple[str, ...]]:
+def _offers(aws: AwsClient, type_names: list[str]) -> dict[str, tuple[str, ...]]:
     """Return the zones that offer each of these types."""
     filters = [{"Name": "instance-type", "Values": type_names}]
     request = {"LocationType": "availability-zone", "Filters": filters}
@@ -141,11 +149,11 @@ def _offers(aws: Aws, type_names: list[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(zones[name])) for name in sorted(zones)}
 
 
-def _describe_type(aws: Aws, name: str) -> GpuType | str:
+def _describe_type(aws: AwsClient, name: str) -> GpuType | str:
     """Return EC2's description of a type that is not in the table, or EC2's error text."""
     try:
-        matches = aws.pages("DescribeInstanceTypes", {"InstanceTypes": [name]})
-    except Refused as refusal:
+        matches = aws.paginate("DescribeInstanceTypes", {"InstanceTypes": [name]})
+    except AwsRefused as refusal:
         if refusal.code in ("InvalidInstanceType", "InvalidParameterValue"):
             return refusal.why
         raise
@@ -183,30 +191,30 @@ def _gbit(performance: str) -> str:
 def _quota_codes(spec: ClusterSpec, requested_types: Iterable[str]) -> set[str]:
     """Return the codes of the quotas that the requested types (if none: all types) count against."""
     names = tuple(requested_types) or tuple(GPU_TYPES)
-    quotas = (quota_of(name, market) for name in names for market in spec.cluster.markets)
+    quotas = (find_quota(name, market) for name in names for market in spec.cluster.markets)
     return {quota[0] for quota in quotas if quota is not None}
 
 
-def _quota(aws: Aws, code: str) -> float | None:
+def _quota(aws: AwsClient, code: str) -> float | None:
     """Return a quota's vCPUs, None if it cannot be read: a launch does not depend on it."""
     request = {"ServiceCode": "ec2", "QuotaCode": code}
-    reply = unless_refused(lambda: aws.call("GetServiceQuota", request, service="service-quotas"))
+    reply = none_if_refused(lambda: aws.call("GetServiceQuota", request, service="service-quotas"))
     return float(reply["Quota"]["Value"]) if reply else None
 
 
-def _used_vcpus(aws: Aws, cluster_id: str) -> dict[str, int]:
+def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
     """Return the running vCPUs of the region by quota code, without those of the cluster `cluster_id`.
 
     Returns {} if instances may not be listed: a launch does not depend on it.
     """
     running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    read = partial(aws.pages, "DescribeInstances", {"Filters": running}, "Reservations")
+    read = partial(aws.paginate, "DescribeInstances", {"Filters": running}, "Reservations")
     used: Counter[str] = Counter()
-    reservations = unless_refused(read) or ()
+    reservations = none_if_refused(read) or ()
     for instance in (instance for reservation in reservations for instance in reservation["Instances"]):
         kind, cpus = GPU_TYPES.get(instance["InstanceType"]), instance.get("CpuOptions", {})
         lifecycle = instance.get("InstanceLifecycle")
-        quota = quota_of(instance["InstanceType"], _MARKETS.get(lifecycle, "on-demand"))
+        quota = find_quota(instance["InstanceType"], _MARKETS.get(lifecycle, "on-demand"))
         if quota is not None and tags_of(instance).get("awsddp:id") != cluster_id:
             used[quota[0]] += kind.vcpus if kind else cpus.get("CoreCount", 0) * cpus.get("ThreadsPerCore", 1)
     return dict(used)
@@ -220,7 +228,7 @@ def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
         return (str(ipaddress.ip_network(caller_address)),)
     if spec.network.address == "private":
         return ()
-    addresses = dict.fromkeys(filter(None, each(_ask_address, ADDRESS_SOURCES)))
+    addresses = dict.fromkeys(filter(None, run_each(_ask_address, ADDRESS_SOURCES)))
     return tuple(f"{address}/32" for address in addresses)
 
 
@@ -232,7 +240,7 @@ def _ask_address(source: str) -> str | None:
         return None
 
 
-def find_image(aws: Aws, requested: str | None) -> Image:
+def find_image(aws: AwsClient, requested: str | None) -> Image:
     """Return the image to launch.
 
     `requested` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` matches
@@ -252,7 +260,7 @@ def find_image(aws: Aws, requested: str | None) -> Image:
     if image is None:
         raise ConfigError(
             f"{setting}: no image {tried!r} in {aws.region}",
-            releases.explained(tried)
+            releases.explain_missing_image(tried)
             or "it was deregistered, is not shared with this account, or is in another region",
             "name one with --image: an id, a name with *, or an SSM parameter; "
             "without --image the newest Deep Learning AMI is taken",
@@ -260,7 +268,7 @@ def find_image(aws: Aws, requested: str | None) -> Image:
     return image
 
 
-def _newest_image(aws: Aws) -> Image | None:
+def _newest_image(aws: AwsClient) -> Image | None:
     """Return the newest Deep Learning AMI whose PyTorch is in the table; if there is none, the newest.
 
     It is looked up by name, since an SSM parameter needs a permission of its own: the result would depend on
@@ -269,32 +277,34 @@ def _newest_image(aws: Aws) -> Image | None:
     images = _images_of_name(aws, releases.DLAMI_NAMES, owners=["amazon"])
     newest = _newest([image for image in images if releases.in_table(image.name)] or images)
     newest_of_all = _newest(images)
-    if newest is None or newest_of_all is None or not releases.unknown_torch(newest_of_all.name):
+    if newest is None or newest_of_all is None or not releases.find_unknown_torch(newest_of_all.name):
         return newest
     return replace(newest, newer=newest_of_all.name)
 
 
-def _image_of_parameter(aws: Aws, name: str) -> Image | None:
+def _image_of_parameter(aws: AwsClient, name: str) -> Image | None:
     """Return the image that an SSM parameter names; None without such a parameter or image."""
     reply = aws.call("GetParameters", {"Names": [name]}, service="ssm")
     return _image_of_id(aws, reply["Parameters"][0]["Value"]) if reply["Parameters"] else None
 
 
-def _image_of_id(aws: Aws, image_id: str) -> Image | None:
+def _image_of_id(aws: AwsClient, image_id: str) -> Image | None:
     not_found = ("InvalidAMIID.", "InvalidParameterValue")
     read = partial(_images, aws, {"ImageIds": [image_id]})
-    return _newest(unless_refused(read, lambda refusal: refusal.code.startswith(not_found)) or ())
+    return _newest(none_if_refused(read, lambda refusal: refusal.code.startswith(not_found)) or ())
 
 
-def _images_of_name(aws: Aws, pattern: str, *, owners: Sequence[str] = ("amazon", "self")) -> list[Image]:
+def _images_of_name(
+    aws: AwsClient, pattern: str, *, owners: Sequence[str] = ("amazon", "self")
+) -> list[Image]:
     """Return the images of this name; deprecated images only if there are no others."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
     request = {"Owners": list(owners), "Filters": filters}
     return _images(aws, request) or _images(aws, {**request, "IncludeDeprecated": True})
 
 
-def _images(aws: Aws, request: Reply) -> list[Image]:
-    described = aws.pages("DescribeImages", request)
+def _images(aws: AwsClient, request: Reply) -> list[Image]:
+    described = aws.paginate("DescribeImages", request)
     return [_image(image) for image in described if image.get("State") == "available"]
 
 

@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
-from awsddp.aws.api_errors import Refused, unless_refused
-from awsddp.aws.client import Aws
-from awsddp.aws.clusters import by_id, describe, tag, unlisted
-from awsddp.aws.waits import deadline_s, patiently, poll
+from awsddp.aws.api_errors import AwsRefused, none_if_refused
+from awsddp.aws.client import AwsClient
+from awsddp.aws.clusters import by_id, describe, is_instance_unknown, tag
+from awsddp.aws.waits import deadline_s, poll, retry_while_transient
 from awsddp.errors import CapacityError, NodeError
 from awsddp.model.events import Event, OnEvent
-from awsddp.model.records import ENDED, MORE, Node
-from awsddp.settings.ec2_limits import TAG_VALUE
+from awsddp.model.records import ENDED_STATES, OLDER_JOBS, Node
+from awsddp.settings.ec2_limits import MAX_TAG_VALUE
 from awsddp.util.format import node_name, utc
-from awsddp.util.parallel import each
+from awsddp.util.parallel import run_each
 
 TAG = "awsddp:unfetched"
 
 
-def _is_changing(refusal: Refused) -> bool:
+def _is_changing(refusal: AwsRefused) -> bool:
     """Return True if a node is still stopping or gone, or AWS does not list it everywhere yet."""
-    return unlisted(refusal) or refusal.code in ("IncorrectInstanceState", "IncorrectState")
+    return is_instance_unknown(refusal) or refusal.code in ("IncorrectInstanceState", "IncorrectState")
 
 
-def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
+def stop(aws: AwsClient, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     """Stop on-demand nodes and wait until they are stopped. From now on a poweroff also stops them.
 
     Raises CloudError, NodeError if a node does not stop.
@@ -35,7 +35,7 @@ def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     names = {node.instance_id: node_name(node.node) for node in nodes}
     keys = list(names)
     poweroff(aws, keys, "stop")
-    patiently(lambda: aws.call("StopInstances", {"InstanceIds": keys}), passes=_is_changing)
+    retry_while_transient(lambda: aws.call("StopInstances", {"InstanceIds": keys}), is_transient=_is_changing)
     states: dict[str, str] = {}
 
     def all_stopped() -> bool | None:
@@ -43,14 +43,16 @@ def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
             if states.get(key := node.instance_id) != node.state:
                 states[key] = node.state
                 on_event(Event(f"{key} {node.state}", names[key]))
-        return True if len(states) == len(keys) and set(states.values()) <= {"stopped", *ENDED} else None
+        return (
+            True if len(states) == len(keys) and set(states.values()) <= {"stopped", *ENDED_STATES} else None
+        )
 
     if poll(all_stopped, deadline_s=deadline_s(node.instance_type for node in nodes)) is None:
         slow = ", ".join(f"{key} ({state})" for key, state in states.items() if state != "stopped")
         raise NodeError("not all nodes stopped", f"still waiting for: {slow}", "awsddp stop   # again")
 
 
-def start(aws: Aws, nodes: Sequence[Node], *, keeps_group: bool, on_event: OnEvent) -> None:
+def start(aws: AwsClient, nodes: Sequence[Node], *, keeps_group: bool, on_event: OnEvent) -> None:
     """Request the start of stopped nodes; wait for a node that is still stopping.
 
     Unless `keeps_group`, the nodes leave a placement group that has no room:
@@ -61,11 +63,13 @@ def start(aws: Aws, nodes: Sequence[Node], *, keeps_group: bool, on_event: OnEve
     grouped = [node.instance_id for node in nodes if any(kind == "PlacementGroups" for kind, *_ in node.uses)]
 
     def request_start() -> None:
-        patiently(lambda: aws.call("StartInstances", {"InstanceIds": keys}), passes=_is_changing)
+        retry_while_transient(
+            lambda: aws.call("StartInstances", {"InstanceIds": keys}), is_transient=_is_changing
+        )
 
     def leave_group(instance_id: str) -> None:
         request = {"InstanceId": instance_id, "GroupName": ""}
-        unless_refused(lambda: aws.call("ModifyInstancePlacement", request), _is_changing)
+        none_if_refused(lambda: aws.call("ModifyInstancePlacement", request), _is_changing)
 
     try:
         request_start()
@@ -73,16 +77,16 @@ def start(aws: Aws, nodes: Sequence[Node], *, keeps_group: bool, on_event: OnEve
         if keeps_group or not grouped:
             raise
         on_event(Event("no room in the placement group, starting the nodes without it"))
-        each(leave_group, grouped)
+        run_each(leave_group, grouped)
         request_start()
 
 
-def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
+def tag_expiry(aws: AwsClient, nodes: Sequence[Node], expires: datetime) -> None:
     """Write a new expiry to the nodes' tag; the watchdogs are updated separately. Raises CloudError."""
     tag(aws, [node.instance_id for node in nodes], "awsddp:expires", utc(expires))
 
 
-def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
+def keep_on_poweroff(aws: AwsClient, nodes: Sequence[Node], job: str) -> None:
     """Before a job: let a poweroff stop the on-demand nodes, and tag all nodes with the job as unfetched.
 
     A spot node cannot be stopped, so it is only tagged. Both run in parallel: each is safe without the other,
@@ -99,12 +103,12 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
     for node in nodes:
         if not node.spot:
             act = partial(_on_poweroff, aws, node.instance_id, "stop")
-            calls.append(partial(patiently, act, passes=unlisted))
-    each(lambda call: call(), calls)
+            calls.append(partial(retry_while_transient, act, is_transient=is_instance_unknown))
+    run_each(lambda call: call(), calls)
 
 
 def release(
-    aws: Aws,
+    aws: AwsClient,
     nodes: Sequence[Node],
     job: str,
     *,
@@ -119,7 +123,9 @@ def release(
     no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
-    named = {key: _replace_more(jobs, (older or {}).get(key, (MORE,))) for key, jobs in jobs_by_node.items()}
+    named = {
+        key: _replace_more(jobs, (older or {}).get(key, (OLDER_JOBS,))) for key, jobs in jobs_by_node.items()
+    }
     unfetched = {key: [other for other in jobs if other != job] for key, jobs in named.items()}
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
@@ -127,26 +133,28 @@ def release(
     _write_tags(aws, unfetched)
 
 
-def poweroff(aws: Aws, instance_ids: Iterable[str], behaviour: str) -> None:
+def poweroff(aws: AwsClient, instance_ids: Iterable[str], behaviour: str) -> None:
     """Let a poweroff from inside "stop" or "terminate" on-demand nodes. Missing nodes are skipped."""
-    each(lambda key: unless_refused(partial(_on_poweroff, aws, key, behaviour), _is_changing), instance_ids)
+    run_each(
+        lambda key: none_if_refused(partial(_on_poweroff, aws, key, behaviour), _is_changing), instance_ids
+    )
 
 
-def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
+def unfetched_of(aws: AwsClient, nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Read the jobs that each live node is tagged with, by instance id; MORE stands for older jobs.
 
     Other commands may have added jobs since `nodes` were read.
     """
     listed = describe(aws, by_id(*(node.instance_id for node in nodes)))
-    return {node.instance_id: list(node.unfetched) for node in listed if node.state not in ENDED}
+    return {node.instance_id: list(node.unfetched) for node in listed if node.state not in ENDED_STATES}
 
 
-def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
+def _on_poweroff(aws: AwsClient, instance_id: str, behaviour: str) -> None:
     changed = {"Attribute": "instanceInitiatedShutdownBehavior", "Value": behaviour}
     aws.call("ModifyInstanceAttribute", {"InstanceId": instance_id, **changed})
 
 
-def _write_tags(aws: Aws, unfetched: dict[str, list[str]]) -> None:
+def _write_tags(aws: AwsClient, unfetched: dict[str, list[str]]) -> None:
     """Write each list of jobs to the tag of its node, in one call for all nodes with the same list."""
     texts = {key: _tag_value(jobs) for key, jobs in unfetched.items()}
     for text in sorted(set(texts.values())):
@@ -155,15 +163,15 @@ def _write_tags(aws: Aws, unfetched: dict[str, list[str]]) -> None:
 
 def _tag_value(jobs: Sequence[str]) -> str:
     """Return jobs, the oldest first, as the tag's value: MORE and the newest if not all fit."""
-    named, has_older = [job for job in jobs if job != MORE], MORE in jobs
-    while len(text := " ".join([MORE, *named] if has_older else named)) > TAG_VALUE:
+    named, has_older = [job for job in jobs if job != OLDER_JOBS], OLDER_JOBS in jobs
+    while len(text := " ".join([OLDER_JOBS, *named] if has_older else named)) > MAX_TAG_VALUE:
         named, has_older = named[1:], True
     return text
 
 
 def _replace_more(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
     """Return jobs with `older` in place of MORE."""
-    if MORE not in jobs:
+    if OLDER_JOBS not in jobs:
         return list(jobs)
-    named = [job for job in jobs if job != MORE]
+    named = [job for job in jobs if job != OLDER_JOBS]
     return [*(job for job in older if job not in named), *named]

@@ -11,18 +11,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.aws.api_errors import MOST_SKEW_S, Refused, skew_s
-from awsddp.aws.client import Aws, Identity
+from awsddp.aws.api_errors import MOST_SKEW_S, AwsRefused, clock_skew_s
+from awsddp.aws.client import AwsClient, Identity
 from awsddp.errors import AwsddpError, CapacityError, ConfigError
 from awsddp.model.records import Check
 from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, Request
-from awsddp.plan.requests import Values
+from awsddp.plan.requests import RequestValues
 from awsddp.settings.spec import ClusterSpec
-from awsddp.settings.values import s3_place
-from awsddp.util.parallel import each
+from awsddp.settings.values import parse_s3_uri
+from awsddp.util.parallel import run_each
 
-OF_REGION = ("credentials", "clock", "plan", "permission")
+REGION_CHECKS = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""
 CONFIGURATION = "configuration"
 """The check that fails if the AWS configuration is invalid."""
@@ -46,7 +46,7 @@ _NO_GROUP = "needs a security group; with the VPC's default one it is denied"
 
 
 def before_launch(
-    aws: Aws, spec: ClusterSpec, values: Values, *, facts: Callable[[], Facts]
+    aws: AwsClient, spec: ClusterSpec, values: RequestValues, *, facts: Callable[[], Facts]
 ) -> tuple[Check, ...]:
     """Return every check that can be made before any resource exists; nothing is changed.
 
@@ -56,13 +56,13 @@ def before_launch(
     try:
         checks = _check_caller(aws)
     except ConfigError as error:
-        return (failed(CONFIGURATION, error), *not_checked(CONFIGURATION, *OF_REGION))
+        return (failed_check(CONFIGURATION, error), *skipped_checks(CONFIGURATION, *REGION_CHECKS))
     except AwsddpError as error:
-        return (failed("credentials", error), *not_checked("credentials", *OF_REGION[1:]))
+        return (failed_check("credentials", error), *skipped_checks("credentials", *REGION_CHECKS[1:]))
     try:
         plan, quota = _plan_and_quota(spec, facts())
     except AwsddpError as error:
-        return (*checks, failed("plan", error), *not_checked("plan", "permission"))
+        return (*checks, failed_check("plan", error), *skipped_checks("plan", "permission"))
     summary = f"{plan.nodes} x {plan.instance_type} in {', '.join(plan.zones)}"
     if quota is None:
         checks.append(Check(name="plan", ok=True, value=f"{summary}; {plan.quota}"))
@@ -72,7 +72,7 @@ def before_launch(
     try:
         return (*checks, *dry_run(aws, plan, values))
     except AwsddpError as error:
-        return (*checks, failed("permission", error))
+        return (*checks, failed_check("permission", error))
 
 
 _RULE = {
@@ -83,15 +83,15 @@ _RULE = {
 }
 
 
-def uploads_check(aws: Aws, uri: str) -> list[Check]:
+def check_interrupted_uploads(aws: AwsClient, uri: str) -> list[Check]:
     """Return a warning if the bucket of an S3 URI keeps interrupted uploads, which cost money.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html
     """
-    bucket, prefix = s3_place(uri)
+    bucket, prefix = parse_s3_uri(uri)
     try:
         rules = aws.call("GetBucketLifecycleConfiguration", {"Bucket": bucket}, service="s3")["Rules"]
-    except Refused as refusal:
+    except AwsRefused as refusal:
         if refusal.code != "NoSuchLifecycleConfiguration":
             return []  # the rules are unknown
         rules = []
@@ -109,13 +109,13 @@ def uploads_check(aws: Aws, uri: str) -> list[Check]:
     return [Check(name="warning", ok=None, value=value, hint=hint)]
 
 
-def failed(name: str, error: AwsddpError) -> Check:
+def failed_check(name: str, error: AwsddpError) -> Check:
     """Return an error as a failed check."""
     value = f"{error.message}: {error.why}" if error.why else error.message
     return Check(name=name, ok=False, value=value, hint=error.next)
 
 
-def not_checked(missing: str, *names: str) -> tuple[Check, ...]:
+def skipped_checks(missing: str, *names: str) -> tuple[Check, ...]:
     """Return checks of these names as not checked, because the check `missing` failed."""
     return tuple(Check(name=name, ok=None, value=f"not checked: needs {missing}") for name in names)
 
@@ -127,16 +127,16 @@ def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check 
     except AwsddpError as error:
         if error.kind != "quota":
             raise
-        return make_plan(spec, replace(facts, quotas={})), failed("quota", error)
+        return make_plan(spec, replace(facts, quotas={})), failed_check("quota", error)
 
 
-def _check_caller(aws: Aws) -> list[Check]:
+def _check_caller(aws: AwsClient) -> list[Check]:
     """Return the checks of the credentials and of this machine's clock. Raises CloudError."""
     reply = aws.call("GetCallerIdentity", {}, service="sts")
     end = aws.credentials_end()
     until = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC"
-    checks = [Check(name="credentials", ok=True, value=Identity.of(reply).arn + until)]
-    skew = skew_s(reply.get("ResponseMetadata", {}), datetime.now(UTC))
+    checks = [Check(name="credentials", ok=True, value=Identity.from_reply(reply).arn + until)]
+    skew = clock_skew_s(reply.get("ResponseMetadata", {}), datetime.now(UTC))
     if skew is not None:
         is_right, side = abs(skew) <= MOST_SKEW_S, "behind" if skew > 0 else "ahead of"
         value, expected = f"{abs(skew):.0f} s {side} AWS's", f"within {MOST_SKEW_S} s"
@@ -145,7 +145,7 @@ def _check_caller(aws: Aws) -> list[Check]:
     return checks
 
 
-def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Check, ...]:
+def dry_run(aws: AwsClient, plan: LaunchPlan, values: RequestValues) -> tuple[Check, ...]:
     """Send the plan's requests with DryRun, and return a check of the permission for each.
 
     Resources that do not exist yet are left out of the launch: the key, the cluster's own security group and
@@ -162,18 +162,18 @@ def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Check, ...]:
         outcome, why = "allowed", ""
         try:
             aws.call(sent.operation, sent.parameters)
-        except (Refused, CapacityError) as refusal:
-            if not (isinstance(refusal, Refused) and refusal.code == "DryRunOperation"):
+        except (AwsRefused, CapacityError) as refusal:
+            if not (isinstance(refusal, AwsRefused) and refusal.code == "DryRunOperation"):
                 outcome, why = "denied" if refusal.kind == "permission" else "refused", refusal.why
         if outcome == "denied" and parameters != request.parameters and _DEFAULT_GROUP in why:
             outcome, why = "not asked", _NO_GROUP
         return _check(request.operation, outcome, why)
 
-    checks = each(try_request, requests)
+    checks = run_each(try_request, requests)
     later = [
         _check(name, "not asked", f"needs {requirement}")
         for made_by, requirement, names in _LATER
-        if plan.asks(made_by)  # the user's own is not changed, and not deleted
+        if plan.has_request(made_by)  # the user's own is not changed, and not deleted
         for name in names
     ]
     return (*checks, *later)

@@ -5,14 +5,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from awsddp.aws.api_errors import Refused, unless_refused
-from awsddp.aws.client import Aws, Shape
+from awsddp.aws.api_errors import AwsRefused, none_if_refused
+from awsddp.aws.client import AwsClient, Shape
 
-History = dict[tuple[str, str], list[tuple[datetime, float]]]
+SpotHistory = dict[tuple[str, str], list[tuple[datetime, float]]]
 """Spot prices and when each began, by type and zone."""
 
 
-def on_demand(aws: Aws, names: Iterable[str], *, named: str | None = None) -> dict[str, float]:
+def read_on_demand_prices(
+    aws: AwsClient, names: Iterable[str], *, named: str | None = None
+) -> dict[str, float]:
     """Return the on-demand price of one instance of each type, in US dollars per hour; {} if unknown.
 
     No page of AWS documents how ANY_OF takes several values: if it returns no price, the `named` type is
@@ -24,7 +26,7 @@ def on_demand(aws: Aws, names: Iterable[str], *, named: str | None = None) -> di
     return {name: price for name, price in (prices or {}).items() if price}
 
 
-def _products(aws: Aws, how: str, types: str) -> dict[str, float] | None:
+def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
     """Return the prices of the Pricing API; None if it does not respond: awsddp ships a table of prices."""
     fixed = {
         "regionCode": aws.region,
@@ -37,8 +39,8 @@ def _products(aws: Aws, how: str, types: str) -> dict[str, float] | None:
     filters.append({"Type": how, "Field": "instanceType", "Value": types})
     request = {"ServiceCode": "AmazonEC2", "Filters": filters}
     try:
-        texts = aws.pages("GetProducts", request, "PriceList", service="pricing")
-    except Refused as refusal:
+        texts = aws.paginate("GetProducts", request, "PriceList", service="pricing")
+    except AwsRefused as refusal:
         return {} if refusal.code == "InvalidParameterException" else None
     usd_by_type: dict[str, float] = {}
     for text in texts:
@@ -55,13 +57,13 @@ def _products(aws: Aws, how: str, types: str) -> dict[str, float] | None:
     return usd_by_type
 
 
-def spot(aws: Aws, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:
+def read_spot_prices(aws: AwsClient, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:
     """Return the spot price of one instance, by type and zone; {} if AWS returns none.
 
     It is the current price, or with `days` the highest of that many days.
     """
     by_type: dict[str, dict[str, float]] = defaultdict(dict)
-    history = spot_history(aws, names, since=datetime.now(UTC) - timedelta(days=days))
+    history = read_spot_history(aws, names, since=datetime.now(UTC) - timedelta(days=days))
     for (name, zone), prices in history.items():
         usd = [price for _, price in prices]
         by_type[name][zone] = max(usd) if days else usd[-1]
@@ -75,7 +77,7 @@ class _SpotPrice(Shape):
     spot_price: float
 
 
-def spot_history(aws: Aws, names: Iterable[str], *, since: datetime) -> History:
+def read_spot_history(aws: AwsClient, names: Iterable[str], *, since: datetime) -> SpotHistory:
     """Return the spot prices of one instance; {} if AWS has none, or `names` is empty.
 
     The first price may have begun before `since`, if it was valid then:
@@ -85,7 +87,7 @@ def spot_history(aws: Aws, names: Iterable[str], *, since: datetime) -> History:
         return {}
     products = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
     parameters = {"InstanceTypes": type_names, "StartTime": since, "ProductDescriptions": products}
-    history = unless_refused(lambda: aws.read(_SpotPrice, "DescribeSpotPriceHistory", parameters)) or ()
+    history = none_if_refused(lambda: aws.read(_SpotPrice, "DescribeSpotPriceHistory", parameters)) or ()
     series: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
     for entry in sorted(history, key=lambda entry: entry.timestamp):
         series[entry.instance_type, entry.availability_zone][entry.timestamp] = entry.spot_price

@@ -9,13 +9,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from awsddp.aws import clusters
-from awsddp.aws.api_errors import Refused
-from awsddp.aws.client import Aws
+from awsddp.aws.api_errors import AwsRefused
+from awsddp.aws.client import AwsClient
 from awsddp.aws.waits import deadline_s, poll
 from awsddp.errors import LeftoverError
 from awsddp.model.events import Event, OnEvent
-from awsddp.model.records import ENDED, Listed, Node
-from awsddp.plan.records import names
+from awsddp.model.records import ENDED_STATES, ClusterListing, Node
+from awsddp.plan.records import resource_names
 from awsddp.util.format import node_name
 
 # How long interfaces of terminated instances may still use a group.
@@ -36,13 +36,13 @@ _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.
 _GONE = (".NotFound", ".Unknown")
 
 
-def teardown(aws: Aws, cluster: Listed, *, on_event: OnEvent) -> Teardown:
+def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> Teardown:
     """Terminate the cluster's instances, delete its other resources, and list again to verify it.
 
     Only resources with this cluster's `awsddp:id` and owner are changed, and its nodes, whatever their tags
     are. Resources that no longer exist count as deleted. Raises CloudError if AWS cannot be reached.
     """
-    name = names(cluster.name, cluster.id)["name"]
+    name = resource_names(cluster.name, cluster.id)["name"]
     filters = [*clusters.tagged("awsddp:id", cluster.id), *clusters.tagged("awsddp:owner", cluster.owner)]
     ours = frozenset(node.instance_id for node in cluster.live)
     run = _Run(aws=aws, filters=filters, on_event=on_event, name=name, ours=ours)
@@ -58,7 +58,7 @@ def teardown(aws: Aws, cluster: Listed, *, on_event: OnEvent) -> Teardown:
     )
 
 
-def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
+def terminate_nodes(aws: AwsClient, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     """Terminate some nodes of a cluster, and wait until they are terminated.
 
     Raises LeftoverError if a node could not be terminated, CloudError if AWS cannot be reached.
@@ -78,7 +78,7 @@ def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
         )
 
 
-def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
+def give_up_nodes(aws: AwsClient, nodes: Sequence[Node]) -> None:
     """Tag nodes as no longer part of their cluster, so that they do not count as lost. Raises CloudError."""
     clusters.tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", clusters.NUMBER_GIVEN_UP)
 
@@ -91,7 +91,7 @@ class _Run:
     which may lack its tags.
     """
 
-    aws: Aws
+    aws: AwsClient
     filters: clusters.Filters
     on_event: OnEvent
     name: str = ""
@@ -101,7 +101,7 @@ class _Run:
     leftovers: dict[str, str] | None = None
     _untagged: set[str] = field(default_factory=set)
     _used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _deleted: set[tuple[clusters.Kind, str]] = field(default_factory=set)
+    _deleted: set[tuple[clusters.ResourceKind, str]] = field(default_factory=set)
     _blocked: dict[str, str] = field(default_factory=dict)
 
     def end_instances(self) -> bool | None:
@@ -123,7 +123,7 @@ class _Run:
         waiting = [
             node for node in nodes if node.state != "terminated" and node.instance_id not in self.refused
         ]
-        living = [node.instance_id for node in waiting if node.state not in ENDED]
+        living = [node.instance_id for node in waiting if node.state not in ENDED_STATES]
         tagged = [key for key in living if key not in self._untagged]
         for keys in ([tagged] if tagged else []) + [[key] for key in living if key in self._untagged]:
             self._terminate(keys)
@@ -140,9 +140,9 @@ class _Run:
     def _terminate(self, keys: list[str]) -> None:
         try:
             self.aws.call("TerminateInstances", {"InstanceIds": keys})
-        except Refused as refusal:
+        except AwsRefused as refusal:
             # NotFound this early does not prove that it is terminated: the next listing decides.
-            if not refusal.retryable and not clusters.unlisted(refusal):
+            if not refusal.retryable and not clusters.is_instance_unknown(refusal):
                 lacks = "; it has lost its tags awsddp:id and awsddp:owner" * (keys[0] in self._untagged)
                 self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))
 
@@ -169,7 +169,7 @@ class _Run:
         Resources that nodes need stay while a node may not be terminated: its results must stay reachable.
         """
         kind, key = resource.kind, resource.id
-        live = {instance_id for instance_id, state in self.states.items() if state not in ENDED}
+        live = {instance_id for instance_id, state in self.states.items() if state not in ENDED_STATES}
         if kind in _OF_NODES and live & self.refused.keys():
             self._blocked[key] = "nodes that could not be terminated use it"
             return False
@@ -177,7 +177,7 @@ class _Run:
             return False
         try:
             self.aws.call(f"Delete{kind.key.removesuffix('s')}", {kind.by: resource.by})
-        except Refused as refusal:
+        except AwsRefused as refusal:
             if not refusal.code.endswith(_GONE):
                 if not refusal.retryable and refusal.code not in _HELD:
                     self.refused[key] = refusal.why
@@ -191,7 +191,7 @@ class _Run:
 
     def _list_remaining(self) -> list[clusters.Resource]:
         """Return the resources other than instances: listed ones, and unlisted ones that instances use."""
-        listed = clusters.resources(self.aws, self.filters)
+        listed = clusters.list_resources(self.aws, self.filters)
         known_keys = {(resource.kind, resource.by) for resource in listed} | self._deleted
         used = [(kind, key) for kind in clusters.KINDS for key in sorted(self._used[kind.key])]
         unlisted = [
@@ -230,14 +230,14 @@ class _Run:
         unknown = {user.instance for user in users} - {""} - self.states.keys()
         listed = clusters.describe(self.aws, clusters.by_id(*unknown)) if unknown else []
         ours = {node.instance_id for node in clusters.describe(self.aws, self.filters)} if listed else set()
-        return {node.instance_id for node in listed if node.state not in ENDED} - ours
+        return {node.instance_id for node in listed if node.state not in ENDED_STATES} - ours
 
     def _interfaces(self, group: clusters.Resource) -> list[clusters.Resource]:
         """Return the interfaces in a security group; [] for any other resource."""
         if group.kind is not clusters.GROUPS:
             return []
         filters: clusters.Filters = [{"Name": "group-id", "Values": [group.id]}]
-        return clusters.resources(self.aws, filters, (clusters.INTERFACES,))
+        return clusters.list_resources(self.aws, filters, (clusters.INTERFACES,))
 
 
 def _user(resource: clusters.Resource, foreign: Collection[str]) -> str:

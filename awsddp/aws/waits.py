@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from awsddp.aws.api_errors import Refused
+from awsddp.aws.api_errors import AwsRefused
 from awsddp.model.events import Event, OnEvent
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def poll(
     deadline_s: float,
     first_s: float = 0.3,
     most_s: float = 5.0,
-    passes: Callable[[Refused], bool] = lambda refusal: False,
+    is_transient: Callable[[AwsRefused], bool] = lambda refusal: False,
 ) -> T | None:
     """Call `check` until its result is not None, and return the result; return None at the deadline.
 
@@ -44,13 +44,13 @@ def poll(
     error; the last such error is raised at the deadline.
     """
     end = CLOCK.monotonic() + deadline_s
-    for pause in growing(first_s, most_s):
+    for pause in growing_pauses(first_s, most_s):
         error = None
         try:
             if (result := check()) is not None:
                 return result
-        except Refused as refusal:
-            if not passes(refusal) and not refusal.retryable:
+        except AwsRefused as refusal:
+            if not is_transient(refusal) and not refusal.retryable:
                 raise
             error = refusal
         remaining_s = end - CLOCK.monotonic()
@@ -62,8 +62,11 @@ def poll(
     raise AssertionError("growing() never ends")
 
 
-def patiently(
-    act: Callable[[], T], *, passes: Callable[[Refused], bool], on_event: OnEvent = lambda event: None
+def retry_while_transient(
+    act: Callable[[], T],
+    *,
+    is_transient: Callable[[AwsRefused], bool],
+    on_event: OnEvent = lambda event: None,
 ) -> T:
     """Call `act` and return its result; retry for two minutes while its error is transient.
 
@@ -73,20 +76,20 @@ def patiently(
     """
     reported: list[str] = []
 
-    def will_pass(refusal: Refused) -> bool:
-        if not passes(refusal):
+    def will_pass(refusal: AwsRefused) -> bool:
+        if not is_transient(refusal):
             return False
         if not reported:
             reported.append(refusal.why)
             on_event(Event(f"retrying: {refusal.why}"))
         return True
 
-    result = poll(lambda: (act(),), deadline_s=VISIBLE_S, passes=will_pass)
+    result = poll(lambda: (act(),), deadline_s=VISIBLE_S, is_transient=will_pass)
     assert result is not None, "the result of the check is a tuple, and at the deadline its error is raised"
     return result[0]
 
 
-def growing(first_s: float, most_s: float) -> Iterator[float]:
+def growing_pauses(first_s: float, most_s: float) -> Iterator[float]:
     """Yield pauses in seconds without end, growing from `first_s` to `most_s`, with 20 % jitter."""
     pause = first_s
     while True:

@@ -7,33 +7,33 @@ import click
 from awsddp.cli import invocation
 from awsddp.cli.command_line import Globals
 from awsddp.cli.options import Verb
-from awsddp.cli.pages import all_page, cluster_page, down_page, orphans_page
+from awsddp.cli.pages import cluster_page, clusters_page, down_page, orphans_page
 from awsddp.cli.plan_page import launch_question, offers_page, plan_page, settings_page
 
 TERMINATION = ("Terminate?", "nothing was terminated")
 
 
 @click.command("plan", cls=Verb)
-@invocation.options_of("plan")
+@invocation.add_options("plan")
 @click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
 def plan(options: Globals, *, offers: bool, **values: Any) -> None:
     """Show what `up` would do and cost, with -v also the source of each setting. Changes nothing."""
-    from awsddp.cluster.plan import offers as list_offers
-    from awsddp.cluster.plan import plan, settings_of
-    from awsddp.plan.records import document
+    from awsddp.cluster.plan import find_offers as list_offers
+    from awsddp.cluster.plan import list_plan_settings, plan
+    from awsddp.plan.records import plan_to_document
 
-    with invocation.opened(options, invocation.overrides(values)) as (session, show):
+    with invocation.opened(options, invocation.read_overrides(values)) as (session, show):
         if offers:
             show.result(list_offers(session), offers_page)
         else:
             launch = plan(session)
-            show.result(document(launch), lambda _: plan_page(launch, verbose=bool(options.verbose)))
+            show.result(plan_to_document(launch), lambda _: plan_page(launch, verbose=bool(options.verbose)))
             if options.verbose:
-                show.page(settings_of(session), settings_page)
+                show.page(list_plan_settings(session), settings_page)
 
 
 @click.command("up", cls=Verb)
-@invocation.options_of("up")
+@invocation.add_options("up")
 def up(options: Globals, **values: Any) -> None:
     """Launch the nodes and prepare them. Idempotent: completes, repairs or resizes an existing cluster.
 
@@ -41,7 +41,7 @@ def up(options: Globals, **values: Any) -> None:
     """
     from awsddp.cluster.up import up
 
-    with invocation.opened(options, invocation.overrides(values)) as (session, show):
+    with invocation.opened(options, invocation.read_overrides(values)) as (session, show):
         show.result(up(session, confirm=launch_question(show, session.spec)), cluster_page)
 
 
@@ -58,7 +58,7 @@ def status(options: Globals, *, all_: bool) -> None:
         if all_:
             from awsddp.cluster.inventory import status_all
 
-            show.result(status_all(session), all_page)
+            show.result(status_all(session), clusters_page)
         else:
             from awsddp.cluster.status import status
 
@@ -89,10 +89,10 @@ def down(options: Globals, *, discard: bool, orphans: bool) -> None:
     from awsddp.cluster.inventory import down_orphans
 
     with invocation.opened(options) as (session, show):
-        confirm, lose = show.question(*TERMINATION), show.loses
+        confirm, lose = show.question(*TERMINATION), show.confirm_loss
         if orphans:
             show.result(down_orphans(session, discard=discard, confirm=confirm), orphans_page)
             return
-        unnamed = options.yes and not options.named
+        unnamed = options.yes and not options.is_named
         document = down(session, discard=discard, known_only=unnamed, confirm=confirm, lose=lose)
         show.result(document, down_page)

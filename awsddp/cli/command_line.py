@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from awsddp.errors import AwsddpError, Interrupted, LetGo
+from awsddp.errors import AwsddpError, Interrupted, Terminated
 
 if TYPE_CHECKING:
     from awsddp.model.records import JobRecord
     from awsddp.session.context import Session
 
-PATIENCE_S = 3.0
+EXIT_WITHIN_S = 3.0
 """How long a verb that has nothing to finish may take to exit after a signal."""
 
 
@@ -44,17 +44,17 @@ class Globals:
         return self.cluster or os.environ.get("AWSDDP_CLUSTER") or "default"
 
     @property
-    def named(self) -> bool:
+    def is_named(self) -> bool:
         """Whether the cluster was named explicitly."""
         return bool(self.cluster or os.environ.get("AWSDDP_CLUSTER"))
 
 
-class Watch:
+class CommandState:
     """Handle the signals of the running command.
 
     `session` is set when the verb has its session, the other attributes when the options are parsed. `pause`
-    removes the live lines. `again` is the command that continues after an interrupt ("": none), `unwritten`
-    the file that the current questions are for ("": none).
+    removes the live lines. `rerun_command` continues after an interrupt ("": none). `unwritten_file` is the
+    file that the current questions are for ("": none).
     """
 
     def __init__(self) -> None:
@@ -63,12 +63,12 @@ class Watch:
         self.pause: Callable[[], None] = lambda: None
         self.finishes = False
         self.ends_cluster = False
-        self.again = ""
-        self.unwritten = ""
+        self.rerun_command = ""
+        self.unwritten_file = ""
         self._signals = 0
         self._show_error: Callable[[AwsddpError], object] = lambda error: None
 
-    def install(self, show_error: Callable[[AwsddpError], object]) -> None:
+    def install_handlers(self, show_error: Callable[[AwsddpError], object]) -> None:
         """Install the signal handlers; a signal that was ignored at the start stays ignored (nohup).
 
         `show_error` prints the error with which a second signal ends this process.
@@ -83,23 +83,23 @@ class Watch:
         """Whether a signal was received."""
         return self._signals > 0
 
-    def interrupted(self, stop: BaseException | None = None) -> AwsddpError:
+    def interrupt_error(self, stop: BaseException | None = None) -> AwsddpError:
         """Return the error of an interrupted command: what still runs, and the exit code for `stop`."""
         error = Interrupted(
             "interrupted before anything was changed",
             "",
             "awsddp status   # the cluster and its cost\nawsddp down     # terminate it",
         )
-        if self.unwritten:
-            error = Interrupted(f"interrupted: no {self.unwritten} was written")
+        if self.unwritten_file:
+            error = Interrupted(f"interrupted: no {self.unwritten_file} was written")
         elif self.session is not None:
-            from awsddp.session.next_steps import interruption
+            from awsddp.session.next_steps import make_interrupted_error
 
-            error = interruption(self.session, again=self.again)
+            error = make_interrupted_error(self.session, continue_command=self.rerun_command)
         if notes := getattr(stop, "__notes__", ()):
             error = Interrupted(notes[0])
-        if isinstance(stop, LetGo):
-            error.exit_code = 128 + stop.number
+        if isinstance(stop, Terminated):
+            error.exit_code = 128 + stop.signal_number
         return error
 
     def _on_signal(self, number: int, _: Any) -> None:
@@ -109,20 +109,20 @@ class Watch:
                 return  # only a user at a terminal may exit while instances still run
             self._exit(number)
         if not self.finishes:
-            timer = threading.Timer(PATIENCE_S, self._exit, [number])
+            timer = threading.Timer(EXIT_WITHIN_S, self._exit, [number])
             timer.daemon = True
             timer.start()
-        raise KeyboardInterrupt if number == signal.SIGINT else LetGo(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     def _exit(self, number: int) -> None:
         """Print the error of an interrupted command and end this process at once."""
         with contextlib.suppress(Exception):
             self.pause()
-            self._show_error(self.interrupted())
-        leave(128 + number)
+            self._show_error(self.interrupt_error())
+        exit_now(128 + number)
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """End the process at once, without waiting for other threads and without freeing memory."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal during a write
@@ -130,31 +130,31 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-WATCH = Watch()
+COMMAND = CommandState()
 
 
-def named(text: str, *, job: "JobRecord | None" = None) -> str:
+def with_global_options(text: str, *, job: "JobRecord | None" = None) -> str:
     """Return `text` with the global options (-c, --local, ...) added to its commands.
 
     Uses the session of the running verb, or the global options if there is none yet.
     """
     from awsddp.session import next_steps
-    from awsddp.session.advice import read_advice
-    from awsddp.state import Folder, home
+    from awsddp.session.advice import parse_message
+    from awsddp.state import ClusterFolder, awsddp_home
 
-    if WATCH.session is not None:
-        return next_steps.advised(WATCH.session, text, job=job)
-    options = WATCH.options
-    folder = Folder(home(), options.name)
-    words = next_steps.global_words(
+    if COMMAND.session is not None:
+        return next_steps.complete_commands(COMMAND.session, text, job=job)
+    options = COMMAND.options
+    folder = ClusterFolder(awsddp_home(), options.name)
+    words = next_steps.global_options(
         folder, local=options.local, region=options.region, profile=options.profile
     )
-    return "\n".join(str(line.with_options(words)) for line in read_advice(text))
+    return "\n".join(str(line.with_options(words)) for line in parse_message(text))
 
 
-def resuming(job: "JobRecord") -> str:
+def resume_command(job: "JobRecord") -> str:
     """Return the command that continues a job from its checkpoint."""
     from awsddp.session.next_steps import resume_note
 
-    note = resume_note(WATCH.session, job) if WATCH.session is not None else ""
-    return named(f"awsddp train --resume {job.job}", job=job) + note
+    note = resume_note(COMMAND.session, job) if COMMAND.session is not None else ""
+    return with_global_options(f"awsddp train --resume {job.job}", job=job) + note

@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from awsddp.agent.diagnosis.hang import ranges
-from awsddp.cli.command_line import named
+from awsddp.agent.diagnosis.hang import format_ranges
+from awsddp.cli.command_line import with_global_options
 from awsddp.cli.pages import job_lines
-from awsddp.cli.table import line, table_lines, width, wrapped
-from awsddp.model.records import Check, ProcessStack, RankStack, write_numbers
+from awsddp.cli.table import line, table_lines, width, wrap
+from awsddp.model.records import Check, ProcessStack, RankStack, format_node_numbers
 from awsddp.util import terminal_safe
 from awsddp.util.format import duration, node_name
 
@@ -47,7 +47,7 @@ def _outcome(check: Check) -> tuple[str, str, int]:
 
 def _node_names(checks: list[Check]) -> str:
     numbers = [check.node for check in checks if check.node is not None]
-    return node_name(numbers[0]) if len(numbers) == 1 else write_numbers(numbers) or "all"
+    return node_name(numbers[0]) if len(numbers) == 1 else format_node_numbers(numbers) or "all"
 
 
 def _result(checks: list[Check]) -> str:
@@ -62,11 +62,11 @@ def checks_page(report: "DoctorDocument") -> None:
     columns = _columns()
     for (kind, ok, value, hint), group in itertools.groupby(report.checks, key=_merge_key):
         names = [check.name.removeprefix(f"{kind} ") for check in group]
-        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {terminal_safe.line(value)}"
-        shown = wrapped(text, columns, label=f"{_OUTCOMES[ok]:{_MARK}}", whole=False)
+        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {terminal_safe.escape_line(value)}"
+        shown = wrap(text, columns, label=f"{_OUTCOMES[ok]:{_MARK}}", whole=False)
         label = f"{' ' * _MARK}next: "
-        for step in terminal_safe.lines(hint).splitlines():
-            shown += wrapped(step, columns, label=label)
+        for step in terminal_safe.escape_lines(hint).splitlines():
+            shown += wrap(step, columns, label=label)
             label = " " * len(label)
         print("\n".join(shown))
 
@@ -101,16 +101,16 @@ def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
     for stack, ranks in stacks[:_STACKS] if verbose else ():
         line(_rank_numbers([rank.rank for rank in ranks]), *(f"  | {frame}" for frame in stack[-_FRAMES:]))
     if document.ranks and (len(stacks) > _STACKS or not verbose):
-        line(named(f"  stacks: awsddp why {document.job} {'--json' if verbose else '-v'}"))
+        line(with_global_options(f"  stacks: awsddp why {document.job} {'--json' if verbose else '-v'}"))
     if document.result is None:
-        line(named(f"  end it: awsddp cancel {document.job}"))
+        line(with_global_options(f"  end it: awsddp cancel {document.job}"))
 
 
 def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:
     """Yield [ranks, their position, that line of the program, the call in which they wait]."""
     for (state, call, position, *workers), ranks in _group_ranks(document, _position):
         nodes = sorted({rank.node for rank in ranks})
-        names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {ranges(nodes)}"
+        names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {format_ranges(nodes)}"
         is_behind = not document.behind or ranks[0].rank in document.behind
         others = "" if is_behind else f"for {_rank_numbers(document.behind)} "
         waits = f"waits {others}in {call}" if call else ""
@@ -145,4 +145,4 @@ def _position(rank: RankStack) -> tuple[str, ...]:
 
 
 def _rank_numbers(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(list(ranks))}"
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranges(list(ranks))}"

@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from awsddp.cli.command_line import WATCH, Globals, named
+from awsddp.cli.command_line import COMMAND, Globals, with_global_options
 from awsddp.errors import AwsddpError, CloudError, ConfigError, Interrupted, UsageError
 
-READER_GONE = 141
+BROKEN_PIPE_CODE = 141
 """The exit code if the reader of a pipe has gone: 128 + SIGPIPE."""
 _PERMISSION = "awsddp runs as your user: give your user access to it"
 _SPACE = "free disk space, then run the same command again"
@@ -28,26 +28,26 @@ _LOCAL_ERRORS = {
 """The next step for an error of a file, disk or limit of this machine."""
 
 
-def run(command: click.Command) -> int:
+def run_command(command: click.Command) -> int:
     """Run the command line and return its exit code; every error is printed as a message."""
-    WATCH.options, WATCH.session = Globals(json="--json" in sys.argv), None  # until options are parsed
-    WATCH.unwritten = ""
+    COMMAND.options, COMMAND.session = Globals(json="--json" in sys.argv), None  # until options are parsed
+    COMMAND.unwritten_file = ""
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
         print(end="", flush=True)  # raises BrokenPipeError in this try, not at exit
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return show(WATCH.interrupted())
+        return show_error(COMMAND.interrupt_error())
     except click.exceptions.NoArgsIsHelpError as error:  # a group (`awsddp local`) without a subcommand
         click.echo(error.format_message())
         return 0
     except click.UsageError as error:
-        from awsddp.cli.suggestions import meant
+        from awsddp.cli.suggestions import suggest
 
-        return show(meant(error, sys.argv[1:]))
+        return show_error(suggest(error, sys.argv[1:]))
     except click.ClickException as error:
-        return show(UsageError(error.format_message(), "", "awsddp --help"))
+        return show_error(UsageError(error.format_message(), "", "awsddp --help"))
     except AwsddpError as error:
-        return show(error)
+        return show_error(error)
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as end:
@@ -56,7 +56,7 @@ def run(command: click.Command) -> int:
         return _reader_gone()  # click itself exits if its echo gets a broken pipe
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _LOCAL_ERRORS:
-            return show(_local_error(error))
+            return show_error(_local_error(error))
         return _report_bug(error)
     return result if isinstance(result, int) else 0
 
@@ -68,7 +68,7 @@ def _local_error(error: OSError) -> ConfigError:
     return ConfigError(f"cannot {use} {path}", error.strerror or "", _LOCAL_ERRORS[error.errno or 0])
 
 
-def show(error: AwsddpError) -> int:
+def show_error(error: AwsddpError) -> int:
     """Print an error, as a document with --json, and return its exit code. Ignores a closed terminal."""
     with contextlib.suppress(OSError):
         _print_error(error)
@@ -79,32 +79,32 @@ def _print_error(error: AwsddpError) -> None:
     from awsddp.cli import table
     from awsddp.util import terminal_safe
 
-    if (session := WATCH.session) is not None:
-        from awsddp.session.next_steps import what_runs_on
+    if (session := COMMAND.session) is not None:
+        from awsddp.session.next_steps import add_running_costs
 
         if isinstance(error, CloudError) and error.needs_login:
-            what_runs_on(session, error)
-    error.next = named(error.next)
-    if WATCH.options.verbose > 1:
+            add_running_costs(session, error)
+    error.next = with_global_options(error.next)
+    if COMMAND.options.verbose > 1:
         import traceback
 
         traceback.print_exc()
-    if WATCH.options.json:
-        table.document(error.document())
+    if COMMAND.options.json:
+        table.print_document(error.document())
         sys.stdout.flush()
         return
     columns = table.width(stderr=True)
     is_notice = isinstance(error, Interrupted) and not (error.why or error.next)
-    if (is_notice or WATCH.is_signalled) and sys.stderr.isatty():  # after the terminal's ^C
+    if (is_notice or COMMAND.is_signalled) and sys.stderr.isatty():  # after the terminal's ^C
         click.echo(err=True)
     for label, text in (
-        ("" if is_notice else "error: ", terminal_safe.line(error.message)),
-        ("  why: ", terminal_safe.lines(error.why)),
-        (" next: ", terminal_safe.lines(error.next)),
+        ("" if is_notice else "error: ", terminal_safe.escape_line(error.message)),
+        ("  why: ", terminal_safe.escape_lines(error.why)),
+        (" next: ", terminal_safe.escape_lines(error.next)),
     ):
         for line in text.split("\n") if text else ():
-            first, *more = table.wrapped(line, columns, label=label)
-            if label == "error: " and not table.no_color():
+            first, *more = table.wrap(line, columns, label=label)
+            if label == "error: " and not table.is_color_disabled():
                 first = click.style(label, fg="red", bold=True) + first.removeprefix(label)
             click.echo("\n".join([first, *more]), err=True)
             label = " " * len(label)
@@ -113,7 +113,7 @@ def _print_error(error: AwsddpError) -> None:
 def _reader_gone() -> int:
     """Discard further output after the reader of a pipe has gone (`| head`), and return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return READER_GONE
+    return BROKEN_PIPE_CODE
 
 
 def _report_bug(error: Exception) -> int:
@@ -121,16 +121,16 @@ def _report_bug(error: Exception) -> int:
     import traceback
     from datetime import datetime
 
-    from awsddp.state import home, write_private
+    from awsddp.state import awsddp_home, write_private
 
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = home() / "debug" / f"{stamp}.log"
+    path = awsddp_home() / "debug" / f"{stamp}.log"
     try:
         write_private(path, "".join(traceback.format_exception(error)).encode())
         details = str(path)
     except AwsddpError:
         details = "run it again with -vv"
-    return show(
+    return show_error(
         AwsddpError(
             f"unexpected: {type(error).__name__}: {error}",
             "this is a bug in awsddp; your cluster, if any, is unchanged",

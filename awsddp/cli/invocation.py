@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 import click
 
-from awsddp.cli.command_line import WATCH, Globals
-from awsddp.cli.options import files, instance_types, jobs
+from awsddp.cli.command_line import COMMAND, Globals
+from awsddp.cli.options import complete_files, complete_instance_types, complete_jobs
 from awsddp.cli.screen import Screen
 from awsddp.errors import UsageError
 from awsddp.session.context import Session
-from awsddp.session.next_steps import advising
-from awsddp.settings.loader import load, option_words
-from awsddp.settings.spec import FILE, OPTIONS, SECTIONS, ClusterSpec, Given, JobSpec
-from awsddp.settings.values import VARIABLE
+from awsddp.session.next_steps import completing_errors
+from awsddp.settings.loader import load, option_arguments
+from awsddp.settings.spec import FILE, OPTIONS, SECTIONS, ClusterSpec, JobSpec, OptionValue
+from awsddp.settings.values import VARIABLE_NAME
 from awsddp.settings.verbs import HAS_OPTION
 
-_ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
+_ASSIGNMENT = re.compile(VARIABLE_NAME.pattern + "=", re.ASCII)
 
 
 def _ranks_per_node(value: Any) -> Any:
@@ -30,10 +30,14 @@ def _ranks_per_node(value: Any) -> Any:
     return value if value == "gpu" else click.INT.convert(value, None, None)
 
 
-_COMPLETIONS = {"cluster.instance_type": instance_types, "env.file": files, "job.resume": jobs}
+_COMPLETIONS = {
+    "cluster.instance_type": complete_instance_types,
+    "env.file": complete_files,
+    "job.resume": complete_jobs,
+}
 
 
-def options_of(verb: str) -> Callable[[Any], Any]:
+def add_options(verb: str) -> Callable[[Any], Any]:
     """Return a decorator that adds to a command the options of `verb` that set keys of awsddp.toml."""
 
     def decorate(function: Any) -> Any:
@@ -65,12 +69,12 @@ def _option(key: str) -> Callable[[Any], Any]:
     )
 
 
-def overrides(values: dict[str, Given]) -> dict[str, Given]:
+def read_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
     """Return the options of a command line by key of awsddp.toml; `values` are click's, by parameter name.
 
     `--env NAME=VALUE` is the same as --env-var. Raises UsageError for it on a verb that has no --env-var.
     """
-    by_key: dict[str, Given] = {}
+    by_key: dict[str, OptionValue] = {}
     for key in OPTIONS:
         value = values.get(key.partition(".")[2])
         if value is None or value == ():
@@ -108,7 +112,7 @@ def _parse_variable(text: str) -> tuple[str, str | None]:
     if "=" in text:
         name, value = _split_assignment(text)
         return f"env.variables.{name}", value
-    if not VARIABLE.fullmatch(text):
+    if not VARIABLE_NAME.fullmatch(text):
         raise UsageError(
             f"--env-var {text}: not the name of a variable", "", "use --env-var NAME or --env-var NAME=VALUE"
         )
@@ -131,13 +135,13 @@ def _with_relative_script(job: JobSpec) -> JobSpec:
     return dataclasses.replace(job, job=dataclasses.replace(job.job, script=relative))
 
 
-def specs(options: Globals, explicit: dict[str, Given] | None = None) -> tuple[ClusterSpec, JobSpec]:
+def specs(options: Globals, explicit: dict[str, OptionValue] | None = None) -> tuple[ClusterSpec, JobSpec]:
     """Return the requested cluster and job, from the global options, `explicit` values and awsddp.toml.
 
     Raises ConfigError.
     """
     assignments = (_split_assignment(text.removeprefix("="), sign="-o ") for text in options.override)
-    values: dict[str, Given] = dict(assignments)
+    values: dict[str, OptionValue] = dict(assignments)
     login = {"cluster.region": options.region, "cluster.profile": options.profile}
     typed = {key: value for key, value in login.items() if value} | (explicit or {})
     labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
@@ -146,19 +150,22 @@ def specs(options: Globals, explicit: dict[str, Given] | None = None) -> tuple[C
 
 @contextlib.contextmanager
 def opened(
-    options: Globals, explicit: dict[str, Given] | None = None, *, verb: Literal["train", "run"] = "train"
+    options: Globals,
+    explicit: dict[str, OptionValue] | None = None,
+    *,
+    verb: Literal["train", "run"] = "train",
 ) -> Iterator[tuple[Session, Screen]]:
     """Yield the session and the screen of a verb; `verb` is "run" if the cluster ends with the job."""
     spec, job = specs(options, explicit)
     with contextlib.closing(Screen(options)) as screen:
         screen.begin()
-        WATCH.pause = screen.pause
-        WATCH.session = session = Session(
+        COMMAND.pause = screen.pause
+        COMMAND.session = session = Session(
             name=options.name,
             local=options.local,
             settings=(spec, _with_relative_script(job)),
-            on_event=screen.event,
-            agree=screen.agree,
+            on_event=screen.show_event,
+            confirms=screen.agree,
             ask=screen.ask,
             verb=verb,
         )
@@ -166,7 +173,7 @@ def opened(
             session.say(note)
         if unread := _find_unread_file():
             session.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
-        with advising(session):
+        with completing_errors(session):
             yield session, screen
 
 
@@ -174,7 +181,7 @@ def _label(key: str) -> str:
     """Return the option or argument that sets a key: --nodes, --region, SCRIPT."""
     section, _, name = key.partition(".")
     if key in OPTIONS:
-        return option_words(key, "")[0]
+        return option_arguments(key, "")[0]
     return {"job": name.upper(), "env": "--env-var"}.get(section, f"--{name}")
 
 

@@ -12,12 +12,12 @@ import click
 from awsddp.cli import invocation
 from awsddp.cli.cluster import TERMINATION
 from awsddp.cli.command_line import Globals
-from awsddp.cli.options import Verb, files
-from awsddp.cli.options import jobs as complete_jobs
+from awsddp.cli.options import Verb, complete_files
+from awsddp.cli.options import complete_jobs as complete_jobs
 from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_page, run_page
 from awsddp.cli.plan_page import launch_question
 from awsddp.errors import Interrupted, UsageError
-from awsddp.settings.spec import Given
+from awsddp.settings.spec import OptionValue
 
 if TYPE_CHECKING:
     from awsddp.model.documents import FetchDocument
@@ -44,29 +44,31 @@ class Launch(Verb):
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
 
 
-def job_overrides(values: dict[str, Given]) -> dict[str, Given]:
+def read_job_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
     """Return the job's options, its script and the script's arguments as overrides."""
     script, args = values.get("script"), click.get_current_context().meta["awsddp.script_args"]
-    script_overrides: dict[str, Given] = {} if script is None else {"job.script": script}
-    args_overrides: dict[str, Given] = {"job.args": list(args)} if args else {}
-    return invocation.overrides(values) | script_overrides | args_overrides
+    script_overrides: dict[str, OptionValue] = {} if script is None else {"job.script": script}
+    args_overrides: dict[str, OptionValue] = {"job.args": list(args)} if args else {}
+    return invocation.read_overrides(values) | script_overrides | args_overrides
 
 
-def refuse_command(ctx: click.Context, options: Globals) -> None:
+def refuse_launcher(ctx: click.Context, options: Globals) -> None:
     """Raise UsageError for a launcher's command line, and for a file after -- if no script is set.
 
     The words would become arguments of another program, the bundled one.
     """
-    from awsddp.cli.suggestions import starts_ranks
+    from awsddp.cli.suggestions import is_launcher_command
 
     script, args = ctx.params["script"], ctx.meta["awsddp.script_args"]
     is_refused = False
     # Unlike Path's methods, os.path's return False for a name that no file can have.
     if script is not None and not os.path.exists(script) and not ctx.params["module"]:  # noqa: PTH110
-        is_refused = (not Path(script).suffix or "=" in script) and starts_ranks([script, *args])
+        is_refused = (not Path(script).suffix or "=" in script) and is_launcher_command([script, *args])
     elif script is None and args and not args[0].startswith("-"):
         is_file = args[0].endswith((".py", ".sh")) or os.path.isfile(args[0])  # noqa: PTH113
-        is_refused = starts_ranks(args) or (is_file and invocation.specs(options)[1].job.script is None)
+        is_refused = is_launcher_command(args) or (
+            is_file and invocation.specs(options)[1].job.script is None
+        )
     if is_refused:
         raise click.UsageError(
             f"{script or args[0]}: SCRIPT is the program of each rank, and ARGS are its arguments", ctx
@@ -74,8 +76,8 @@ def refuse_command(ctx: click.Context, options: Globals) -> None:
 
 
 @click.command("train", cls=Launch)
-@click.argument("script", required=False, shell_complete=files)
-@invocation.options_of("train")
+@click.argument("script", required=False, shell_complete=complete_files)
+@invocation.add_options("train")
 @click.option("--detach", is_flag=True, help="Return when the ranks run; `awsddp logs -f` follows the job.")
 @click.pass_context
 def train(ctx: click.Context, /, options: Globals, *, detach: bool, **values: Any) -> None:
@@ -89,11 +91,11 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **values: An
     """
     from awsddp.job.train import train
 
-    refuse_command(ctx, options)
-    with invocation.opened(options, job_overrides(values)) as (session, show):
+    refuse_launcher(ctx, options)
+    with invocation.opened(options, read_job_overrides(values)) as (session, show):
         next_step = "awsddp down   # terminate the nodes"
         page = functools.partial(job_page, next_step=next_step, streamed=not detach)
-        with show.partial(page):
+        with show.partial_result(page):
             job = train(session, on_lines=show.lines, detach=detach)
         show.result(job, page)
     ctx.exit(0 if detach or job.state == "succeeded" else 1)
@@ -112,8 +114,8 @@ class Run(Launch):
 
 
 @click.command("run", cls=Run)
-@click.argument("script", required=False, shell_complete=files)
-@invocation.options_of("run")
+@click.argument("script", required=False, shell_complete=complete_files)
+@invocation.add_options("run")
 @click.option(
     "--detach", is_flag=True, help="Return when the ranks run; the nodes end by themselves after the job."
 )
@@ -127,10 +129,10 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **values: Any)
     """
     from awsddp.cluster.run import run_job, with_idle
 
-    refuse_command(ctx, options)
-    with invocation.opened(options, job_overrides(values), verb="run") as (session, show):
+    refuse_launcher(ctx, options)
+    with invocation.opened(options, read_job_overrides(values), verb="run") as (session, show):
         confirm = launch_question(show, with_idle(session).spec)
-        with show.partial(run_page):
+        with show.partial_result(run_page):
             result = run_job(session, confirm=confirm, on_lines=show.lines, detach=detach)
         show.result(result, functools.partial(run_page, detached=detach))
     ctx.exit(0 if detach or (result.train and result.train.state == "succeeded") else 1)
@@ -145,11 +147,11 @@ def jobs(options: Globals, *, names: tuple[str, ...], since: str | None) -> None
     The jobs of the selected cluster (-c) are shown as its nodes report them. With JOB: only these jobs. -v:
     also their commands and each rank's progress.
     """
-    from awsddp.job.jobs import jobs_of_all
+    from awsddp.job.jobs import list_jobs
 
     page = functools.partial(jobs_page, verbose=options.verbose > 0, chosen=bool(names))
-    with invocation.opened(options) as (session, show), show.partial(page):
-        show.result(jobs_of_all(session, names, since=_parse_date(since)), page)
+    with invocation.opened(options) as (session, show), show.partial_result(page):
+        show.result(list_jobs(session, names, since=_parse_date(since)), page)
 
 
 def _parse_date(text: str | None) -> datetime | None:
@@ -197,7 +199,7 @@ def logs(
     with invocation.opened(options) as (session, show):
         next_step = "awsddp down   # terminate the nodes" if follow else ""
         page = functools.partial(job_page, next_step=next_step, streamed=not (last or ranks))
-        with show.partial(page):
+        with show.partial_result(page):
             result = logs(session, job=job, follow=follow, on_lines=show.lines, last=last, ranks=ranks)
         show.result(result, page)
     ctx.exit(0 if not follow or result.state == "succeeded" else 1)
@@ -240,13 +242,13 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
     from awsddp.cluster.up import up
     from awsddp.job.fetch import fetch, fetch_jobs
 
-    explicit: dict[str, Given] = {"job.outputs": list(outputs)} if outputs else {}
-    with invocation.opened(options, explicit) as (session, show), show.partial(fetch_page):
+    explicit: dict[str, OptionValue] = {"job.outputs": list(outputs)} if outputs else {}
+    with invocation.opened(options, explicit) as (session, show), show.partial_result(fetch_page):
         confirm = launch_question(show, session.spec)
         start = functools.partial(up, session, confirm=confirm)
 
         def fetch_one(name: str | None = None) -> "FetchDocument":
-            return fetch(session, job=name, anew=bool(outputs), start=start)
+            return fetch(session, job=name, refetch=bool(outputs), start=start)
 
         on_document = functools.partial(show.page, page=fetch_page)
         if _returns_list(names):

@@ -19,7 +19,7 @@ from awsddp.errors import ConfigError, UsageError
 from awsddp.local import client as cloud
 from awsddp.model.documents import StoppedDocument
 from awsddp.session.context import Session
-from awsddp.settings.values import seconds
+from awsddp.settings.values import parse_duration
 
 if TYPE_CHECKING:
     from awsddp.model.documents import Fault, LocalDocument
@@ -73,7 +73,7 @@ def fault() -> None:
 
 
 @fault.command("add", cls=Verb)
-@click.argument("what")
+@click.argument("subject", metavar="WHAT")
 @click.argument("effect")
 @click.option("--for", "lasts", metavar="TIME", help="Duration: 30s, 5m.  [default: until cleared]")
 @click.option(
@@ -87,7 +87,7 @@ def fault() -> None:
     help="Affect only calls with this value: a zone, a type, an id; or placement-group.",
 )
 def fault_add(
-    options: Globals, what: str, effect: str, lasts: str | None, notice: str | None, **values: Any
+    options: Globals, subject: str, effect: str, lasts: str | None, notice: str | None, **values: Any
 ) -> None:
     """Inject a fault into WHAT: an API operation (`*`: any) or a node.
 
@@ -103,9 +103,9 @@ def fault_add(
     with _opened(options) as (session, show):
         values |= {"for_s": _seconds(lasts, "--for"), "notice_s": _seconds(notice, "--notice")}
         choices = {name: value for name, value in values.items() if value is not None}
-        if number := re.fullmatch(r"node(\d{1,4})", what):
-            what = cloud.instance_of(session.home, options.name, int(number[1]))
-        show.result(cloud.fault_add(session.home, what, effect, **choices), faults_page)
+        if number := re.fullmatch(r"node(\d{1,4})", subject):
+            subject = cloud.find_instance_id(session.home, options.name, int(number[1]))
+        show.result(cloud.add_fault(session.home, subject, effect, **choices), faults_page)
 
 
 @fault.command("list", cls=Verb)
@@ -120,7 +120,7 @@ def fault_list(options: Globals) -> None:
 def fault_clear(options: Globals, number: int | None) -> None:
     """Remove fault NUMBER, or all faults."""
     with _opened(options) as (session, show):
-        show.result(cloud.fault_clear(session.home, number), faults_page)
+        show.result(cloud.clear_faults(session.home, number), faults_page)
 
 
 def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
@@ -131,7 +131,7 @@ def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
 def _seconds(text: str | None, option: str) -> float | None:
     """Return the seconds of an option, None if it was not given. Raises UsageError."""
     try:
-        return None if text is None else seconds(text)
+        return None if text is None else parse_duration(text)
     except ConfigError:
         raise UsageError(f"{option}: invalid duration {text!r}", "", "use 30s, 5m or 1h") from None
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from awsddp.cli.command_line import WATCH, Globals, leave
-from awsddp.cli.options import dashed, global_options
+from awsddp.cli.command_line import COMMAND, Globals, exit_now
+from awsddp.cli.options import global_options, with_dashes
 from awsddp.util.version import __version__
 
 VERBS = {
@@ -80,7 +80,7 @@ class _Verbs(click.Group):
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        "token_normalize_func": dashed,
+        "token_normalize_func": with_dashes,
     },
 )
 @click.version_option(__version__, message="awsddp %(version)s")
@@ -95,20 +95,20 @@ def cli(ctx: click.Context) -> None:
     With --local every command rehearses on this machine, without an AWS account.
     """
     if ctx.invoked_subcommand is None:
-        from awsddp.cli.overview import show_home
+        from awsddp.cli.overview import show_overview
 
-        show_home(ctx.ensure_object(Globals))
+        show_overview(ctx.ensure_object(Globals))
 
 
 def main() -> None:
     """Run the command line and exit with the documented code."""
-    from awsddp.cli.failures import run, show
+    from awsddp.cli.failures import run_command, show_error
 
     _use_utf8()
     _open_streams()
-    WATCH.install(show)
+    COMMAND.install_handlers(show_error)
     _start_light()
-    leave(run(cli))
+    exit_now(run_command(cli))
 
 
 def _use_utf8() -> None:

@@ -13,7 +13,7 @@ import click
 
 from awsddp.cli import invocation
 from awsddp.cli.command_line import Globals
-from awsddp.cli.options import Verb, jobs
+from awsddp.cli.options import Verb, complete_jobs
 from awsddp.cli.pages import sync_page
 from awsddp.errors import ConfigError, UsageError
 
@@ -60,7 +60,7 @@ def exec_(
 
     sent = sys.stdin.buffer.read() if stdin else b""
     with invocation.opened(options) as (session, show):
-        result = remote.exec(session, words=words, node=node, stdin=sent, on_output=show.output)
+        result = remote.run_on_nodes(session, words=words, node=node, stdin=sent, on_output=show.output)
         show.result(result, lambda _: None)
         failed = [node_result for node_result in result.nodes if node_result.exit_code != 0]
         for node_result in failed:
@@ -144,9 +144,9 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
             confirm = show.question("", "nothing was requested")
             show.result(checks.request_quota(session, confirm=confirm), quota_page)
         else:
-            report, page, code = checks.of_nodes(session), health_page, 6
+            report, page, code = checks.check_cluster(session), health_page, 6
             if report is None:
-                report, page, code = checks.before_launch(session), checks_page, 4
+                report, page, code = checks.check_before_launch(session), checks_page, 4
             show.result(report, page)
             failed = {check.name for check in report.checks if check.ok is False}
             return 3 if failed & {"region", "configuration"} else code if failed else 0
@@ -154,7 +154,7 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
 
 
 @click.command("why", cls=Verb)
-@click.argument("job", required=False, shell_complete=jobs)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 def why(options: Globals, *, job: str | None) -> None:
     """Show the current line of each rank of JOB (default: the last job), and which ranks the others wait for.
 

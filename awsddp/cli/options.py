@@ -11,39 +11,39 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.command_line import COMMAND, Globals
 
 
-def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the clusters with a record on this machine."""
-    from awsddp.state import home
+    from awsddp.state import awsddp_home
 
-    names = sorted(path.parent.name for path in home().glob("clusters/*/cluster.json"))
+    names = sorted(path.parent.name for path in awsddp_home().glob("clusters/*/cluster.json"))
     return [name for name in names if name.startswith(incomplete)]
 
 
-def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the recorded jobs of the cluster whose names contain `incomplete`, the newest first."""
-    from awsddp.state import Folder, home
+    from awsddp.state import ClusterFolder, awsddp_home
 
-    record = Folder(home(), ctx.ensure_object(Globals).name).read(newer=True)
+    record = ClusterFolder(awsddp_home(), ctx.ensure_object(Globals).name).read(ignore_newer=True)
     names = [job.job for job in reversed(record.jobs)] if record is not None else []
     return [name for name in names if incomplete in name]
 
 
-def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Let the shell complete file names."""
     return [CompletionItem(incomplete, type="file")]
 
 
-def instance_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_instance_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the instance types with GPUs that awsddp supports."""
     from awsddp.compat.types import GPU_TYPES
 
     return sorted(name for name in GPU_TYPES if name.startswith(incomplete))
 
 
-def dashed(name: str) -> str:
+def with_dashes(name: str) -> str:
     """Return an option's name with dashes: `--nproc-per-node` for torchrun's `--nproc_per_node`."""
     return name.replace("_", "-")
 
@@ -53,7 +53,7 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
     option = functools.partial(click.Option, hidden=hidden, expose_value=False, callback=_store)
     cluster_help = "Name of the cluster.  [default: default]"
     return [
-        option(["-c", "--cluster"], metavar="NAME", help=cluster_help, shell_complete=clusters),
+        option(["-c", "--cluster"], metavar="NAME", help=cluster_help, shell_complete=complete_clusters),
         option(["--region"], metavar="REGION", help="AWS region."),
         option(["--profile"], metavar="NAME", help="AWS profile."),
         option(["--local"], is_flag=True, help="Rehearse on this machine: no AWS account, no cost."),
@@ -102,10 +102,10 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb with the global options from before and after it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
-        WATCH.options, WATCH.finishes, WATCH.ends_cluster = options, self.finishes, self.ends_cluster
+        COMMAND.options, COMMAND.finishes, COMMAND.ends_cluster = options, self.finishes, self.ends_cluster
         words = ["awsddp", str(self.name), *ctx.params.get("names", ())]
-        WATCH.again = shlex.join(words) if self.name in _RESUMABLE else ""
+        COMMAND.rerun_command = shlex.join(words) if self.name in _RESUMABLE else ""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would replace it by its own Abort
-            raise WATCH.interrupted(stop) from None
+            raise COMMAND.interrupt_error(stop) from None

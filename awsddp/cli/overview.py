@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from awsddp.cli import invocation
-from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.command_line import COMMAND, Globals
 from awsddp.cli.options import Verb
 from awsddp.cli.screen import Screen
 from awsddp.cli.table import line, place_name
 from awsddp.errors import ConfigError
 from awsddp.model.documents import InitDocument
-from awsddp.settings.spec import FILE, SETTINGS, Given, JobSpec
-from awsddp.state import home
+from awsddp.settings.spec import FILE, SETTINGS, JobSpec, OptionValue
+from awsddp.state import awsddp_home
 from awsddp.util.format import counted, money
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ _QUESTIONS = (
 """The key, its question, its default, and file names: the first that exists is the default instead."""
 
 
-def show_home(options: Globals) -> None:
+def show_overview(options: Globals) -> None:
     """Show the clusters with a record on this machine, and the next commands for each."""
-    from awsddp.cluster.inventory import home
+    from awsddp.cluster.inventory import list_known_clusters
 
     with invocation.opened(options) as (session, show):
-        show.result(home(session), home_page)
+        show.result(list_known_clusters(session), overview_page)
 
 
-def home_page(document: "HomeDocument") -> None:
+def overview_page(document: "HomeDocument") -> None:
     """Show the recorded clusters, or how to start."""
     for cluster in document.clusters:
         line(*_cluster_lines(cluster))
@@ -89,34 +89,34 @@ def init(options: Globals) -> None:
     On a terminal it asks a few questions first, unless -y or --json is given.
     """
     from awsddp.settings.starter import refuse_existing, write_starter
-    from awsddp.settings.verbs import command_words, script_words
+    from awsddp.settings.verbs import command_arguments, script_arguments
 
     refuse_existing(Path(FILE))
     is_interactive = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
-    WATCH.unwritten = FILE
+    COMMAND.unwritten_file = FILE
     chosen = _ask_questions() if is_interactive else {}
-    WATCH.unwritten = ""
+    COMMAND.unwritten_file = ""
     path = write_starter(Path(), chosen)
     text = f"It sets {', '.join(chosen)}; the other keys" if chosen else "All keys"
     files = {key: name for key, *_, names in _QUESTIONS if (name := _first_existing(names))}
     files = {} if is_interactive else files
-    words = ["awsddp", "run", "--local", *command_words("run", files), *script_words(files)]
+    words = ["awsddp", "run", "--local", *command_arguments("run", files), *script_arguments(files)]
     with contextlib.closing(Screen(options)) as screen:
         screen.say(f"Wrote {path}. {text} are commented out.")
         screen.say(f"Next: {shlex.join(words)} (free, on this machine), then awsddp plan")
         screen.result(InitDocument(file=str(path)), lambda _: None)
 
 
-def _ask_questions() -> dict[str, Given]:
+def _ask_questions() -> dict[str, OptionValue]:
     """Ask on the terminal, and return the answers that are not empty, by key."""
-    from awsddp.job.unsynced_data import data_folders
+    from awsddp.job.unsynced_data import describe_ignored_folders
 
-    answers: dict[str, Given] = {}
+    answers: dict[str, OptionValue] = {}
     for key, text, default, names in _QUESTIONS:
         answer = _ask(key, text, _first_existing(names) or default)
         answers |= {key: answer} if str(answer) else {}
     with contextlib.suppress(ConfigError):  # the folder is the home directory, or far too large
-        unsynced = data_folders(JobSpec(), home=home()).items()
+        unsynced = describe_ignored_folders(JobSpec(), home=awsddp_home()).items()
         patterns = [
             f"!/{path}"
             for path, description in unsynced
@@ -126,17 +126,17 @@ def _ask_questions() -> dict[str, Given]:
     return answers
 
 
-def _ask(key: str, text: str, default: "str | float") -> Given:
+def _ask(key: str, text: str, default: "str | float") -> OptionValue:
     """Ask until the answer is valid; an unknown name, such as a new region, must be typed twice."""
-    from awsddp.job.starter_doubts import doubt
+    from awsddp.job.starter_doubts import check_answer
 
-    last: Given = None
+    last: OptionValue = None
     while True:
-        answer: Given = click.prompt(text, default=default, err=True)
+        answer: OptionValue = click.prompt(text, default=default, err=True)
         try:
             if (check := SETTINGS[key].check) is not None:
                 check(answer)
-            if not str(answer) or answer == last or not (why := doubt(key, str(answer))):
+            if not str(answer) or answer == last or not (why := check_answer(key, str(answer))):
                 return answer
             click.echo(f"  {why} Type it again to keep it.", err=True)
             last = answer

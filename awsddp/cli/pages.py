@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from awsddp.cli.command_line import named, resuming
+from awsddp.cli.command_line import resume_command, with_global_options
 from awsddp.cli.table import line, place_name, table
-from awsddp.model.rank_columns import rank_columns
+from awsddp.model.rank_columns import make_rank_columns
 from awsddp.model.records import ACTIVE, Cause, JobRecord
-from awsddp.model.saving_text import saving_text
-from awsddp.util.format import age, counted, duration, elapsed, money, node_name, size_text
+from awsddp.model.saving_text import describe_saving
+from awsddp.util.format import age, counted, duration, elapsed_seconds, money, node_name, size_text
 
 if TYPE_CHECKING:
     from awsddp.model import documents
@@ -33,7 +33,7 @@ def cluster_page(cluster: "documents.ClusterDocument") -> None:
     if cluster.state == "absent":
         line(f"Cluster {cluster.cluster}: absent. Searched: {', '.join(cluster.looked) or 'nowhere'}.")
         if cluster.target == "aws":
-            line(named("Every cluster in every region: awsddp status --all"))
+            line(with_global_options("Every cluster in every region: awsddp status --all"))
         return
     line(f"Cluster {cluster.cluster}: {cluster.state}, {len(cluster.nodes)} x {_type_and_place(cluster)}")
     if nics := {node.nic for node in cluster.nodes if node.nic is not None}:
@@ -84,9 +84,9 @@ def _state(job: "documents.SeenJob | documents.ListedJob") -> str:
 def _upload_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> list[str]:
     """Return the upload state of each job whose nodes have just reported that they are still uploading."""
     return [
-        f"{job.job} saves to {job.save_to}/{job.job}: {saving_text(job.saving)}"
+        f"{job.job} saves to {job.save_to}/{job.job}: {describe_saving(job.saving)}"
         for job in jobs
-        if job.reported and job.saving is not None and not job.saving.is_whole
+        if job.reported and job.saving is not None and not job.saving.is_complete
     ]
 
 
@@ -98,7 +98,7 @@ def _state_and_age(job: "documents.SeenJob") -> str:
 
 def _job_place(job: "documents.SeenJob") -> str:
     """Return the place of a job's results; a folder with the job's name is not repeated."""
-    if not job.fetched and job.saving is not None and job.saving.is_whole:
+    if not job.fetched and job.saving is not None and job.saving.is_complete:
         return f"in {job.save_to}/"
     if not job.fetched:
         return _incomplete(job) or "on the nodes"
@@ -120,17 +120,19 @@ def _cost(cluster: "documents.ClusterDocument") -> str:
         cost = f"only the disks cost{', ' * bool(month)}{month}"
         if cluster.target == "local":
             cost = f"free, on this machine{f'; on EC2 its disks would cost {month}' * bool(month)}"
-        return named(f"Stopped: {cost}. Start the nodes: awsddp up. Terminate them: awsddp down")
+        return with_global_options(
+            f"Stopped: {cost}. Start the nodes: awsddp up. Terminate them: awsddp down"
+        )
     text = "Free, on this machine; on EC2 it would cost" if cluster.target == "local" else "Costs"
     text += f" {money(price)} per hour, {money(cluster.cost_usd)} so far"
     if cluster.expires:
         time_left = datetime.fromisoformat(cluster.expires) - datetime.now(UTC)
         text += f"; expires in {duration(max(0.0, time_left.total_seconds()))}"
         text += f", or after {cluster.idle} idle" if cluster.idle not in (None, "off") else ""
-    return text + named(". Terminate now: awsddp down")
+    return text + with_global_options(". Terminate now: awsddp down")
 
 
-def all_page(clusters: "list[documents.FoundCluster]") -> None:
+def clusters_page(clusters: "list[documents.FoundCluster]") -> None:
     """Show every cluster, the user's own first; the state of orphans is "orphan"."""
     if not clusters:
         line("No resource carries awsddp's tags in any searched region.")
@@ -167,14 +169,16 @@ def job_page(job: "documents.JobDocument", *, next_step: str = "", streamed: boo
     is_done = job.state not in ACTIVE and (job.fetched or job.state != "succeeded")
     steps = [*_rerun_steps(job), next_step] if next_step and is_done else []
     labels = ["  next: ", *["        "] * len(steps)]
-    step_lines = [f"{label}{named(step)}" for label, step in zip(labels, steps, strict=False)]
+    step_lines = [f"{label}{with_global_options(step)}" for label, step in zip(labels, steps, strict=False)]
     line(*job_lines(job, streamed=streamed), *step_lines, stderr=True)
 
 
 def _rerun_steps(job: "documents.JobDocument") -> list[str]:
     """Return the command that runs a failed job again, unless its cause has a next step."""
     needs_rerun = job.state == "failed" and not (job.cause and job.cause.next)
-    return [f"{named('awsddp train', job=job)}   # again, once the cause is removed"] * needs_rerun
+    return [
+        f"{with_global_options('awsddp train', job=job)}   # again, once the cause is removed"
+    ] * needs_rerun
 
 
 def _cause(cause: Cause | None) -> str:
@@ -194,8 +198,8 @@ def job_lines(job: "documents.JobDocument", *, streamed: bool = False) -> list[s
     name, lines = job.job, [f"Job {job.job}: {job.state}"]
     if job.state in ACTIVE:
         follow, end = f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"
-        return [*lines, named(follow), named(end)]
-    seconds = elapsed(job.started, job.ended) if job.ended else None
+        return [*lines, with_global_options(follow), with_global_options(end)]
+    seconds = elapsed_seconds(job.started, job.ended) if job.ended else None
     facts = [] if seconds is None else [f"in {duration(seconds)}"]
     facts += [counted(len(job.ranks), "rank")] if job.ranks else []
     facts += [] if job.loss is None else [f"loss {job.loss:.4g}"]
@@ -203,19 +207,19 @@ def job_lines(job: "documents.JobDocument", *, streamed: bool = False) -> list[s
     if (cause := job.cause) and cause.kind != "cancelled":
         tail = [text for text in cause.tail[-1:] if text not in cause.explanation] if streamed else cause.tail
         lines += [f"  cause: {_cause(cause)}", *(f"  | {text}" for text in tail)]
-        lines += [named(f"  next: {cause.next}")] if cause.next else []
+        lines += [with_global_options(f"  next: {cause.next}")] if cause.next else []
     if job.accuracy is not None:
         lines.append(f"  accuracy on held-out data: {job.accuracy:.2%}{f', {job.data}' if job.data else ''}")
     lines.append(f"  results: {_results(job)}")
     if job.checkpoint:
-        resume = f"; continue from it: {resuming(job)}"
+        resume = f"; continue from it: {resume_command(job)}"
         lines.append(f"  checkpoint: {job.checkpoint}{resume * (job.state != 'succeeded')}")
     suggests_page = not hasattr(job, "page") and (job.fetched or job.missing)
-    return [*lines, named(f"  page: awsddp report {name}")] if suggests_page else lines
+    return [*lines, with_global_options(f"  page: awsddp report {name}")] if suggests_page else lines
 
 
 def _results(job: "documents.JobDocument") -> str:
-    fetch = named(f"awsddp fetch {job.job}")
+    fetch = with_global_options(f"awsddp fetch {job.job}")
     if job.fetched:
         return f"{job.home}/"
     if incomplete := _incomplete(job):
@@ -235,7 +239,7 @@ def jobs_page(document: "documents.JobsDocument", *, verbose: bool = False, chos
         table(("job", "state", second, "time", "loss", "cost", last), rows, cut=not chosen)
         line(*_upload_lines(document.jobs))
     else:
-        line(named("No jobs yet. Start one: awsddp train"))
+        line(with_global_options("No jobs yet. Start one: awsddp train"))
     for job in document.jobs if verbose else ():
         _job_details(job)
     clusters = () if chosen else document.clusters
@@ -289,7 +293,7 @@ def _job_details(job: "documents.ListedJob") -> None:
 
 def ranks_table(job: "JobRecord") -> None:
     """Show metrics and usage of each rank that has some; a star marks usage far from the other ranks'."""
-    columns = list(rank_columns(job.progress, job.usage))
+    columns = list(make_rank_columns(job.progress, job.usage))
     ranks = sorted({rank for column in columns for rank in column.values})
     rows = [
         ["slowest" if rank == job.slowest_rank else "", rank]
@@ -367,4 +371,8 @@ def run_page(result: "documents.RunDocument", *, detached: bool = False) -> None
         line(
             f"The nodes end {result.up.idle} after the job, at {result.up.expires} at the latest: {outcome}."
         )
-        line(named("Fetch the results and terminate the nodes: awsddp fetch. Terminate now: awsddp down"))
+        line(
+            with_global_options(
+                "Fetch the results and terminate the nodes: awsddp fetch. Terminate now: awsddp down"
+            )
+        )

@@ -6,21 +6,21 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from awsddp.cli.command_line import named
+from awsddp.cli.command_line import with_global_options
 from awsddp.cli.screen import Screen
-from awsddp.cli.table import line, lines, table, width
+from awsddp.cli.table import line, table, width, wrap_lines
 from awsddp.errors import UsageError
-from awsddp.model.records import write_numbers
-from awsddp.settings.loader import EXCLUSIVE
+from awsddp.model.records import format_node_numbers
+from awsddp.settings.loader import EXCLUSIVE_KEYS
 from awsddp.settings.spec import ClusterSpec, Value
-from awsddp.util.format import amount, counted, duration, money
+from awsddp.util.format import counted, duration, files_text, money
 
 if TYPE_CHECKING:
     from awsddp.model.documents import OffersDocument, QuotaDocument
     from awsddp.model.records import Choice
     from awsddp.plan.records import Data, ImageDocument, LaunchPlan, Step
 
-_PRICE_KEYS = EXCLUSIVE | {"cluster.max_price_usd", "cluster.budget_usd"}
+_PRICE_KEYS = EXCLUSIVE_KEYS | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that determine or limit the price."""
 _MAX_FACT_LINES, _MAX_WARNING_LINES = 8, 12
 """Limits of the launch page, so that its question is at most the 24th line."""
@@ -39,7 +39,7 @@ def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False
     """
     unchanged = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
     no_cidrs = "nowhere: no port is open"
-    if not plan.asks("CreateSecurityGroup"):
+    if not plan.has_request("CreateSecurityGroup"):
         no_cidrs = "what your security group allows"
     through = f", through {plan.jump}" if plan.jump else ""
     egress = f"; data transfer out {money(plan.egress_usd_per_gb)} per GB"
@@ -78,8 +78,8 @@ def launch_page(plan: "LaunchPlan", idle: str) -> None:
         facts[_MAX_FACT_LINES - 1 :] = [f"and {len(facts) - _MAX_FACT_LINES + 1} more"]
     line(*(text if len(text) <= columns else f"{text[: columns - 1]}…" for text in facts), stderr=True)
     warnings = [f"warning: {text}" for text in plan.warnings if not _INFORMATIONAL.match(text)]
-    warning_lines = [row for warning in warnings for row in lines(warning, columns=columns)]
-    line(*warning_lines[:_MAX_WARNING_LINES], f"details: {named('awsddp plan')}", stderr=True)
+    warning_lines = [row for warning in warnings for row in wrap_lines(warning, columns=columns)]
+    line(*warning_lines[:_MAX_WARNING_LINES], f"details: {with_global_options('awsddp plan')}", stderr=True)
 
 
 def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
@@ -98,7 +98,7 @@ def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
     max_cost, why = money(plan.price_until_expiry_usd), f"expires after {expires}"
     if plan.budget is not None and plan.budget.lasts_s <= plan.expires_s + 1:
         max_cost, why = money(plan.budget.usd), "then the nodes end"
-    list_date = f" (list {plan.price.date})" * plan.listed
+    list_date = f" (list {plan.price.date})" * plan.has_list_price
     prices = [fallback.price_usd_per_hour or 0.0 for fallback in plan.alternatives]
     image = plan.image.shown
     versions = (("torch", image.torch), ("CUDA", image.cuda))
@@ -126,7 +126,7 @@ def _step_lines(steps: "Sequence[Step]") -> list[str]:
         groups.setdefault((step.do, step.why), []).append(step)
     texts = []
     for (do, why), group in groups.items():
-        numbers = write_numbers(number for step in group for number in step.numbers)
+        numbers = format_node_numbers(number for step in group for number in step.numbers)
         texts.append(str(group[0]) if len(group) == 1 else f"{do} nodes {numbers}: {why}")
     return texts
 
@@ -149,7 +149,7 @@ def _image_text(image: "ImageDocument", *, verbose: bool) -> str:
 def _data_text(data: "Data") -> str:
     if data.bytes is None or data.files is None:
         return f"{data.name}: {data.source}"
-    size = "at least " * data.at_least + amount(data.files, data.bytes)
+    size = "at least " * data.at_least + files_text(data.files, data.bytes)
     return f"{data.name}: {size} from {data.source}"
 
 

@@ -20,7 +20,7 @@ from awsddp.cli.command_line import Globals
 from awsddp.errors import SCHEMA, AwsddpError, Interrupted, NodeError, UsageError
 from awsddp.model.events import Event
 from awsddp.util import terminal_safe
-from awsddp.util.format import duration, iso
+from awsddp.util.format import duration, optional_utc
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-PLAIN_S = 10.0
+PLAIN_INTERVAL_S = 10.0
 """The interval of transfer reports without a terminal."""
-JSON_S = 1.0
+JSON_INTERVAL_S = 1.0
 """The interval of transfer reports per node with --json."""
 SILENT_S = 0.4
 """The delay until a terminal shows a live line, if the verb has shown nothing before."""
@@ -79,13 +79,13 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Show a message of the verb itself."""
-        self.event(Event(text))
+        self.show_event(Event(text))
 
-    def event(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         """Show one event; ignore a closed stderr."""
         with contextlib.suppress(OSError):
             if not self.options.quiet:
-                self._show_event(dataclasses.replace(event, text=terminal_safe.line(event.text)))
+                self._show_event(dataclasses.replace(event, text=terminal_safe.escape_line(event.text)))
 
     def _show_event(self, event: Event) -> None:
         who = event.who or ""
@@ -116,23 +116,23 @@ class Screen:
         """Return the text that follows a live line: the progress of a transfer, else the time so far."""
         elapsed_s = time.monotonic() - self._began.get(who, ("", self._last_output))[1]
         if event.fraction is not None:
-            return f": {table.progress(event, elapsed_s)}"
+            return f": {table.progress_text(event, elapsed_s)}"
         return f" ({duration(int(elapsed_s)).replace('.0', '')})" if elapsed_s >= LONG_S else ""
 
     def _transfers(self) -> dict[str, Event]:
         return {who: event for who, event in self._rows.items() if event.fraction is not None}
 
     def _print_json(self, who: str, event: Event) -> None:
-        if who not in self._transfers() or self._is_due(who, JSON_S):
-            row = {"schema": SCHEMA, "time": iso(datetime.now(UTC)), **dataclasses.asdict(event)}
+        if who not in self._transfers() or self._is_due(who, JSON_INTERVAL_S):
+            row = {"schema": SCHEMA, "time": optional_utc(datetime.now(UTC)), **dataclasses.asdict(event)}
             print(json.dumps(row), file=sys.stderr, flush=True)
 
     def _print_plain(self, who: str, event: Event) -> None:
         if self._printed.get(who) != event.text:
             self._printed[who] = event.text
             print(f"{who}: " * bool(who) + event.text, file=sys.stderr, flush=True)
-            self._is_due("", PLAIN_S)
-        elif (transfers := self._transfers()) and self._is_due("", PLAIN_S):
+            self._is_due("", PLAIN_INTERVAL_S)
+        elif (transfers := self._transfers()) and self._is_due("", PLAIN_INTERVAL_S):
             slowest = min(transfers, key=lambda who: transfers[who].fraction or 0.0)
             count = f" (the slowest of {len(transfers)})" if len(transfers) > 1 else ""
             suffix = self._suffix(slowest, transfers[slowest])
@@ -151,7 +151,7 @@ class Screen:
         from rich.text import Text
 
         label = "" if event.who is None else f"✓ {who} ".replace("  ", " ")
-        text = Text("\n".join(table.wrapped(event.text, table.width(stderr=True), label=label)))
+        text = Text("\n".join(table.wrap(event.text, table.width(stderr=True), label=label)))
         text.stylize("bold", 0, len(label))
         text.stylize("green", 0, min(1, len(label)))
         self._start_live().console.print(text, soft_wrap=True)
@@ -252,7 +252,7 @@ class Screen:
     def _write(self, data: bytes, error: bool) -> None:
         stream = sys.stderr if error else sys.stdout
         if stream.isatty():
-            data = terminal_safe.colours_only(data, none=table.no_color())
+            data = terminal_safe.keep_colours(data, none=table.is_color_disabled())
         stream.buffer.write(data)
         stream.buffer.flush()
 
@@ -260,7 +260,7 @@ class Screen:
         """Print a verb's result: with --json as a document, else its `page`."""
         self.pause()
         if self.options.json:
-            table.document(result)
+            table.print_document(result)
         else:
             page(result)
 
@@ -270,7 +270,7 @@ class Screen:
             self.result(result, page)
 
     @contextlib.contextmanager
-    def partial(self, page: Callable[[Any], None]) -> Iterator[None]:
+    def partial_result(self, page: Callable[[Any], None]) -> Iterator[None]:
         """Print the partial result of an error that is raised in the block; with --json the error has it."""
         try:
             yield
@@ -304,7 +304,7 @@ class Screen:
         is_unattended = self.options.yes or self.options.json or not sys.stdin.isatty()
         return None if is_unattended else self.confirm(question)
 
-    def loses(self, error: NodeError) -> bool:
+    def confirm_loss(self, error: NodeError) -> bool:
         """Return True if the user agrees that `down` loses the results that cannot be fetched."""
         return bool(self.ask(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?"))
 
@@ -316,10 +316,12 @@ class Screen:
         if self.options.yes:
             return True
         if not sys.stdin.isatty():
-            why = " ".join(("the question is:", *terminal_safe.lines(question).splitlines()))
+            why = " ".join(("the question is:", *terminal_safe.escape_lines(question).splitlines()))
             raise UsageError(
                 "needs an answer, and stdin is not a terminal: nothing was done", why, "pass --yes"
             )
         columns = table.width(stderr=True)
         text_columns = None if columns is None else columns - len(" [y/N]: ")
-        return click.confirm("\n".join(table.lines(question, columns=text_columns)), default=False, err=True)
+        return click.confirm(
+            "\n".join(table.wrap_lines(question, columns=text_columns)), default=False, err=True
+        )

@@ -16,14 +16,14 @@ from typing import Any
 
 import click
 
-from awsddp.cli.options import dashed
+from awsddp.cli.options import with_dashes
 from awsddp.errors import UsageError
 from awsddp.settings.spec import KEYS
-from awsddp.settings.values import VARIABLE
+from awsddp.settings.values import VARIABLE_NAME
 from awsddp.settings.verbs import HEEDS
 from awsddp.util.shipped_files import template
 
-WORDS = "awsddp.words"
+WORDS_KEY = "awsddp.words"
 """The key of a context's meta under which the words from the verb on are stored."""
 _CLUSTER_OPTIONS = ("-c", "--cluster", "--region", "--profile")
 """Options that select a cluster; they stand before the verb of each suggested command."""
@@ -40,7 +40,7 @@ _HARMLESS = ("up", "plan", *_READ_ONLY, "exec", "ssh", "doctor")
 _SCRIPT_SUFFIXES = (".py", ".sh")
 _CLUSTER = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _AMOUNT = re.compile(r"\d+[smhd]?")
-_ASSIGNMENT = re.compile(VARIABLE.pattern + "=.*", re.ASCII | re.DOTALL)
+_ASSIGNMENT = re.compile(VARIABLE_NAME.pattern + "=.*", re.ASCII | re.DOTALL)
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
@@ -65,10 +65,10 @@ class _Words:
         return [word for name, words in self.items if name in selected for word in words]
 
 
-def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
+def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
     """Return the error for the wrong command line `typed`, with the suggested commands as its next step."""
     ctx = error.ctx or click.Context(click.Command("awsddp"))
-    verb, *args = ctx.meta.get(WORDS, ("",))
+    verb, *args = ctx.meta.get(WORDS_KEY, ("",))
     before = [*typed[: len(typed) - len(args) - 1]]
     if verb == "sky" and args:  # its verbs are in the table
         verb, *args = args
@@ -93,7 +93,7 @@ def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
     return UsageError(message, why, "\n".join(_command_line(before, command) for command in commands))
 
 
-def starts_ranks(words: Sequence[str]) -> bool:
+def is_launcher_command(words: Sequence[str]) -> bool:
     """Return True if words are the command line of a launcher: torchrun, python, mpirun.
 
     Shell variables may precede it; a script after shell variables also counts.
@@ -120,7 +120,7 @@ def _read_table() -> dict[str, Any]:
 
 
 def _option_name(word: str) -> str:
-    return dashed(word.partition("=")[0])
+    return with_dashes(word.partition("=")[0])
 
 
 def _command_line(before: list[str], text: str) -> str:
@@ -173,7 +173,7 @@ class _Correction:
             if word == "--":
                 script_args += remaining
             elif name in options:
-                needs_value = options[name] and dashed(word) == name
+                needs_value = options[name] and with_dashes(word) == name
                 value = [next(remaining, options[name])] if needs_value else []
                 items.append((name, [word, *value]))
             elif word.startswith("-") or has_script or (is_value and not word.endswith(_SCRIPT_SUFFIXES)):
@@ -187,7 +187,7 @@ class _Correction:
         """Return (why, commands) for a verb of another tool, or for arguments that a verb does not take."""
         verb = self.verb
         commands = {word: text for text, words in self.table["commands"].items() for word in words.split()}
-        if (starts_ranks([verb]) and args) or self._launcher_start(args) is not None:
+        if (is_launcher_command([verb]) and args) or self._launcher_start(args) is not None:
             return self._for_launcher(commands.get(verb, f"{verb} SCRIPT"), args)
         for word in ("/".join([verb, *args[:1]]), verb):
             if word in commands:
@@ -217,7 +217,7 @@ class _Correction:
             if not texts and (limits := difflib.get_close_matches(option, _LIMITS, n=1, cutoff=0.82)):
                 return self.for_option(self._replace_option(args, index, limits[0]), index, limits[0])
         prefixes = (*HEEDS.get(verb, ()), *_PLAN_JOB_KEYS * (verb == "plan"))
-        keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(prefixes)}
+        keys = {with_dashes(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(prefixes)}
         texts += [f"-o {keys[name]}=" for name in (option, f"{option}-usd") if name in keys and options]
         why = f"it is an option of awsddp {', '.join(owners)}" if owners else ""
         if not texts:
@@ -305,7 +305,7 @@ class _Correction:
         is_file = verb == "up" and bool(words.arguments) and words.arguments[0].endswith(_SCRIPT_SUFFIXES)
         verb_words = _Words([item for item in words.items if not _is_output_format(item)]).of(names)
         if verb == "plan":
-            keys = {f"--{dashed(key.partition('.')[2])}": key for key in _PLAN_JOB_KEYS}
+            keys = {f"--{with_dashes(key.partition('.')[2])}": key for key in _PLAN_JOB_KEYS}
             for key, value in ((keys[name], item[-1]) for name, item in words.items if name in keys):
                 verb_words += ["-o", f"{key}={value.rpartition('=')[2]}"]
         line = " ".join(filter(None, (command, shlex.join(verb_words))))
@@ -347,12 +347,12 @@ class _Correction:
                 skip = bool(options[_option_name(word)]) and "=" not in word
             elif word != "--":
                 is_script = "--" in args[:index] and word.endswith(_SCRIPT_SUFFIXES)
-                return index if is_script or starts_ranks(args[index:]) else None
+                return index if is_script or is_launcher_command(args[index:]) else None
         return None
 
     def _for_launcher(self, text: str, args: list[str]) -> tuple[str, list[str]]:
         """Return (why, commands) for a launcher's command line: the commands that start the same ranks."""
-        is_verb = starts_ranks([self.verb])
+        is_verb = is_launcher_command([self.verb])
         start = 0 if is_verb else self._launcher_start(args) or 0
         words = [self.verb, *args] if is_verb else args[start:]
         before = [] if is_verb else [word for word in args[:start] if word != "--"]

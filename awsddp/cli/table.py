@@ -26,7 +26,7 @@ _JOIN = "\0"
 """The character that replaces the spaces of a command, so that it is not wrapped."""
 
 
-def no_color() -> bool:
+def is_color_disabled() -> bool:
     """Return True if NO_COLOR is set (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
@@ -43,17 +43,17 @@ def line(*texts: str, stderr: bool = False) -> None:
     Newlines in a text are escaped, so that output of a node cannot imitate a line of awsddp.
     """
     for text in texts:
-        for part in lines(terminal_safe.line(text), columns=width(stderr=stderr)):
+        for part in wrap_lines(terminal_safe.escape_line(text), columns=width(stderr=stderr)):
             print(part, file=sys.stderr if stderr else sys.stdout)
 
 
-def lines(text: str, *, columns: int | None) -> list[str]:
+def wrap_lines(text: str, *, columns: int | None) -> list[str]:
     """Return a text as lines of at most `columns` (None: unlimited), with control characters escaped."""
-    parts = terminal_safe.lines(text).split("\n")
-    return [row for part in parts for row in ([part] if part[:3] == "  |" else wrapped(part, columns))]
+    parts = terminal_safe.escape_lines(text).split("\n")
+    return [row for part in parts for row in ([part] if part[:3] == "  |" else wrap(part, columns))]
 
 
-def wrapped(text: str, columns: int | None, *, label: str = "", whole: bool = True) -> list[str]:
+def wrap(text: str, columns: int | None, *, label: str = "", whole: bool = True) -> list[str]:
     """Return `label` and a line of text, wrapped between words; unless `whole`, also within long words.
 
     A command stays on one line, so that it can be copied; its comment then gets its own lines.
@@ -99,7 +99,7 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut
     its own line. With `cut` the other columns are not wrapped: the last one is truncated to the remaining
     width, or omitted if that is too narrow.
     """
-    cells = [["" if cell is None else terminal_safe.line(str(cell)) for cell in row] for row in rows]
+    cells = [["" if cell is None else terminal_safe.escape_line(str(cell)) for cell in row] for row in rows]
     available = sys.maxsize if columns is None else columns - _GAP * (len(headings) - 1)
     by_column = list(zip(headings, *cells, strict=True))
     widths = [max(map(len, column)) for column in by_column]
@@ -139,11 +139,11 @@ def _stack_cells(cells: list[list[str]], headings: Sequence[str], columns: int) 
         for row in cells
         for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
         if cell
-        for text in wrapped(cell, columns, label=f"{'  ' * (index > 0)}{heading}".ljust(margin))
+        for text in wrap(cell, columns, label=f"{'  ' * (index > 0)}{heading}".ljust(margin))
     ]
 
 
-def document(value: Any) -> None:
+def print_document(value: Any) -> None:
     """Print one JSON document on stdout; each document, or each of a list, has its schema version."""
     value = msgspec.to_builtins(value)
     if isinstance(value, list):
@@ -153,7 +153,7 @@ def document(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def progress(event: Event, elapsed_s: float) -> str:
+def progress_text(event: Event, elapsed_s: float) -> str:
     """Return percentage, rate and time left of a transfer: "43 %, 12.3 MB/s, 40.0 s left"."""
     done = event.fraction or 0.0
     parts = [f"{done:.0%}".replace("%", " %")]

@@ -11,21 +11,21 @@ from typing import Any
 
 from awsddp.agent import messages
 from awsddp.agent_client import launch_requests, node_checks
-from awsddp.agent_client.calls import ANSWER_S, ask
-from awsddp.agent_client.rank_layout import Host, layout
-from awsddp.compat.types import network_gbyte_s, quota_of
+from awsddp.agent_client.calls import ANSWER_S, call_nodes
+from awsddp.agent_client.rank_layout import Host, layout_ranks
+from awsddp.compat.types import find_quota, network_gbyte_s
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NoRegion, NotFoundError
-from awsddp.job.save_to_s3 import rehearsed, with_s3
+from awsddp.job.save_to_s3 import add_s3_facts, prepare_local_saving
 from awsddp.model import node_answers
 from awsddp.model.documents import DoctorDocument, QuotaDocument
 from awsddp.model.records import Check
 from awsddp.nodes import rsync
-from awsddp.plan.records import Facts, names
-from awsddp.plan.requests import Values
-from awsddp.session.connect import connect_reachable, jump_of, preconnected_cluster, told_jobs
+from awsddp.plan.records import Facts, resource_names
+from awsddp.plan.requests import RequestValues
+from awsddp.session.connect import connect_reachable, find_jump_host, list_jobs_on_nodes, preconnected_cluster
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
-from awsddp.session.locate import aws_of, facts_of, target_for
-from awsddp.session.next_steps import advised
+from awsddp.session.locate import aws_client_for, gather_facts, open_target
+from awsddp.session.next_steps import complete_commands
 from awsddp.settings.spec import JobSection
 from awsddp.util.shipped_files import shipped_folder, template
 
@@ -41,7 +41,7 @@ UPLOAD_BYTES = 3_000_000
 """Sent by each of two nodes to this machine: measured between the two, the slow one is not known."""
 
 
-def before_launch(session: Session) -> DoctorDocument:
+def check_before_launch(session: Session) -> DoctorDocument:
     """Return the `doctor` document of the checks that are possible before a launch.
 
     Changes nothing, except as `rehearsed` does. All checks run, also after a failed one. Raises ConfigError
@@ -49,56 +49,58 @@ def before_launch(session: Session) -> DoctorDocument:
     """
     from awsddp.aws.preflight import (
         CONFIGURATION,
-        OF_REGION,
+        REGION_CHECKS,
         before_launch,
-        failed,
-        not_checked,
-        uploads_check,
+        check_interrupted_uploads,
+        failed_check,
+        skipped_checks,
     )
 
-    with target_for(session, record := session.folder.read()) as target:
+    with open_target(session, record := session.folder.read()) as target:
         try:
-            aws = aws_of(session, target)
+            aws = aws_client_for(session, target)
         except ConfigError as error:
             name = "region" if isinstance(error, NoRegion) else CONFIGURATION
-            return _with_local_checks(session, (failed(name, error), *not_checked(name, *OF_REGION)))
-        cluster = rehearsed(LocatedCluster(session=session, target=target, gateway=aws))
+            return _with_local_checks(
+                session, (failed_check(name, error), *skipped_checks(name, *REGION_CHECKS))
+            )
+        cluster = prepare_local_saving(LocatedCluster(session=session, target=target, aws_client=aws))
         spec = cluster.session.spec
 
         def facts() -> Facts:
-            return with_s3(cluster, facts_of(aws, spec, target, record))
+            return add_s3_facts(cluster, gather_facts(aws, spec, target, record))
 
         checks = [*before_launch(aws, spec, _placeholders(session), facts=facts)]
         if (save_to := session.job_spec.job.save_to) is not None:
-            checks += uploads_check(aws, save_to)
+            checks += check_interrupted_uploads(aws, save_to)
     return _with_local_checks(session, checks)
 
 
-def _placeholders(session: Session) -> Values:
+def _placeholders(session: Session) -> RequestValues:
     """Return placeholders for the resources that a launch would create, for dry-run calls."""
     from awsddp.nodes.hostkeys import make_key
 
-    ids = names(session.spec.name, random.token_hex(4))
+    ids = resource_names(session.spec.name, random.token_hex(4))
     secrets = {"public_key": make_key("awsddp dry run").public, "user_data": "#cloud-config\n{}\n"}
-    return Values(ids=ids, secrets=secrets, now=datetime.now(UTC))
+    return RequestValues(ids=ids, secrets=secrets, now=datetime.now(UTC))
 
 
 def _with_local_checks(session: Session, checks: Sequence[Check]) -> DoctorDocument:
     """Return the document of `checks`, and of checks of this machine's programs and of the jump host."""
-    all_checks = [_run_check("rsync and ssh", rsync.program), *checks]
-    if (jump := jump_of(session)) is not None:
-        all_checks.append(_run_check("jump host", jump.reach, jump.name))
-    return checks_document(session, all_checks)
+    all_checks = [_run_check("rsync and ssh", rsync.find_rsync), *checks]
+    if (jump := find_jump_host(session)) is not None:
+        all_checks.append(_run_check("jump host", jump.ensure_connected, jump.name))
+    return make_doctor_document(session, all_checks)
 
 
 def _run_check(name: str, attempt: Callable[[], object], value: str = "") -> Check:
     """Call `attempt` and return the check of it; `value` is shown, by default what `attempt` returns."""
-    from awsddp.aws.preflight import failed
+    from awsddp.aws.preflight import failed_check
 
     try:
         result = attempt()
     except AwsddpError as error:
-        return failed(name, error)
+        return failed_check(name, error)
     return Check(name=name, ok=True, value=value or str(result))
 
 
@@ -110,11 +112,11 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
     """
     from awsddp.plan.launch_plan import make_plan
 
-    with target_for(session, record := session.folder.read()) as target:
-        aws = aws_of(session, target)
-        facts = facts_of(aws, session.spec, target, record)
+    with open_target(session, record := session.folder.read()) as target:
+        aws = aws_client_for(session, target)
+        facts = gather_facts(aws, session.spec, target, record)
         plan = make_plan(session.spec, replace(facts, quotas={}))  # the plan with a sufficient quota
-        quota = quota_of(plan.instance_type, plan.market)
+        quota = find_quota(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
                 f"unknown quota for {plan.market} {plan.kind.family}",
@@ -141,7 +143,7 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
         return document
 
 
-def of_nodes(session: Session) -> DoctorDocument | None:
+def check_cluster(session: Session) -> DoctorDocument | None:
     """Return the `doctor` document of the cluster's nodes; None if this machine has no record of a cluster.
 
     Takes a limited time and ends no job. Raises NoReachableNodes if no node can be reached, InUse while
@@ -155,32 +157,34 @@ def of_nodes(session: Session) -> DoctorDocument | None:
             connected = stack.enter_context(connect_reachable(cluster))
         except NotFoundError:
             return None
-        return checks_document(session, _check_nodes(connected))
+        return make_doctor_document(session, _check_nodes(connected))
 
 
-def checks_document(session: Session, checks: Sequence[Check]) -> DoctorDocument:
+def make_doctor_document(session: Session, checks: Sequence[Check]) -> DoctorDocument:
     """Return the `doctor` document of these checks."""
-    return DoctorDocument(checks=tuple(replace(check, hint=advised(session, check.hint)) for check in checks))
+    return DoctorDocument(
+        checks=tuple(replace(check, hint=complete_commands(session, check.hint)) for check in checks)
+    )
 
 
 def _check_nodes(connected: ConnectedCluster) -> list[Check]:
     fleet = connected.fleet
     # A node whose disk is full cannot hold the claim; a check below reports it.
     with contextlib.suppress(NodeError):
-        ask(fleet, {min(fleet.nodes): messages.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
-    busy = [job.job for job in told_jobs(connected, partial=True) if job.state == "running"]
+        call_nodes(fleet, {min(fleet.nodes): messages.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
+    busy = [job.job for job in list_jobs_on_nodes(connected, partial=True) if job.state == "running"]
     checks = _login_checks(connected)
-    nodes = [node for node in connected.cluster.nodes if node.node in fleet.answering]
-    probes = node_checks.probed(fleet, nodes, connected.cluster.record.found, thorough=True)
+    nodes = [node for node in connected.cluster.nodes if node.node in fleet.responsive_nodes]
+    probes = node_checks.probe_nodes(fleet, nodes, connected.cluster.record.prepared_by_node, thorough=True)
     checks += [
         *node_checks.quick_checks(probes),
         *node_checks.thorough_checks(probes),
-        *node_checks.dialed(fleet, probes),
+        *node_checks.check_connections(fleet, probes),
     ]
     if busy:
         value = f"left out: job {', '.join(busy)} runs"
         return [*checks, Check(name="process group", ok=None, value=value)]
-    fit_nodes = [node for node in probes.answers if node not in node_checks.failing(checks)]
+    fit_nodes = [node for node in probes.answers if node not in node_checks.failing_nodes(checks)]
     return [*checks, *_group_checks(connected, probes, fit_nodes)]
 
 
@@ -191,7 +195,7 @@ def _login_checks(connected: ConnectedCluster) -> list[Check]:
         why = failure.message.partition(": ")[2]
         checks.append(node_checks.node_check(nodes[number], "login", False, why, "SSH"))
     for node in connected.cluster.excluded:
-        state = connected.cluster.record.state_of(node).partition(" is ")[2]
+        state = connected.cluster.record.describe_node_state(node).partition(" is ")[2]
         checks.append(node_checks.node_check(node, "login", None, state))
     return checks
 
@@ -206,7 +210,7 @@ def _group_checks(
     (group,) = _run_groups(connected, probes, [nodes])
     checks = [node_checks.group_check(probes, group)]
     if group.gbyte_s is None:
-        unclear = len(nodes) > 2 and not node_checks.failing(checks)
+        unclear = len(nodes) > 2 and not node_checks.failing_nodes(checks)
     else:
         type_gbyte_s = _network_gbyte_s(connected.cluster)
         least_gbyte_s = LEAST_GBYTE_S if type_gbyte_s is None else type_gbyte_s * LEAST_SHARE
@@ -236,7 +240,7 @@ def _measure_pairs(
             for rank in group.ranks:
                 best[rank.node] = max(best[rank.node], (group.gbyte_s or 0.0) * 1e3)
 
-    for pairs in node_checks.rounds(nodes):
+    for pairs in node_checks.ring_rounds(nodes):
         measure(pairs)
     slow = node_checks.slow_nodes(best)
     if repeated := list(zip(slow, [node for node in nodes if node not in slow], strict=False)):
@@ -266,25 +270,28 @@ def _network_gbyte_s(cluster: LocatedCluster) -> float | None:
 
 def _run_groups(
     connected: ConnectedCluster, probes: node_checks.Probes, groups: Sequence[Sequence[int]]
-) -> list[node_checks.Group]:
+) -> list[node_checks.GroupProgress]:
     """Run train/probe.py as a job on all `groups` of nodes at the same time; return the ranks' reports."""
     groups = [sorted(nodes) for nodes in groups]  # the ranks of a launch meet on its lowest node
     formed = [
-        node_checks.Group(layout(nodes, gpus={node: probes.prepared[node].gpus for node in nodes}))
+        node_checks.GroupProgress(
+            layout_ranks(nodes, gpus={node: probes.prepared[node].gpus for node in nodes})
+        )
         for nodes in groups
     ]
     limit = min(GROUP_S + RANK_S * sum(len(group.ranks) for group in formed), MOST_GROUP_S)
     job_spec = connected.session.job_spec
     spec = replace(job_spec, job=JobSection(script="probe.py"), env=replace(job_spec.env, secrets=()))
-    slots = ask(
-        connected.fleet, {nodes[0]: messages.Slots(ports=launch_requests.job_ports()) for nodes in groups}
+    slots = call_nodes(
+        connected.fleet,
+        {nodes[0]: messages.Slots(ports=launch_requests.list_job_ports()) for nodes in groups},
     )
     starter, program = template("start_ranks.py"), (shipped_folder("train") / "probe.py").read_text("utf-8")
     commands = {}
     for nodes, group in zip(groups, formed, strict=True):
         hosts = [Host(node=probes.nodes[node], prepared=probes.prepared[node], workdir="/") for node in nodes]
         slot = launch_requests.choose_slot(slots, first=nodes[0])
-        launch = launch_requests.launch_requests(
+        launch = launch_requests.make_launch_requests(
             spec, job="doctor", ranks=group.ranks, hosts=hosts, slot=slot
         )
         for node, request in launch.items():
@@ -298,7 +305,7 @@ def _run_groups(
 def _stream_reports(
     connected: ConnectedCluster,
     commands: Mapping[int, Any],
-    groups: Sequence[node_checks.Group],
+    groups: Sequence[node_checks.GroupProgress],
     *,
     timeout_s: float,
 ) -> None:
@@ -308,11 +315,11 @@ def _stream_reports(
 
     def on_data(node: int, data: bytes) -> None:
         *lines, unparsed[node] = (unparsed[node] + data).split(b"\n")
-        if len(unparsed[node]) > node_answers.MOST_BYTES:
-            raise node_answers.malformed(node, "an endless line")
+        if len(unparsed[node]) > node_answers.MAX_BYTES:
+            raise node_answers.make_malformed_error(node, "an endless line")
         own_ranks = {rank.rank for rank in group_of[node].ranks if rank.node == node}
         for line in lines:
-            if (step := node_answers.rank_step(line, node=node, ranks=own_ranks)) is not None:
-                group_of[node].hear(step)
+            if (step := node_answers.read_rank_step(line, node=node, ranks=own_ranks)) is not None:
+                group_of[node].record(step)
 
     connected.fleet.stream(commands, on_data, timeout_s=timeout_s)

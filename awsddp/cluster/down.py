@@ -5,19 +5,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from awsddp.cluster.fetch_unfetched import fetch_all
+from awsddp.cluster.fetch_unfetched import fetch_unfetched_results
 from awsddp.errors import ConfigError, LeftoverError, NodeError, NoRegion, UsageError
 from awsddp.job.registry import JobRegistry
-from awsddp.job.save_to_s3 import abort
+from awsddp.job.save_to_s3 import abort_uploads
 from awsddp.model.billing import Bill
 from awsddp.model.documents import DownDocument
-from awsddp.model.records import ACTIVE, ENDED, MORE, JobRecord, Listed, Node
-from awsddp.session.connect import OFF
+from awsddp.model.records import ACTIVE, ENDED_STATES, OLDER_JOBS, ClusterListing, JobRecord, Node
+from awsddp.session.connect import OFF_STATES
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.cost import bill_of
-from awsddp.session.locate import end, find_cluster, machines, refuse_sessions, wait_until_launches_show
-from awsddp.storage.results_dir import is_fetched, is_home, is_owed
-from awsddp.storage.saved_job import in_bucket
+from awsddp.session.cost import compute_bill
+from awsddp.session.locate import (
+    describe_nodes,
+    find_cluster,
+    refuse_other_sessions,
+    terminate,
+    wait_until_launched_listed,
+)
+from awsddp.storage.results_dir import has_unfetched_results, is_fetched, is_fetched_from
+from awsddp.storage.saved_job import verify_in_s3
 from awsddp.util import format
 
 
@@ -54,41 +60,43 @@ def _down(
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool],
 ) -> DownDocument:
-    with session.folder.lock("down"), find_cluster(session, newer=True, whole=True) as cluster:
-        record = cluster.known
-        if cluster.gateway is not None:
-            cluster = wait_until_launches_show(cluster)
-        clusters = cluster.all_listed
+    with session.folder.lock("down"), find_cluster(session, ignore_newer=True, all_resources=True) as cluster:
+        record = cluster.local_record
+        if cluster.aws_client is not None:
+            cluster = wait_until_launched_listed(cluster)
+        clusters = cluster.all_listings
         if not clusters:
             if record is not None:  # its nodes terminated themselves, at their expiry at the latest
-                session.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
+                session.folder.append_event("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
                 _forget(cluster, record.id)
-            refuse_sessions(cluster)
+            refuse_other_sessions(cluster)
             return _document(cluster)
         live = [_with_unfetched(cluster, listing) for listing in clusters if listing.live]
         if known_only and any(record is None or listing.id != record.id for listing in live):
             raise UsageError(
                 f"-y does not end cluster {live[0].name}, which this machine has no record of",
-                "; ".join(f"{machines(cluster, listing)}{_describe_creation(listing)}" for listing in live),
+                "; ".join(
+                    f"{describe_nodes(cluster, listing)}{_describe_creation(listing)}" for listing in live
+                ),
                 f"awsddp -c {live[0].name} down -y   # if that is what you want",
             )
         if live:
             confirm("\n".join(_question(cluster, listing, discard=discard) for listing in live))
         for listing in live if not discard else ():
             try:
-                fetch_all(cluster, listing)
+                fetch_unfetched_results(cluster, listing)
             except NodeError as error:
                 if not lose(error):
                     raise
-        bill_of(cluster, clusters[0])
+        compute_bill(cluster, clusters[0])
         terminated = _terminate(cluster, clusters)
-        bill = bill_of(cluster, None)
+        bill = compute_bill(cluster, None)
         _forget(cluster, clusters[0].id if record is None else record.id)
         removed = sum(len(listing.leftovers) for listing in clusters)
         return _document(cluster, terminated=terminated, removed=removed, bill=bill)
 
 
-def _terminate(cluster: LocatedCluster, clusters: Sequence[Listed]) -> tuple[str, ...]:
+def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> tuple[str, ...]:
     """Terminate the clusters of this name, one per id, and return the terminated instances.
 
     Raises LeftoverError, after everything else is terminated.
@@ -97,9 +105,9 @@ def _terminate(cluster: LocatedCluster, clusters: Sequence[Listed]) -> tuple[str
     leftovers: list[str] = []
     for listing in clusters:
         began = datetime.now(UTC)  # EC2 bills no instance that is shutting down
-        teardown = end(cluster, listing)
+        teardown = terminate(cluster, listing)
         with contextlib.suppress(ConfigError):  # a full disk must not stop the termination
-            cluster.session.folder.note(
+            cluster.session.folder.append_event(
                 "ended", id=listing.id, at=began, terminated=teardown.terminated, leftovers=teardown.leftovers
             )
         terminated += teardown.terminated
@@ -113,7 +121,7 @@ def _terminate(cluster: LocatedCluster, clusters: Sequence[Listed]) -> tuple[str
     return tuple(terminated)
 
 
-def _with_unfetched(cluster: LocatedCluster, listed: Listed) -> Listed:
+def _with_unfetched(cluster: LocatedCluster, listed: ClusterListing) -> ClusterListing:
     """Return the listing with the jobs that are really unfetched on each node.
 
     A node has the unfetched jobs of its tags, without those whose results are fetched, or are in S3 and not
@@ -122,12 +130,16 @@ def _with_unfetched(cluster: LocatedCluster, listed: Listed) -> Listed:
     can write to the bucket, so `fetch_unfetched_results` asks the node.
     """
     session = cluster.session
-    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
+    record = (
+        cluster.local_record
+        if cluster.local_record is not None and cluster.local_record.id == listed.id
+        else None
+    )
     saved, not_saved = set(), list[JobRecord]()
     for job in record.jobs if record is not None else ():
         if is_fetched(session.results / job.job, job) or _is_on_running_node(listed, job):
             continue
-        if in_bucket(session, job):
+        if verify_in_s3(session, job):
             session.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
             saved.add(job.job)
         elif job.save_to is not None:
@@ -136,7 +148,7 @@ def _with_unfetched(cluster: LocatedCluster, listed: Listed) -> Listed:
     def unfetched_on(node: Node) -> tuple[str, ...]:
         released = (job.job for job in not_saved if node.instance_id in _instance_ids(job))
         names = (name for name in dict.fromkeys((*node.unfetched, *released)) if name not in saved)
-        return tuple(name for name in names if not is_home(session, name, node.instance_id))
+        return tuple(name for name in names if not is_fetched_from(session, name, node.instance_id))
 
     return replace(listed, nodes=tuple(replace(node, unfetched=unfetched_on(node)) for node in listed.nodes))
 
@@ -146,23 +158,23 @@ def _instance_ids(job: JobRecord) -> set[str]:
     return {node.instance_id for node in job.nodes}
 
 
-def _is_on_running_node(listed: Listed, job: JobRecord) -> bool:
+def _is_on_running_node(listed: ClusterListing, job: JobRecord) -> bool:
     """Return True if the tag of a node that is not stopped or terminated names results of a job."""
     ran_on = _instance_ids(job)
     return any(
-        node.state not in (*OFF, *ENDED) and not {job.job, MORE}.isdisjoint(node.unfetched)
+        node.state not in (*OFF_STATES, *ENDED_STATES)
+        and not {job.job, OLDER_JOBS}.isdisjoint(node.unfetched)
         for node in listed.nodes
         if node.instance_id in ran_on
     )
 
 
-def _question(cluster: LocatedCluster, listed: Listed, *, discard: bool) -> str:
-    lines = [
-        f"Cluster {listed.name}: {machines(cluster, listed)}{_describe_creation(listed)} will be terminated."
-    ]
-    jobs = [job.job for job in JobRegistry(cluster.session).own]
+def _question(cluster: LocatedCluster, listed: ClusterListing, *, discard: bool) -> str:
+    nodes = f"{describe_nodes(cluster, listed)}{_describe_creation(listed)}"
+    lines = [f"Cluster {listed.name}: {nodes} will be terminated."]
+    jobs = [job.job for job in JobRegistry(cluster.session).own_jobs]
     for job in jobs:
-        if job.state in ACTIVE and is_owed(cluster.session, listed.unfetched, job):
+        if job.state in ACTIVE and has_unfetched_results(cluster.session, listed.unfetched, job):
             is_waiting = job.state == "waiting"
             grace = cluster.session.job_spec.job.grace
             to_save = "" if discard or is_waiting else f", with {grace} to save a checkpoint"
@@ -174,16 +186,16 @@ def _question(cluster: LocatedCluster, listed: Listed, *, discard: bool) -> str:
     return "\n".join(lines)
 
 
-def _describe_creation(cluster: Listed) -> str:
+def _describe_creation(cluster: ClusterListing) -> str:
     """Return a text with the time and the machine at which a cluster was created, if its tags have them."""
     host = cluster.host and f" on {cluster.host}"
-    return f", made at {format.iso(cluster.created)}{host}," if cluster.created else ""
+    return f", made at {format.optional_utc(cluster.created)}{host}," if cluster.created else ""
 
 
 def _forget(cluster: LocatedCluster, cluster_id: str) -> None:
-    abort(cluster, [job.job for job in JobRegistry(cluster.session).own])
+    abort_uploads(cluster, [job.job for job in JobRegistry(cluster.session).own_jobs])
     try:
-        cluster.session.folder.retire(cluster_id)
+        cluster.session.folder.archive(cluster_id)
     except ConfigError as error:
         cluster.session.say(f"{error.message}: {error.why or error.next}")
 
@@ -199,6 +211,6 @@ def _document(
         leftovers=(),
         removed=removed,
         cost_usd=bill.cost_usd if bill else None,
-        looked=cluster.searched,
-        ended=str(format.iso(datetime.now(UTC))),
+        looked=cluster.searched_places,
+        ended=str(format.optional_utc(datetime.now(UTC))),
     )

@@ -2,19 +2,19 @@
 
 from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.job.cancel import end_job
-from awsddp.job.fetch import bring
+from awsddp.job.fetch import fetch_from_nodes
 from awsddp.job.save_to_s3 import wait_until_saved
-from awsddp.model.records import ACTIVE, Listed, Node, unfetched_jobs
-from awsddp.session.connect import OFF, connect, reachable, told_jobs
+from awsddp.model.records import ACTIVE, ClusterListing, Node, list_unfetched_jobs
+from awsddp.session.connect import OFF_STATES, connect, filter_reachable, list_jobs_on_nodes
 from awsddp.session.context import LocatedCluster
-from awsddp.session.cost import bill_of
-from awsddp.storage.results_dir import is_owed, still_missing
+from awsddp.session.cost import compute_bill
+from awsddp.storage.results_dir import find_unfetched_parts, has_unfetched_results
 from awsddp.util.format import money, node_name
 
 FETCH_REACH_S = 60.0
 
 
-def fetch_all(cluster: LocatedCluster, listed: Listed) -> None:
+def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> None:
     """End the running jobs, and fetch all unfetched results, before the nodes are terminated.
 
     Reports results that are lost with a node. Raises NodeError, with the jobs, the price and the next steps,
@@ -23,26 +23,30 @@ def fetch_all(cluster: LocatedCluster, listed: Listed) -> None:
     holders = [node for node in listed.live if node.unfetched]
     if not holders:
         return
-    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
+    record = (
+        cluster.local_record
+        if cluster.local_record is not None and cluster.local_record.id == listed.id
+        else None
+    )
     if record is None or not cluster.session.folder.key.exists():
         raise _not_fetched_error(
             cluster, listed, holders, "this machine has no key for the nodes that hold them"
         )
-    cluster = cluster.with_nodes(reachable(listed.live), of=listed.live)
+    cluster = cluster.with_nodes(filter_reachable(listed.live), all_nodes=listed.live)
     saved: set[str] = set()
     failures: dict[Node, str] = {}
     try:
         if cluster.nodes:
             failures = _fetch_from_running(cluster, saved)
     except ConfigError as error:  # a fault of this machine, or another command: do not advise to lose results
-        jobs = ", ".join(unfetched_jobs(holders))
+        jobs = ", ".join(list_unfetched_jobs(holders))
         message = f"no node is terminated: the results of {jobs} are not fetched"
         why = f"{error.message}\n{error.why}".strip()
         raise ConfigError(message, why, f"{error.next}\nawsddp down   # then".strip()) from error
     except AwsddpError as error:
         raise _not_fetched_error(cluster, listed, holders, str(error)) from error
     for node in holders:
-        if node not in cluster.nodes and not (saved.issuperset(node.unfetched) and node.state in OFF):
+        if node not in cluster.nodes and not (saved.issuperset(node.unfetched) and node.state in OFF_STATES):
             failures[node] = f"{node_name(node.node)} is {node.state}"
     if failures:
         raise _not_fetched_error(cluster, listed, list(failures), ", ".join(failures.values()))
@@ -55,9 +59,13 @@ def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, 
     and its name is added to `saved`.
     """
     session = cluster.session
-    names, holders = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
+    names, holders = list_unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
     with connect(cluster, deadline_s=FETCH_REACH_S, partial=True) as connected:
-        unfetched = [job for job in told_jobs(connected, partial=True) if is_owed(session, names, job)]
+        unfetched = [
+            job
+            for job in list_jobs_on_nodes(connected, partial=True)
+            if has_unfetched_results(session, names, job)
+        ]
         # End the newest job first: the end of a job starts the one that waits for it.
         for job in reversed([end_job(connected, job) for job in reversed(unfetched)]):
             if job.state in ACTIVE:
@@ -67,9 +75,9 @@ def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, 
                 continue
             nodes = ", ".join(map(node_name, connected.fleet.nodes))
             session.say(f"fetching the results of {job.job} from {nodes} to {session.results / job.job}/")
-            bring(connected, job, waits=False)
-            session.folder.remember(job)
-            for text in still_missing(connected, job).values():
+            fetch_from_nodes(connected, job, wait_for_uploads=False)
+            session.folder.save_jobs(job)
+            for text in find_unfetched_parts(connected, job).values():
                 session.say(text)
         return {
             node: connected.fleet.failures[node.node].summary
@@ -78,19 +86,21 @@ def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, 
         }
 
 
-def _not_fetched_error(cluster: LocatedCluster, listed: Listed, nodes: list[Node], why: str) -> NodeError:
+def _not_fetched_error(
+    cluster: LocatedCluster, listed: ClusterListing, nodes: list[Node], why: str
+) -> NodeError:
     """Return the error with the unfetched jobs, the price of their nodes, and the next steps."""
-    stopped = [node_name(node.node) for node in nodes if node.state in OFF]
+    stopped = [node_name(node.node) for node in nodes if node.state in OFF_STATES]
     next_steps = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
     next_steps.append("awsddp down --discard   # terminate the nodes and lose what they hold")
     cost, all_stopped = "the nodes cost money", all(node.state == "stopped" for node in listed.live)
-    bill = bill_of(cluster, cluster.own)
+    bill = compute_bill(cluster, cluster.own_listing)
     if all_stopped:
         cost = "only the disks cost"
     elif bill is not None and bill.id == listed.id and bill.price_usd_per_hour is not None:
         cost = f"the nodes cost {money(bill.price_usd_per_hour)} per hour"
     if not all_stopped and not any(node.spot for node in listed.live):
         next_steps.append("awsddp stop   # or stop them and keep their disks")
-    jobs = ", ".join(unfetched_jobs(nodes))
+    jobs = ", ".join(list_unfetched_jobs(nodes))
     why += "" if cluster.target.name == "local" else f"\nuntil then {cost}"
     return NodeError(f"the results of {jobs} are not fetched", why, "\n".join(next_steps))

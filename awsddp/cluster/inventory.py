@@ -7,21 +7,21 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from awsddp.cluster.status import cluster_document
+from awsddp.cluster.status import make_cluster_document
 from awsddp.errors import CloudError, LeftoverError, LocalCloudError, NoRegion
 from awsddp.job.registry import JobRegistry
 from awsddp.local import client as local
 from awsddp.model.documents import FoundCluster, HomeDocument, KnownCluster, KnownJob, Orphans
-from awsddp.model.records import Listed, Target, widened
+from awsddp.model.records import ClusterListing, Target, merge_records
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.locate import aws_of, look, target_for, wait_until_launches_show
-from awsddp.state import pasts
+from awsddp.session.locate import aws_client_for, open_target, refresh_listing, wait_until_launched_listed
+from awsddp.state import list_cluster_histories
 from awsddp.util import format
 from awsddp.util.format import money
 
 if TYPE_CHECKING:
-    from awsddp.aws.client import Aws
-    from awsddp.aws.clusters import Everywhere, Holding
+    from awsddp.aws.client import AwsClient
+    from awsddp.aws.clusters import Holding, RegionSearch
 
 
 class _Search(NamedTuple):
@@ -29,7 +29,7 @@ class _Search(NamedTuple):
 
     cluster: LocatedCluster
     regions: list[str]
-    result: "Everywhere"
+    result: "RegionSearch"
 
 
 def status_all(session: Session) -> list[FoundCluster]:
@@ -69,7 +69,7 @@ def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[
         for cluster, orphan in orphans:
             target = replace(cluster.target, region=orphan.cluster.region)
             trail = session.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
-            aws = aws_of(session, target, trail=trail, login=cluster.aws)
+            aws = aws_client_for(session, target, trail=trail, login=cluster.aws)
             outcome = teardown(aws, orphan.cluster, on_event=session.on_event)
             terminated += outcome.terminated
             leftovers += outcome.leftovers
@@ -110,13 +110,13 @@ def _search(session: Session) -> "Iterator[list[_Search]]":
     searches = []
     with contextlib.ExitStack() as stack:
         if not is_set and (record is None or record.target.name != "local"):
-            opened = local.opened(session.home, session.on_event, start=False)
+            opened = local.open_cloud(session.home, session.on_event, start=False)
             try:
                 if (running := stack.enter_context(opened)) is not None:
                     searches.append(_search_target(session, running))
             except LocalCloudError as error:
                 session.say(f"not searched: the local cloud: {error.summary}")
-        target = stack.enter_context(target_for(session, record))
+        target = stack.enter_context(open_target(session, record))
         try:
             searches.append(_search_target(session, target))
         except CloudError as error:
@@ -130,23 +130,27 @@ def _search_target(session: Session, target: Target) -> _Search:
     """Search all regions of a target, or the requested one. A region need not be configured."""
     from awsddp.aws.client import OPEN_REGION
     from awsddp.aws.clusters import find_everywhere
-    from awsddp.aws.plan_facts import enabled_regions
+    from awsddp.aws.plan_facts import list_enabled_regions
 
     try:
-        aws = aws_of(session, target)
+        aws = aws_client_for(session, target)
     except NoRegion:
         target = replace(target, region=OPEN_REGION)
-        aws = aws_of(session, target)
+        aws = aws_client_for(session, target)
     is_single = session.spec.cluster.region is not None or target.name == "local"
-    regions = [aws.region] if is_single else list(enabled_regions(aws))
+    regions = [aws.region] if is_single else list(list_enabled_regions(aws))
 
-    def client_for(region: str) -> "Aws":
-        return aws if region == aws.region else aws_of(session, replace(target, region=region), login=aws)
+    def client_for(region: str) -> "AwsClient":
+        return (
+            aws
+            if region == aws.region
+            else aws_client_for(session, replace(target, region=region), login=aws)
+        )
 
     result = find_everywhere(client_for, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
     for text in result.unread:
         session.say(f"not searched: {text}")
-    cluster = LocatedCluster(session=session, target=target, gateway=aws)
+    cluster = LocatedCluster(session=session, target=target, aws_client=aws)
     return _Search(cluster, regions, result)
 
 
@@ -154,26 +158,28 @@ def _document(cluster: LocatedCluster, holding: "Holding") -> FoundCluster:
     """Return the document of a cluster; if this machine has a record of it, with what `status` shows."""
     listed = holding.cluster
     located = _with_record(cluster, listed)
-    document = cluster_document(located)
-    return widened(
+    document = make_cluster_document(located)
+    return merge_records(
         FoundCluster,
         holding,
         listed,
         document,
         cluster=listed.name,
-        price_usd_per_hour=document.price_usd_per_hour if located.known else holding.price_usd_per_hour,
+        price_usd_per_hour=document.price_usd_per_hour
+        if located.local_record
+        else holding.price_usd_per_hour,
         orphan=holding.orphan and not _is_alive(located),
-        jobs=tuple(located.unfetched),
+        jobs=tuple(located.unfetched_jobs),
     )
 
 
 def _is_alive(cluster: LocatedCluster) -> bool:
     """Return True if a cluster with a record has living nodes and is not expired, whatever its tags are."""
-    lives = cluster.listed is not None and cluster.listed.live
-    return bool(cluster.known and lives) and cluster.record.expires > datetime.now(UTC)
+    lives = cluster.listing is not None and cluster.listing.live
+    return bool(cluster.local_record and lives) and cluster.record.expires > datetime.now(UTC)
 
 
-def _with_record(cluster: LocatedCluster, listed: Listed, *, wait: bool = False) -> LocatedCluster:
+def _with_record(cluster: LocatedCluster, listed: ClusterListing, *, wait: bool = False) -> LocatedCluster:
     """Return a listed cluster with its record and a new listing; with `listed` itself if it has no record.
 
     With `wait` it waits until AWS lists the instances that this machine launched, as `down` does.
@@ -182,56 +188,58 @@ def _with_record(cluster: LocatedCluster, listed: Listed, *, wait: bool = False)
     session = replace(
         original, name=listed.name, settings=(replace(original.spec, name=listed.name), original.job_spec)
     )
-    record = session.folder.read(newer=True)
+    record = session.folder.read(ignore_newer=True)
     if record is None or record.id != listed.id:
-        return replace(cluster, listed=listed)
+        return replace(cluster, listing=listed)
     target = replace(cluster.target, region=listed.region)
-    aws = aws_of(session, target, login=cluster.aws)
-    located = look(LocatedCluster(session=session, target=target, gateway=aws, known=record))
+    aws = aws_client_for(session, target, login=cluster.aws)
+    located = refresh_listing(
+        LocatedCluster(session=session, target=target, aws_client=aws, local_record=record)
+    )
     if wait:
-        located = wait_until_launches_show(located)
-    return replace(located, listed=located.own)
+        located = wait_until_launched_listed(located)
+    return replace(located, listing=located.own_listing)
 
 
 def _describe_orphan(cluster: LocatedCluster, holding: "Holding") -> str:
     listed = holding.cluster
     resource_ids = [*(node.instance_id for node in listed.live), *listed.leftovers]
     results = f"; results not fetched: {', '.join(listed.unfetched)}" if listed.unfetched else ""
-    expiry = f", past its expiry of {format.iso(listed.expires)}" if listed.live else ""
-    location = replace(cluster.target, region=listed.region).place
+    expiry = f", past its expiry of {format.optional_utc(listed.expires)}" if listed.live else ""
+    location = replace(cluster.target, region=listed.region).location
     return (
         f"{listed.name} ({listed.id}) in {location}{expiry}: {', '.join(resource_ids)}, "
         f"{money(holding.price_usd_per_hour)} per hour{results}"
     )
 
 
-def home(session: Session) -> HomeDocument:
+def list_known_clusters(session: Session) -> HomeDocument:
     """Return the clusters that have a record, as last seen, and whether a local cloud runs.
 
     Sends no requests: a cluster may have ended since, which `status` shows.
     """
     registry = JobRegistry(session)
     clusters = [
-        widened(
+        merge_records(
             KnownCluster,
             record,
             record.target,
             cluster=history.name,
             target=record.target.name,
             price_usd_per_hour=bill.price_usd_per_hour if (bill := history.bill) else None,
-            expires=str(format.iso(record.expires)),
+            expires=str(format.optional_utc(record.expires)),
             expired=record.expires < datetime.now(UTC),
             jobs=tuple(
-                KnownJob(job=view.job.job, state=view.job.state) for view in registry.of_cluster(history)
+                KnownJob(job=view.job.job, state=view.job.state) for view in registry.jobs_of_cluster(history)
             ),
         )
-        for history in pasts(session.home)
+        for history in list_cluster_histories(session.home)
         if (record := history.record) is not None
     ]
     jobs = () if clusters else registry.jobs
     return HomeDocument(
         clusters=tuple(clusters),
-        local_cloud=local.runs(session.home),
-        ended=sum(history.record is None for history in pasts(session.home)),
+        local_cloud=local.is_running(session.home),
+        ended=sum(history.record is None for history in list_cluster_histories(session.home)),
         last_job=KnownJob(job=jobs[-1].job.job, state=jobs[-1].job.state) if jobs else None,
     )

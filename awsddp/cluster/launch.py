@@ -4,19 +4,19 @@ import secrets
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from awsddp.compat.types import quota_of
+from awsddp.compat.types import find_quota
 from awsddp.errors import AwsddpError, CapacityError, CloudError
-from awsddp.model.records import Intent
+from awsddp.model.records import LaunchIntent
 from awsddp.plan.launch_plan import make_plan
-from awsddp.plan.records import Facts, LaunchPlan, names
-from awsddp.plan.requests import Values
+from awsddp.plan.records import Facts, LaunchPlan, resource_names
+from awsddp.plan.requests import RequestValues
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.cost import launched
-from awsddp.session.locate import aws_of, end, facts_of, own_key_file
-from awsddp.settings.loader import remembered
-from awsddp.settings.values import idle_seconds
-from awsddp.state import Folder, Record
-from awsddp.util.parallel import each
+from awsddp.session.cost import make_launch_row
+from awsddp.session.locate import aws_client_for, gather_facts, resolve_key_file, terminate
+from awsddp.settings.loader import settings_to_record
+from awsddp.settings.values import parse_idle
+from awsddp.state import ClusterFolder, Record
+from awsddp.util.parallel import run_each
 
 # Pauses of capacity.retry_until_up: capacity returns in minutes, not in seconds.
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
@@ -30,10 +30,10 @@ def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = 
     alternatives are tried in order, with `capacity.retry_until_up` repeatedly. What a refused launch created
     is removed. Raises CapacityError, CloudError or ConfigError.
     """
-    from awsddp.aws.waits import CLOCK, growing
+    from awsddp.aws.waits import CLOCK, growing_pauses
 
-    cluster_id = cluster.known.id if cluster.known else secrets.token_hex(4)
-    for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
+    cluster_id = cluster.local_record.id if cluster.local_record else secrets.token_hex(4)
+    for pause in growing_pauses(FIRST_PAUSE_S, MOST_PAUSE_S):
         started = now or datetime.now(UTC).replace(microsecond=0)
         try:
             return _try_alternatives(
@@ -48,28 +48,28 @@ def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = 
 
 
 def _try_alternatives(
-    cluster: LocatedCluster, plan: LaunchPlan, values: Values, host_key: str
+    cluster: LocatedCluster, plan: LaunchPlan, values: RequestValues, host_key: str
 ) -> LocatedCluster:
     """Try to launch the plan, then its alternatives in order, once each."""
-    from awsddp.aws.api_errors import Refused
+    from awsddp.aws.api_errors import AwsRefused
     from awsddp.aws.instances import NEXT_ZONE, OVER_QUOTA
 
     failures: list[AwsddpError] = []
     exhausted: set[tuple[str, tuple[str, str] | None]] = set()
     for attempt in (plan, *plan.alternatives):
-        quota = attempt.region, quota_of(attempt.instance_type, attempt.market)
+        quota = attempt.region, find_quota(attempt.instance_type, attempt.market)
         if quota in exhausted:
             continue
         if attempt.region != cluster.aws.region:
             _clean_up(cluster, values)
             target = replace(cluster.target, region=attempt.region)
-            cluster = replace(cluster, gateway=aws_of(cluster.session, target, login=cluster.aws))
+            cluster = replace(cluster, aws_client=aws_client_for(cluster.session, target, login=cluster.aws))
         try:
             return _launch_once(cluster, attempt, values, host_key)
-        except (CapacityError, Refused) as error:
-            if isinstance(error, Refused) and error.code in OVER_QUOTA:
+        except (CapacityError, AwsRefused) as error:
+            if isinstance(error, AwsRefused) and error.code in OVER_QUOTA:
                 exhausted.add(quota)
-            elif isinstance(error, Refused) and error.code not in NEXT_ZONE:
+            elif isinstance(error, AwsRefused) and error.code not in NEXT_ZONE:
                 if error.kind != "unavailable":
                     _clean_up(cluster, values)
                 raise
@@ -79,45 +79,51 @@ def _try_alternatives(
     raise _no_capacity(failures)
 
 
-def _launch_values(session: Session, plan: LaunchPlan, cluster_id: str, now: datetime) -> tuple[Values, str]:
+def _launch_values(
+    session: Session, plan: LaunchPlan, cluster_id: str, now: datetime
+) -> tuple[RequestValues, str]:
     """Return the values for the requests of all attempts of one round, and the nodes' temporary host key."""
-    from awsddp.nodes.hostkeys import login_key, make_key
-    from awsddp.nodes.provision import user_data
+    from awsddp.nodes.hostkeys import ensure_login_key, make_key
+    from awsddp.nodes.provision import render_user_data
 
     host_key = make_key("awsddp temporary host key")
     # A budget ends more expensive alternatives earlier; each node gets its own expiry when it is prepared.
     expires_s = min(option.expires_s for option in (plan, *plan.alternatives))
-    data = user_data(
+    data = render_user_data(
         host_key=host_key,
         expires_at=now + timedelta(seconds=expires_s),
-        idle_s=idle_seconds(session.spec.cluster.idle),
+        idle_s=parse_idle(session.spec.cluster.idle),
     )
-    key_file = own_key_file(session.spec) if session.spec.access.key is not None else None
-    secrets = {"public_key": login_key(session.folder, own=key_file), "user_data": data}
-    return Values(ids=names(session.spec.name, cluster_id), secrets=secrets, now=now), host_key.public
+    key_file = resolve_key_file(session.spec) if session.spec.access.key is not None else None
+    secrets = {"public_key": ensure_login_key(session.folder, user_key=key_file), "user_data": data}
+    return RequestValues(
+        ids=resource_names(session.spec.name, cluster_id), secrets=secrets, now=now
+    ), host_key.public
 
 
-def _launch_once(cluster: LocatedCluster, plan: LaunchPlan, values: Values, host_key: str) -> LocatedCluster:
+def _launch_once(
+    cluster: LocatedCluster, plan: LaunchPlan, values: RequestValues, host_key: str
+) -> LocatedCluster:
     """Launch the nodes of one plan, after writing its record and its intent to the folder."""
     from awsddp.aws import instances
-    from awsddp.aws.launch_resources import ensure_access
+    from awsddp.aws.launch_resources import ensure_launch_resources
 
     aws, folder, on_event = cluster.aws, cluster.session.folder, cluster.session.on_event
     record = _make_record(cluster, plan, values)
     _save_record(folder, record)
-    group = ensure_access(aws, plan, values, on_event=on_event)
+    group = ensure_launch_resources(aws, plan, values, on_event=on_event)
 
-    def write_intent(intent: Intent) -> None:
+    def write_intent(intent: LaunchIntent) -> None:
         _save_record(folder, replace(record, intent=replace(intent, host_key=host_key)))
 
     values = replace(values, ids={**values.ids, "security_group": group})
     nodes = instances.launch(aws, plan, values, write_intent=write_intent, on_event=on_event)
-    row = launched(record, (node.instance_id for node in nodes))
-    folder.note(row.event, **row.facts)
-    return replace(cluster, known=folder.read() or record, nodes=nodes)
+    row = make_launch_row(record, (node.instance_id for node in nodes))
+    folder.append_event(row.event, **row.written_fields)
+    return replace(cluster, local_record=folder.read() or record, nodes=nodes)
 
 
-def _save_record(folder: Folder, record: Record) -> None:
+def _save_record(folder: ClusterFolder, record: Record) -> None:
     """Write the record of a launch; keep the jobs that other commands have added since."""
 
     def change(current: Record) -> Record:
@@ -127,7 +133,7 @@ def _save_record(folder: Folder, record: Record) -> None:
         folder.write(record)
 
 
-def _clean_up(cluster: LocatedCluster, values: Values) -> None:
+def _clean_up(cluster: LocatedCluster, values: RequestValues) -> None:
     """Delete what a failed launch created in a region, and restore the previous record.
 
     Leftovers and errors of AWS are reported, not raised.
@@ -138,13 +144,13 @@ def _clean_up(cluster: LocatedCluster, values: Values) -> None:
     aws = cluster.aws
     record = session.folder.read()
     if record is not None:
-        _save_record(session.folder, cluster.known or replace(record, intent=None, asked={}))
+        _save_record(session.folder, cluster.local_record or replace(record, intent=None, asked={}))
     try:
         for listed in find_clusters(
             aws, session.spec.name, record.owner if record else aws.identity().user_id
         ):
             if listed.id == values.ids["cluster_id"] and not listed.live:
-                for leftover in end(cluster, listed).leftovers:
+                for leftover in terminate(cluster, listed).leftovers:
                     session.say(f"left in {aws.region}: {leftover}")
     except CloudError as error:  # the caller raises the launch's own error
         session.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
@@ -161,8 +167,8 @@ def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
     )
 
 
-def _make_record(cluster: LocatedCluster, plan: LaunchPlan, values: Values) -> Record:
-    previous = cluster.known
+def _make_record(cluster: LocatedCluster, plan: LaunchPlan, values: RequestValues) -> Record:
+    previous = cluster.local_record
     return Record(
         id=values.ids["cluster_id"],
         owner=plan.owner,
@@ -178,7 +184,7 @@ def _make_record(cluster: LocatedCluster, plan: LaunchPlan, values: Values) -> R
         ssh_user=plan.ssh_user,
         price_usd_per_hour=plan.price_usd_per_hour,
         disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),
-        asked=remembered(cluster.session.spec),
+        asked=settings_to_record(cluster.session.spec),
         prepared=previous.prepared if previous else (),
         addresses=previous.addresses if previous else {},
     )
@@ -192,7 +198,7 @@ def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
     plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
     regions = dict.fromkeys((facts.region, *cluster.session.spec.capacity.regions))
-    for outcome in each(lambda region: _plan_in(cluster, region, facts), regions):
+    for outcome in run_each(lambda region: _plan_in(cluster, region, facts), regions):
         if isinstance(outcome, LaunchPlan):
             plans += [replace(outcome, alternatives=()), *outcome.alternatives]
         else:
@@ -215,7 +221,9 @@ def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan |
         zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
         spec = replace(session.spec, capacity=replace(capacity, zones=zones))
         target = replace(cluster.target, region=region)
-        other_facts = facts_of(aws_of(session, target, login=cluster.aws), spec, target, cluster.known)
+        other_facts = gather_facts(
+            aws_client_for(session, target, login=cluster.aws), spec, target, cluster.local_record
+        )
         return make_plan(spec, replace(other_facts, data=facts.data, saving=facts.saving))
     except AwsddpError as error:
         return error

@@ -5,74 +5,83 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster.launch import plan_everywhere
-from awsddp.cluster.reconcile import changes, plan_of
+from awsddp.cluster.reconcile import make_change_plan, plan_changes
 from awsddp.compat.types import GPU_TYPES, PRICE_DATE
 from awsddp.errors import ConfigError
 from awsddp.model.records import Target
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.records import LIST_PRICE, Facts, LaunchPlan
-from awsddp.plan.selection import offers as offered
-from awsddp.session.configured import as_before, say_differences
+from awsddp.plan.selection import list_offers as offered
+from awsddp.session.configured import report_differences, with_record_settings
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.locate import aws_of, check_account, facts_of, look, owner_of, target_for
-from awsddp.settings.loader import settings
+from awsddp.session.locate import (
+    aws_client_for,
+    check_account,
+    find_owner,
+    gather_facts,
+    open_target,
+    refresh_listing,
+)
+from awsddp.settings.loader import list_settings
 from awsddp.state import Record
-from awsddp.util.parallel import both, import_soon
+from awsddp.util.parallel import import_in_thread, run_both
 
 if TYPE_CHECKING:
     from awsddp.model.documents import OffersDocument
 
 
-def read_all(requested: Session, target: Target, record: Record | None) -> "tuple[Facts, LocatedCluster]":
+def read_facts_and_cluster(
+    requested: Session, target: Target, record: Record | None
+) -> "tuple[Facts, LocatedCluster]":
     """Read the plan's facts and the cluster's listing, in parallel; its session has the record's settings.
 
     Settings in awsddp.toml that differ from the record are reported. Raises CloudError, ConfigError, also for
     an invalid environment.
     """
-    session = as_before(requested, record)
+    session = with_record_settings(requested, record)
     if record is not None:
-        say_differences(requested, session.spec, record)
-    aws = aws_of(session, target)
+        report_differences(requested, session.spec, record)
+    aws = aws_client_for(session, target)
     located_target = replace(target, region=aws.region)
-    cluster = LocatedCluster(session=session, target=located_target, gateway=aws, known=record)
+    cluster = LocatedCluster(session=session, target=located_target, aws_client=aws, local_record=record)
     if session.job_spec.job.save_to is not None:
-        from awsddp.job.save_to_s3 import rehearsed
+        from awsddp.job.save_to_s3 import prepare_local_saving
 
-        cluster = rehearsed(cluster)
+        cluster = prepare_local_saving(cluster)
         session = cluster.session
 
     def list_nodes() -> LocatedCluster:
-        owner = owner_of(aws, record)
+        owner = find_owner(aws, record)
         if record is not None:
             check_account(cluster)
-        import_soon("awsddp.nodes.hostkeys")  # not earlier: it would delay the first call to AWS
-        return look(cluster, owner=owner)
+        import_in_thread("awsddp.nodes.hostkeys")  # not earlier: it would delay the first call to AWS
+        return refresh_listing(cluster, owner=owner)
 
-    facts, cluster = both(lambda: facts_of(aws, session.spec, target, record), list_nodes)
+    facts, cluster = run_both(lambda: gather_facts(aws, session.spec, target, record), list_nodes)
     if session.job_spec.job.save_to is not None or session.job_spec.data.sources:
-        from awsddp.job.save_to_s3 import with_s3
+        from awsddp.job.save_to_s3 import add_s3_facts
 
-        facts = with_s3(cluster, facts)
+        facts = add_s3_facts(cluster, facts)
     image = facts.image
     environment = make_environment_plan(session.job_spec.env, internet=image.has_internet, driver=None)
     if environment.lines:
-        from awsddp.plan.resolve import check
+        from awsddp.plan.resolve import check_packages
 
         torch = None if image.pretends else image.shown.torch
         machine = image.architecture.replace("arm64", "aarch64")
-        why = check(environment, image_torch=torch, machine=machine, cache=session.home / "packages")
+        why = check_packages(environment, image_torch=torch, machine=machine, cache=session.home / "packages")
         if why:
             session.say(f"{environment.name} could not be checked: {why}")
     return facts, cluster
 
 
-def to_reconcile(cluster: LocatedCluster) -> bool:
+def must_reconcile(cluster: LocatedCluster) -> bool:
     """Return True if there is a cluster to reconcile, False if `up` launches one.
 
     Raises ConfigError for a running cluster whose key is not on this machine.
     """
-    record = cluster.known
-    live = [listed for listed in cluster.all_listed if listed.live]
+    record = cluster.local_record
+    live = [listed for listed in cluster.all_listings if listed.live]
     if record is not None and (cluster.session.folder.key.exists() or not record.prepared):
         is_live = any(listed.id == record.id for listed in live)
         if is_live or (record.prepared and not live):
@@ -92,29 +101,29 @@ def plan(session: Session) -> LaunchPlan:
     Raises ConfigError for an invalid spec or environment, CloudError if AWS does not answer or refuses.
     """
     record = session.folder.read()
-    with target_for(session, record) as target:
-        facts, cluster = read_all(session, target, record)
-        if not to_reconcile(cluster):
+    with open_target(session, record) as target:
+        facts, cluster = read_facts_and_cluster(session, target, record)
+        if not must_reconcile(cluster):
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
-        return plan_of(cluster, changes(cluster, facts, now=now), facts)
+        return make_change_plan(cluster, plan_changes(cluster, facts, now=now), facts)
 
 
-def settings_of(session: Session) -> list[tuple[str, Any, str]]:
+def list_plan_settings(session: Session) -> list[tuple[str, Any, str]]:
     """Return the key, the value and the source of each setting that has a value. Sends no requests."""
-    completed = as_before(session, session.folder.read())
-    return settings(completed.spec, completed.job_spec)
+    completed = with_record_settings(session, session.folder.read())
+    return list_settings(completed.spec, completed.job_spec)
 
 
-def offers(session: Session) -> "OffersDocument":
+def find_offers(session: Session) -> "OffersDocument":
     """Return every GPU instance type that the region offers, its price, and whether the quota allows it.
 
     Raises CloudError if AWS does not answer.
     """
     from awsddp.model.documents import Offer, OffersDocument
 
-    with target_for(session, session.folder.read()) as target:
-        facts = facts_of(aws_of(session, target), session.spec, target)
+    with open_target(session, session.folder.read()) as target:
+        facts = gather_facts(aws_client_for(session, target), session.spec, target)
         choices = offered(facts, session.spec)
     return OffersDocument(
         region=facts.region,

@@ -9,17 +9,17 @@ from awsddp.cluster.launch import launch
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.errors import CapacityError, ConfigError, NodeError
 from awsddp.model.billing import Rate
-from awsddp.model.records import ACTIVE, Listed, Node, unfetched_jobs
-from awsddp.plan.converge import Convergence, Standing, converge
-from awsddp.plan.launch_plan import make_plan, spot_rate
+from awsddp.model.records import ACTIVE, ClusterListing, Node, list_unfetched_jobs
+from awsddp.plan.converge import ExistingCluster, Reconciliation, plan_reconciliation
+from awsddp.plan.launch_plan import highest_spot_rate, make_plan
 from awsddp.plan.records import Facts, LaunchPlan
-from awsddp.session.configured import REACH_KEYS
-from awsddp.session.connect import JUMP, connect, reach_jump, reachable, told_jobs
+from awsddp.session.configured import KEYS_WITHOUT_LAUNCH
+from awsddp.session.connect import JUMP_KEY, check_jump_host, connect, filter_reachable, list_jobs_on_nodes
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.cost import bill_of
-from awsddp.session.locate import end, facts_of
-from awsddp.session.next_steps import costs
-from awsddp.settings.loader import remembered
+from awsddp.session.cost import compute_bill
+from awsddp.session.locate import gather_facts, terminate
+from awsddp.session.next_steps import describe_cost
+from awsddp.settings.loader import settings_to_record
 from awsddp.state import Record
 from awsddp.util.format import node_name
 
@@ -28,16 +28,16 @@ Confirm = Callable[[LaunchPlan | str], None]
 _LOST = "results are fetched first; everything else on the disks of terminated nodes is lost"
 
 
-def changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Convergence:
+def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Reconciliation:
     """Return the difference between the cluster and the spec.
 
     Raises ConfigError for an invalid spec, CloudError if AWS does not answer.
     """
-    from awsddp.aws.instances import impaired
+    from awsddp.aws.instances import list_impaired
 
-    record, own_listing = cluster.record, own_or_empty(cluster)
-    bill = bill_of(cluster, own_listing)  # writes to the ledger which nodes have ended
-    current = Standing(
+    record, own_listing = cluster.record, own_listing_or_empty(cluster)
+    bill = compute_bill(cluster, own_listing)  # writes to the ledger which nodes have ended
+    current = ExistingCluster(
         cluster=own_listing,
         nodes=record.nodes,
         instance_type=record.instance_type,
@@ -48,38 +48,42 @@ def changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Converge
         else cluster.session.spec.local.gpus,
         spent_usd=bill.cost_usd if bill else None,
         rate=_rate(cluster, facts, own_listing),
-        impaired=impaired(cluster.aws, own_listing.live),
+        impaired=list_impaired(cluster.aws, own_listing.live),
         others=tuple(_other_live(cluster)),
     )
-    return converge(cluster.session.spec, current, image_id=facts.image.id, callers=facts.callers, now=now)
+    return plan_reconciliation(
+        cluster.session.spec, current, image_id=facts.image.id, callers=facts.callers, now=now
+    )
 
 
-def _rate(cluster: LocatedCluster, facts: Facts, own_listing: Listed) -> Rate:
+def _rate(cluster: LocatedCluster, facts: Facts, own_listing: ClusterListing) -> Rate:
     """Return the hourly rate of the record's nodes that a budget assumes."""
     record, zones = cluster.record, {node.zone for node in own_listing.live if node.spot}
     if not zones:
         return Rate(usd_per_hour=record.price_usd_per_hour)
     address = ADDRESS_USD_PER_HOUR if cluster.session.spec.network.address == "public" else 0.0
     fixed_usd = (record.disk_usd_per_hour + address) * record.nodes
-    return spot_rate(fixed_usd, record.nodes, record.instance_type, zones, facts)
+    return highest_spot_rate(fixed_usd, record.nodes, record.instance_type, zones, facts)
 
 
-def own_or_empty(cluster: LocatedCluster) -> Listed:
+def own_listing_or_empty(cluster: LocatedCluster) -> ClusterListing:
     """Return the listing of the record's cluster, or one without nodes if AWS lists nothing."""
     record, name = cluster.record, cluster.session.spec.name
     region = record.target.region or ""
-    return cluster.own or Listed(name=name, id=record.id, owner=record.owner, region=region, nodes=())
+    return cluster.own_listing or ClusterListing(
+        name=name, id=record.id, owner=record.owner, region=region, nodes=()
+    )
 
 
-def plan_of(cluster: LocatedCluster, change: Convergence, job_facts: Facts) -> LaunchPlan:
+def make_change_plan(cluster: LocatedCluster, change: Reconciliation, job_facts: Facts) -> LaunchPlan:
     """Return the plan of a change, with all its steps; `job_facts` have the data and saving of its job.
 
     Raises what `make_plan` raises.
     """
-    facts = facts_of(cluster.aws, change.spec, cluster.target, cluster.record)
+    facts = gather_facts(cluster.aws, change.spec, cluster.target, cluster.record)
     facts = replace(facts, data=job_facts.data, saving=job_facts.saving)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone, spent_usd=change.spent_usd)
-    warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
+    warnings = (*plan.warnings, *((_LOST,) if change.steps_of("end") else ()))
     return replace(plan, exists=True, steps=change.steps, warnings=warnings)
 
 
@@ -93,29 +97,29 @@ def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> Locate
     """
     session, record = cluster.session, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
-    change = changes(cluster, facts, now=now)
-    if facts.image.has_hosts and session.spec.network.jump != record.asked.get(JUMP):
-        reach_jump(session)
-    own_listing = own_or_empty(cluster)
+    change = plan_changes(cluster, facts, now=now)
+    if facts.image.has_hosts and session.spec.network.jump != record.asked.get(JUMP_KEY):
+        check_jump_host(session)
+    own_listing = own_listing_or_empty(cluster)
     _open_ssh(cluster, own_listing, change)
-    plan = plan_of(cluster, change, facts) if change.numbers else None
+    plan = make_change_plan(cluster, change, facts) if change.numbers else None
     ending, other_clusters = _nodes_of_steps("end", change, own_listing.live), _other_live(cluster)
     changed = _changed_fields(session, record, change, is_launch=plan is not None)
     if change.needs_consent:
         _refuse_running(cluster, own_listing, ending)
         _refuse_others(other_clusters)
-        if plan is not None or change.of("end") or cluster.target.name != "local":
+        if plan is not None or change.steps_of("end") or cluster.target.name != "local":
             confirm(plan or _question(session, replace(record, **changed), change))
-    cluster = cluster.remember(**changed)
+    cluster = cluster.update_record(**changed)
     if change.expires != record.expires:
-        session.folder.note("extended", id=record.id, expires=change.expires)
+        session.folder.append_event("extended", id=record.id, expires=change.expires)
     for step in change.steps:
         if step.do in ("end", "start") or (step.do == "expire" and step.why):
             session.say(str(step))
     if ending:
         cluster = _end_nodes(cluster, own_listing, ending)
     for other in other_clusters:
-        end(cluster, other)
+        terminate(cluster, other)
     try:
         cluster = _start_nodes(cluster, _nodes_of_steps("start", change, change.nodes))
         cluster = replace(cluster, nodes=()) if plan is None else launch(cluster, plan, now=now)
@@ -128,24 +132,26 @@ def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> Locate
     return replace(cluster, nodes=tuple(sorted(nodes, key=lambda node: node.node)))
 
 
-def _open_ssh(cluster: LocatedCluster, own_listing: Listed, change: Convergence) -> None:
+def _open_ssh(cluster: LocatedCluster, own_listing: ClusterListing, change: Reconciliation) -> None:
     """Open SSH for the addresses in the spec, if that is a step of the change."""
-    from awsddp.aws.launch_resources import move_ssh
+    from awsddp.aws.launch_resources import replace_ssh_sources
 
-    for step in change.of("open"):
+    for step in change.steps_of("open"):
         assert own_listing.group is not None, "only an open group can be opened elsewhere"
         cluster.session.say(str(step))
         cidrs = change.spec.network.ssh_cidr
-        move_ssh(cluster.aws, own_listing.group, cidrs, on_event=cluster.session.on_event)
+        replace_ssh_sources(cluster.aws, own_listing.group, cidrs, on_event=cluster.session.on_event)
 
 
 def _changed_fields(
-    session: Session, record: Record, change: Convergence, *, is_launch: bool
+    session: Session, record: Record, change: Reconciliation, *, is_launch: bool
 ) -> dict[str, Any]:
     """Return the fields of the record that a change sets."""
     # A launch records its size itself, once AWS accepts it: a refused launch changes nothing.
     size = min(record.nodes, change.spec.cluster.nodes) if is_launch else change.spec.cluster.nodes
-    applied = {key: value for key, value in remembered(session.spec).items() if key in REACH_KEYS}
+    applied = {
+        key: value for key, value in settings_to_record(session.spec).items() if key in KEYS_WITHOUT_LAUNCH
+    }
     return {
         "nodes": size,
         "expires": change.expires,
@@ -155,15 +161,15 @@ def _changed_fields(
     }
 
 
-def _nodes_of_steps(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
+def _nodes_of_steps(do: str, change: Reconciliation, nodes: Sequence[Node]) -> list[Node]:
     """Return those of `nodes` that are in the steps of the kind `do`."""
-    instance_ids = {key for step in change.of(do) for key in step.instances}
+    instance_ids = {key for step in change.steps_of(do) for key in step.instances}
     return [node for node in nodes if node.instance_id in instance_ids]
 
 
-def _other_live(cluster: LocatedCluster) -> list[Listed]:
+def _other_live(cluster: LocatedCluster) -> list[ClusterListing]:
     """Return the living clusters of the same name that other machines created; `up` terminates them."""
-    return [listed for listed in cluster.all_listed if listed.id != cluster.record.id and listed.live]
+    return [listed for listed in cluster.all_listings if listed.id != cluster.record.id and listed.live]
 
 
 def _price(record: Record, nodes: int) -> float | None:
@@ -172,17 +178,17 @@ def _price(record: Record, nodes: int) -> float | None:
     return price if price is None or nodes == record.nodes else round(price / record.nodes * nodes, 4)
 
 
-def _question(session: Session, record: Record, change: Convergence) -> str:
+def _question(session: Session, record: Record, change: Reconciliation) -> str:
     """Return the question for a change without a launch; `record` is the cluster after the change."""
     steps = "".join(f"\n  {step}" for step in change.steps if step.do != "open")
-    lost_note = f"\n  {_LOST}" if change.of("end") else ""
-    machines = f"{record.nodes} x {record.instance_type}{costs(record)}"
+    lost_note = f"\n  {_LOST}" if change.steps_of("end") else ""
+    machines = f"{record.nodes} x {record.instance_type}{describe_cost(record)}"
     return f"Cluster {session.spec.name}, {machines}, once this is done:{steps}{lost_note}\n"
 
 
-def _refuse_running(cluster: LocatedCluster, own_listing: Listed, ending: Sequence[Node]) -> None:
+def _refuse_running(cluster: LocatedCluster, own_listing: ClusterListing, ending: Sequence[Node]) -> None:
     """Raise an error if a job runs on the nodes to terminate, or if their results cannot be fetched first."""
-    unfetched = unfetched_jobs(ending)
+    unfetched = list_unfetched_jobs(ending)
     if not unfetched:
         return
     names = ", ".join(node_name(node.node) for node in ending)
@@ -194,15 +200,19 @@ def _refuse_running(cluster: LocatedCluster, own_listing: Listed, ending: Sequen
             f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
             "awsddp down --discard   # or end all",
         )
-    from awsddp.storage.results_dir import is_owed
+    from awsddp.storage.results_dir import has_unfetched_results
 
-    with connect(cluster, reachable(own_listing.live), partial=True) as connected:
+    with connect(cluster, filter_reachable(own_listing.live), partial=True) as connected:
         unreachable = [
             node_name(node.node)
             for node in ending
             if node.unfetched and node.node in connected.fleet.failures
         ]
-        jobs = [job for job in told_jobs(connected) if is_owed(cluster.session, unfetched, job)]
+        jobs = [
+            job
+            for job in list_jobs_on_nodes(connected)
+            if has_unfetched_results(cluster.session, unfetched, job)
+        ]
     running = [job.job for job in jobs if job.state in ACTIVE]
     if running:
         raise ConfigError(
@@ -218,7 +228,7 @@ def _refuse_running(cluster: LocatedCluster, own_listing: Listed, ending: Sequen
         )
 
 
-def _refuse_others(other_clusters: Sequence[Listed]) -> None:
+def _refuse_others(other_clusters: Sequence[ClusterListing]) -> None:
     for other in other_clusters:
         if other.unfetched:
             raise ConfigError(
@@ -228,38 +238,42 @@ def _refuse_others(other_clusters: Sequence[Listed]) -> None:
             )
 
 
-def _end_nodes(cluster: LocatedCluster, own_listing: Listed, ending: Sequence[Node]) -> LocatedCluster:
+def _end_nodes(
+    cluster: LocatedCluster, own_listing: ClusterListing, ending: Sequence[Node]
+) -> LocatedCluster:
     """Fetch the nodes' unfetched results, terminate the nodes, and return the cluster without them."""
-    from awsddp.aws.teardown import end_nodes, give_up
-    from awsddp.job.fetch import bring
+    from awsddp.aws.teardown import give_up_nodes, terminate_nodes
+    from awsddp.job.fetch import fetch_from_nodes
     from awsddp.nodes import hostkeys
-    from awsddp.storage.results_dir import is_owed
+    from awsddp.storage.results_dir import has_unfetched_results
 
     session, folder, record = cluster.session, cluster.session.folder, cluster.record
-    unfetched = unfetched_jobs(ending)
+    unfetched = list_unfetched_jobs(ending)
     if unfetched:
-        with connect(cluster.with_nodes(reachable(own_listing.live), of=own_listing.live)) as connected:
+        with connect(
+            cluster.with_nodes(filter_reachable(own_listing.live), all_nodes=own_listing.live)
+        ) as connected:
             cluster = connected.cluster
-            for job in told_jobs(connected):
-                if is_owed(session, unfetched, job):
+            for job in list_jobs_on_nodes(connected):
+                if has_unfetched_results(session, unfetched, job):
                     session.say(f"fetching the results of {job.job}")
-                    bring(connected, job)
-                    folder.remember(job)
+                    fetch_from_nodes(connected, job)
+                    folder.save_jobs(job)
     surplus = [node for node in ending if node.node >= record.nodes]
     if surplus:
-        give_up(cluster.aws, surplus)
-    end_nodes(cluster.aws, ending, on_event=session.on_event)
+        give_up_nodes(cluster.aws, surplus)
+    terminate_nodes(cluster.aws, ending, on_event=session.on_event)
     ended_ids = {node.instance_id for node in ending}
-    hostkeys.forget(folder.known_hosts, ended_ids)
+    hostkeys.remove_instances(folder.known_hosts, ended_ids)
     cluster = _forget_prepared(cluster, ended_ids)
-    folder.note("resized", id=record.id, instances=sorted(ended_ids))
+    folder.append_event("resized", id=record.id, instances=sorted(ended_ids))
     return cluster
 
 
 def _forget_prepared(cluster: LocatedCluster, instance_ids: set[str]) -> LocatedCluster:
     record = cluster.session.folder.read() or cluster.record
     remaining = tuple(node for node in record.prepared if node.instance_id not in instance_ids)
-    return cluster.remember(prepared=remaining)
+    return cluster.update_record(prepared=remaining)
 
 
 def _start_nodes(cluster: LocatedCluster, stopped: Sequence[Node]) -> LocatedCluster:
@@ -273,18 +287,20 @@ def _start_nodes(cluster: LocatedCluster, stopped: Sequence[Node]) -> LocatedClu
     cluster = _forget_prepared(cluster, instance_ids)
     start(cluster.aws, stopped, keeps_group=grouped, on_event=session.on_event)
     record = cluster.record
-    session.folder.note("started", id=record.id, instances=sorted(instance_ids), expires=record.expires)
+    session.folder.append_event(
+        "started", id=record.id, instances=sorted(instance_ids), expires=record.expires
+    )
     return cluster
 
 
-def _steps_without_capacity(change: Convergence, *, grouped: bool) -> str:
+def _steps_without_capacity(change: Reconciliation, *, grouped: bool) -> str:
     """Return the next steps if AWS has no capacity for nodes to add or to start.
 
     `grouped`: the new nodes are launched into the placement group. A stop empties a group that is full:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
     """
     next_steps, count = ["awsddp up   # again, later"], len(change.nodes)
-    starts = change.of("start")
+    starts = change.steps_of("start")
     if change.spec.capacity.efa and (grouped or starts):
         next_steps.append("awsddp up -o capacity.placement_group=false   # not close to the others")
         if not starts and not any(node.spot for node in change.nodes):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from awsddp.errors import NodeError
 from awsddp.model.documents import ExecDocument, NodeOutput
-from awsddp.session.connect import choose_nodes, connect, publish, ready_cluster, require_login
+from awsddp.session.connect import choose_nodes, connect, publish_addresses, ready_cluster, require_key
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.locate import find_cluster
 from awsddp.state import Record
 from awsddp.util.format import node_name
-from awsddp.util.parallel import split
+from awsddp.util.parallel import results_or_raise
 
 OnOutput = Callable[[int, bytes, bool], None]
 """Receives a node's number, a piece of its output, and True if that is stderr."""
@@ -19,7 +19,7 @@ OnOutput = Callable[[int, bytes, bool], None]
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
 
 
-def exec(
+def run_on_nodes(
     session: Session, *, words: Sequence[str], node: int | None, stdin: bytes, on_output: OnOutput
 ) -> ExecDocument:
     """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
@@ -28,7 +28,7 @@ def exec(
     a job with one rank per node. `stdin` is sent to every node. Raises NotFoundError or NodeError for nodes
     that do not exist or cannot be reached.
     """
-    from awsddp.job.unsynced_data import say_unsent
+    from awsddp.job.unsynced_data import report_unsynced_files
 
     argv = list(words) if len(words) > 1 else ["bash", "-c", words[0]]
     output: dict[tuple[int, bool], bytearray] = {}
@@ -47,9 +47,9 @@ def exec(
                 on_data,
                 on_stderr=lambda number, data: on_data(number, data, True),
             )
-            results = split(ends)
+            results = results_or_raise(ends)
             failed = [number for number, end in results.items() if end.exit_code]
-            say_unsent(session, connected.fleet, failed, words)
+            report_unsynced_files(session, connected.fleet, failed, words)
     return ExecDocument(
         nodes=tuple(
             NodeOutput(
@@ -68,16 +68,22 @@ def _command_lines(
 ) -> dict[int, list[str]]:
     """Return the command of each chosen node; a node's rank counts all nodes of the cluster."""
     from awsddp.agent_client.launch_requests import FIRST_PORT
-    from awsddp.agent_client.rank_layout import Rendezvous, fill, layout
+    from awsddp.agent_client.rank_layout import Rendezvous, fill_placeholders, layout_ranks
 
     nodes = sorted(cluster.nodes, key=lambda node: node.node)
     rendezvous = Rendezvous(job="exec", master_addr=str(nodes[0].private_ip), master_port=FIRST_PORT)
     return {
         rank.node: [
-            *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.record.found[rank.node].ranks_python)),
-            *(fill(word, rank, rendezvous=rendezvous) for word in argv),
+            *(
+                "sh",
+                "-c",
+                _RUN,
+                "sh",
+                posixpath.dirname(cluster.record.prepared_by_node[rank.node].ranks_python),
+            ),
+            *(fill_placeholders(word, rank, rendezvous=rendezvous) for word in argv),
         ]
-        for rank in layout([node.node for node in nodes], gpus=0, nproc_per_node=1)
+        for rank in layout_ranks([node.node for node in nodes], gpus=0, nproc_per_node=1)
         if rank.node in chosen
     }
 
@@ -91,20 +97,20 @@ def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[st
     """
     from awsddp.nodes import hostkeys
 
-    with find_cluster(session, names_holder=True) as cluster:
-        cluster, nodes = require_login(cluster)
+    with find_cluster(session, name_lock_holder=True) as cluster:
+        cluster, nodes = require_key(cluster)
         (chosen,) = choose_nodes(nodes, node)
         if chosen.state != "running" or chosen.address is None:
             raise NodeError(
                 f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
             )
-        if chosen.instance_id not in hostkeys.read(session.folder.known_hosts):
+        if chosen.instance_id not in hostkeys.load_keys(session.folder.known_hosts):
             raise NodeError(
                 f"{node_name(node)} is being prepared",
                 "its host key is not known yet",
                 "awsddp up   # finish it",
             )
-        cluster = publish(cluster)
+        cluster = publish_addresses(cluster)
         words = [
             *(["-t"] if tty and words else []),
             node_name(node),

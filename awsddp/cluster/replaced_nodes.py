@@ -3,13 +3,13 @@
 from collections.abc import Collection
 
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.session.connect import REACH_S, connect, told_jobs
+from awsddp.session.connect import CONNECT_S, connect, list_jobs_on_nodes
 from awsddp.session.context import LocatedCluster
-from awsddp.session.next_steps import advised
+from awsddp.session.next_steps import complete_commands
 from awsddp.util.format import node_name
 
 
-def name_left_out(cluster: LocatedCluster) -> None:
+def report_jobs_without_replaced_nodes(cluster: LocatedCluster) -> None:
     """Report the jobs that run or wait without a replaced node, with the commands that restart them.
 
     A job that has started resumes from its checkpoint. Raises NodesFailed, NodeError.
@@ -19,14 +19,16 @@ def name_left_out(cluster: LocatedCluster) -> None:
     affected = {job.job: job for job in active if _replaced_nodes(job, live_ids)}
     if not affected:
         return
-    with connect(cluster, deadline_s=REACH_S) as connected:
-        reported = {job.job: job for job in told_jobs(connected) if job.job in affected}
-    session.folder.remember(*reported.values())
+    with connect(cluster, deadline_s=CONNECT_S) as connected:
+        reported = {job.job: job for job in list_jobs_on_nodes(connected) if job.job in affected}
+    session.folder.save_jobs(*reported.values())
     for name, job in (affected | reported).items():
         sentence, commands = _restart_commands(job, is_known=name in reported)
         if commands:
             replaced = ", ".join(_replaced_nodes(job, live_ids))
-            session.say(sentence.format(name=name, lost=replaced) + advised(session, commands, job=job))
+            session.say(
+                sentence.format(name=name, lost=replaced) + complete_commands(session, commands, job=job)
+            )
 
 
 def _replaced_nodes(job: JobRecord, live_ids: Collection[str]) -> list[str]:

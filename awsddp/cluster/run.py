@@ -17,18 +17,18 @@ from awsddp.errors import (
     Interrupted,
     InUse,
     LeftoverError,
-    LetGo,
     NodeError,
+    Terminated,
     UsageError,
 )
-from awsddp.job.checkpoint import checkpoint_of
-from awsddp.job.submit import awaited
-from awsddp.job.train import check, check_ranks, train
+from awsddp.job.checkpoint import find_checkpoint_to_resume
+from awsddp.job.submit import resolve_after
+from awsddp.job.train import check_job, check_ranks, train
 from awsddp.model.documents import DownDocument, RunDocument
 from awsddp.plan.records import LaunchPlan
 from awsddp.session.context import Session
-from awsddp.session.next_steps import costs, what_runs_on
-from awsddp.storage.results_dir import whole_at_home
+from awsddp.session.next_steps import add_running_costs, describe_cost
+from awsddp.storage.results_dir import find_fetched_job
 
 IDLE = "10m"
 """The default idle time of a run's nodes, to which no user logs in."""
@@ -46,13 +46,13 @@ def run_job(
     before anything is created, what `train` raises for an invalid job, and InUse if another job runs on the
     cluster, which then stays unchanged. A later failure is raised with the document as its `result`.
     """
-    from awsddp.job.unsynced_data import with_named_data
+    from awsddp.job.unsynced_data import ask_about_unsynced_data
 
-    check(session, detach=detach)
-    checkpoint_of(session)
+    check_job(session, detach=detach)
+    find_checkpoint_to_resume(session)
     if session.job_spec.job.after not in (None, "all") and session.folder.read() is None:
-        awaited(session, {})  # new nodes have no jobs
-    session = with_gpus(with_idle(with_named_data(session)))
+        resolve_after(session, {})  # new nodes have no jobs
+    session = with_gpus(with_idle(ask_about_unsynced_data(session)))
     result = RunDocument(up=None, train=None, down=None, seconds={})
     failure: AwsddpError | None
     try:
@@ -68,10 +68,10 @@ def run_job(
         jobs = record.jobs[-1:] if record else ()
         fetched = [f"what could be fetched of {job.job} is in {job.home}" for job in jobs]
         failure = Interrupted("interrupted", "; ".join([*fetched, "nothing is left"]))
-        if isinstance(stop, LetGo):
-            failure.exit_code = 128 + stop.number
+        if isinstance(stop, Terminated):
+            failure.exit_code = 128 + stop.signal_number
         failure = _tear_down(session, result) or failure
-    if result.train is not None and result.down is not None and whole_at_home(session, result.train.job):
+    if result.train is not None and result.down is not None and find_fetched_job(session, result.train.job):
         result.train = replace(result.train, fetched=True)
         if not isinstance(failure, Interrupted):
             return result  # `down` fetched the results that `train` could not
@@ -145,10 +145,10 @@ def down_or_stop(session: Session) -> DownDocument:
     Retries for END_S while AWS does not answer. Raises NodeError or ConfigError if the nodes were stopped,
     and what `down` raises, completed by what may still run, its price and how to terminate it.
     """
-    from awsddp.aws.waits import CLOCK, growing
+    from awsddp.aws.waits import CLOCK, growing_pauses
 
     until = CLOCK.monotonic() + END_S
-    for pause in growing(2.0, 30.0):
+    for pause in growing_pauses(2.0, 30.0):
         try:
             return _down_or_stop(session)
         except AwsddpError as error:
@@ -156,7 +156,7 @@ def down_or_stop(session: Session) -> DownDocument:
                 raise
             if not error.retryable or CLOCK.monotonic() >= until:
                 if not (isinstance(error, CloudError) and error.needs_login):  # the command line adds it then
-                    what_runs_on(session, error)
+                    add_running_costs(session, error)
                 raise
             session.say(
                 f"{error.message}: terminating again in {pause:.0f} s, for up to {END_S / 60:.0f} minutes"
@@ -206,7 +206,7 @@ def _stop_nodes(session: Session, error: NodeError | ConfigError) -> NodeError |
         if isinstance(second, CloudError) and second.retryable:
             raise
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
-        running = f"\nthey still run{costs(record)}" if record is not None else ""
+        running = f"\nthey still run{describe_cost(record)}" if record is not None else ""
         return kind(error.message, why + running, error.next)
     cost = "" if record is not None and record.target.name == "local" else ", and cost a little,"
     return kind(

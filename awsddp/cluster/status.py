@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 
 from awsddp.errors import AwsddpError
 from awsddp.job.registry import JobRegistry
-from awsddp.job.release import release_saved, release_unbegun
+from awsddp.job.release import release_saved_jobs, release_unlaunched_jobs
 from awsddp.model import cluster_state
 from awsddp.model.documents import ClusterDocument, NodeState
-from awsddp.model.records import ACTIVE, MORE, ClusterState, JobRecord, Listed, widened
-from awsddp.session.connect import connect, reachable, told_jobs
+from awsddp.model.records import ACTIVE, OLDER_JOBS, ClusterListing, ClusterState, JobRecord, merge_records
+from awsddp.session.connect import connect, filter_reachable, list_jobs_on_nodes
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
-from awsddp.session.cost import bill_of
-from awsddp.session.locate import find_cluster, refuse_sessions
+from awsddp.session.cost import compute_bill
+from awsddp.session.locate import find_cluster, refuse_other_sessions
 from awsddp.state import Record
 from awsddp.util import format
 
@@ -37,12 +37,12 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
     not answer within seconds. Raises CloudError if AWS does not answer, NotFoundError if another session of
     the caller's role has a cluster of this name.
     """
-    with find_cluster(session, newer=True, everywhere=False) as cluster:
-        cluster, reported_jobs = refresh(cluster)
-        document = cluster_document(cluster, reported_jobs)
+    with find_cluster(session, ignore_newer=True, all_regions=False) as cluster:
+        cluster, reported_jobs = refresh_jobs(cluster)
+        document = make_cluster_document(cluster, reported_jobs)
         if document.state == "absent":
-            refuse_sessions(cluster)
-        if ask_nodes and cluster.own is not None:
+            refuse_other_sessions(cluster)
+        if ask_nodes and cluster.own_listing is not None:
             idle_left = _idle_left(cluster)
             for node in document.nodes:
                 node.idle_left_s = idle_left.get(node.node)
@@ -64,26 +64,26 @@ def _idle_left(cluster: LocatedCluster) -> dict[int, int]:
 
 def _connect_prepared(cluster: LocatedCluster) -> "AbstractContextManager[ConnectedCluster]":
     """Connect to the reachable nodes that this machine has prepared."""
-    live = cluster.own.live if cluster.own else ()
-    prepared = [node for node in reachable(live) if cluster.record.is_prepared(node)]
-    return connect(cluster.with_nodes(prepared, of=live), deadline_s=ASK_S, partial=True)
+    live = cluster.own_listing.live if cluster.own_listing else ()
+    prepared = [node for node in filter_reachable(live) if cluster.record.is_prepared(node)]
+    return connect(cluster.with_nodes(prepared, all_nodes=live), deadline_s=ASK_S, partial=True)
 
 
-def refresh(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRecord, ...]]":
+def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRecord, ...]]":
     """Record the state of jobs that were running or uploading to S3 when last seen.
 
     Return the cluster, and the jobs that its nodes report (none if nothing is due or no node answers).
     """
-    record = cluster.known
+    record = cluster.local_record
     reported: tuple[JobRecord, ...] = ()
-    if record is None or cluster.own is None or not _is_due(cluster, record.jobs):
+    if record is None or cluster.own_listing is None or not _is_due(cluster, record.jobs):
         return cluster, reported
     with contextlib.suppress(AwsddpError), _connect_prepared(cluster) as connected:
-        reported = told_jobs(connected, partial=True)
-        cluster.session.folder.remember(*reported)
-        release_saved(connected, reported)
-        release_unbegun(connected, reported)
-        cluster = replace(cluster, known=cluster.session.folder.read())
+        reported = list_jobs_on_nodes(connected, partial=True)
+        cluster.session.folder.save_jobs(*reported)
+        release_saved_jobs(connected, reported)
+        release_unlaunched_jobs(connected, reported)
+        cluster = replace(cluster, local_record=cluster.session.folder.read())
     return cluster, reported
 
 
@@ -91,43 +91,43 @@ def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
     """Return True if the nodes may have news: of a job that was running or uploading when last seen, or of a
     job in their tags that this machine has no record of. A request counts as use of the nodes.
     """
-    if set(cluster.unfetched) - {job.job for job in jobs} - {MORE}:
+    if set(cluster.unfetched_jobs) - {job.job for job in jobs} - {OLDER_JOBS}:
         return True
-    return any(job.state in ACTIVE or (job.job in cluster.unfetched and _is_saving(job)) for job in jobs)
+    return any(job.state in ACTIVE or (job.job in cluster.unfetched_jobs and _is_saving(job)) for job in jobs)
 
 
 def _is_saving(job: JobRecord) -> bool:
     """Return True if a job was uploading to S3 when last seen, or had saved all, so it can be released."""
     saving = job.saving
-    return job.save_to is not None and (saving is None or not saving.ended or saving.is_whole)
+    return job.save_to is not None and (saving is None or not saving.ended or saving.is_complete)
 
 
-def cluster_document(cluster: LocatedCluster, reported: Collection[JobRecord] = ()) -> ClusterDocument:
+def make_cluster_document(cluster: LocatedCluster, reported: Collection[JobRecord] = ()) -> ClusterDocument:
     """Return the document of `up` and `status`, from the listing of AWS and the record of this machine.
 
     `reported` are jobs that nodes have just reported.
     """
-    listed = cluster.listed
+    listed = cluster.listing
     live = listed.live if listed else ()
-    bill = bill_of(cluster, listed)
+    bill = compute_bill(cluster, listed)
     document = ClusterDocument(
         cluster=cluster.session.spec.name,
         state=_state(cluster),
         target=cluster.target.name,
         region=listed.region if listed else cluster.target.region,
         instance_type=live[0].instance_type if live else None,
-        nodes=tuple(widened(NodeState, node, nic=None, gpus=0) for node in live),
+        nodes=tuple(merge_records(NodeState, node, nic=None, gpus=0) for node in live),
         jobs=(),
         price_usd_per_hour=bill.price_usd_per_hour if bill else None,
         cost_usd=bill.cost_usd if bill else None,
         budget_usd=None,
-        expires=format.iso(listed.expires if listed else None),
+        expires=format.optional_utc(listed.expires if listed else None),
         idle=None,
-        looked=cluster.searched,
+        looked=cluster.searched_places,
     )
-    if cluster.known is not None:
-        _add_record(document, cluster.known)
-        document.jobs = tuple(view.seen() for view in JobRegistry(cluster.session, reported).own)
+    if cluster.local_record is not None:
+        _add_record(document, cluster.local_record)
+        document.jobs = tuple(view.as_seen_job() for view in JobRegistry(cluster.session, reported).own_jobs)
     return document
 
 
@@ -139,21 +139,21 @@ def _add_record(document: ClusterDocument, record: Record) -> None:
     for node in document.nodes:
         node.nic, node.gpus = nics.get(node.instance_id), record.gpus_per_node
     if document.nodes:
-        document.expires = document.expires or format.iso(record.expires)
+        document.expires = document.expires or format.optional_utc(record.expires)
         document.idle = record.idle or None
 
 
 def _state(cluster: LocatedCluster) -> ClusterState:
-    record = cluster.known
+    record = cluster.local_record
     return cluster_state.cluster_state(
-        cluster.listed,
+        cluster.listing,
         prepared=frozenset(node.instance_id for node in record.prepared) if record else None,
-        launching=cluster.gateway is not None and _is_launching(record, cluster.listed),
+        launching=cluster.aws_client is not None and _is_launching(record, cluster.listing),
         size=record.nodes if record else None,
     )
 
 
-def _is_launching(record: Record | None, cluster: Listed | None) -> bool:
+def _is_launching(record: Record | None, cluster: ClusterListing | None) -> bool:
     """Return True if the record has an unfinished launch whose instances may still be listed."""
     if record is None or record.intent is None:
         return False

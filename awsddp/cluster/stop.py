@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from awsddp.cluster.status import cluster_document
+from awsddp.cluster.status import make_cluster_document
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.job.cancel import end_job
-from awsddp.job.fetch import Ephemeral, refuse_ephemeral
+from awsddp.job.fetch import Ephemeral, refuse_ephemeral_results
 from awsddp.model.documents import ClusterDocument
-from awsddp.model.records import Listed
-from awsddp.session.connect import connect, reachable, told_jobs
+from awsddp.model.records import ClusterListing
+from awsddp.session.connect import connect, filter_reachable, list_jobs_on_nodes
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.locate import find_cluster, look, machines, require_live
-from awsddp.storage.results_dir import is_owed
+from awsddp.session.locate import describe_nodes, find_cluster, refresh_listing, require_live
+from awsddp.storage.results_dir import has_unfetched_results
 from awsddp.util.format import node_name
 
 STOP_REACH_S = 30.0
@@ -34,15 +34,15 @@ def stop(session: Session, *, confirm: Callable[[str], None]) -> ClusterDocument
             confirm(_question(cluster, listed))
             _end_jobs(cluster, listed)
             stop_nodes(cluster.aws, to_stop, on_event=session.on_event)
-            if cluster.known is not None:
-                session.folder.note(
+            if cluster.local_record is not None:
+                session.folder.append_event(
                     "stopped", id=listed.id, instances=sorted(node.instance_id for node in to_stop)
                 )
-                session.folder.publish(lambda *_: "")
-        return cluster_document(look(cluster))
+                session.folder.write_ssh_config(lambda *_: "")
+        return make_cluster_document(refresh_listing(cluster))
 
 
-def _refuse_spot(cluster: Listed) -> None:
+def _refuse_spot(cluster: ClusterListing) -> None:
     spot = [node_name(node.node) for node in cluster.live if node.spot]
     if spot:
         raise ConfigError(
@@ -52,26 +52,30 @@ def _refuse_spot(cluster: Listed) -> None:
         )
 
 
-def _question(cluster: LocatedCluster, listed: Listed) -> str:
+def _question(cluster: LocatedCluster, listed: ClusterListing) -> str:
     cost = "" if cluster.target.name == "local" else ", and cost"
-    subject = f"Cluster {listed.name}: {machines(cluster, listed)}"
+    subject = f"Cluster {listed.name}: {describe_nodes(cluster, listed)}"
     question = f"{subject} will be stopped; their disks are kept{cost}."
     if listed.unfetched:
         question += f"\nThe results of {', '.join(listed.unfetched)} stay on the disks."
     return question
 
 
-def _end_jobs(cluster: LocatedCluster, listed: Listed) -> None:
+def _end_jobs(cluster: LocatedCluster, listed: ClusterListing) -> None:
     """End the running jobs, with their grace. Unreachable nodes are stopped anyway: their disks are kept."""
     session = cluster.session
-    if cluster.known is None or not listed.unfetched:
+    if cluster.local_record is None or not listed.unfetched:
         return
     try:
-        with connect(cluster, reachable(listed.live), deadline_s=STOP_REACH_S, partial=True) as connected:
-            jobs = told_jobs(connected, partial=True)
-            refuse_ephemeral(connected, [job for job in jobs if is_owed(session, listed.unfetched, job)])
+        with connect(
+            cluster, filter_reachable(listed.live), deadline_s=STOP_REACH_S, partial=True
+        ) as connected:
+            jobs = list_jobs_on_nodes(connected, partial=True)
+            refuse_ephemeral_results(
+                connected, [job for job in jobs if has_unfetched_results(session, listed.unfetched, job)]
+            )
             # End the newest job first: the end of a job starts the one that waits for it.
-            session.folder.remember(*[end_job(connected, job) for job in reversed(jobs)])
+            session.folder.save_jobs(*[end_job(connected, job) for job in reversed(jobs)])
     except Ephemeral:
         raise
     except AwsddpError as error:

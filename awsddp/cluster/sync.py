@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from awsddp.model.documents import Kept, PathSize, SyncDocument, in_order
-from awsddp.nodes.project_files import project_files
-from awsddp.session.connect import connect, ready_cluster, told_jobs
+from awsddp.model.documents import Kept, PathSize, SyncDocument, sort_by_node
+from awsddp.nodes.project_files import list_project_files
+from awsddp.session.connect import connect, list_jobs_on_nodes, ready_cluster
 from awsddp.session.context import Session
 
 
@@ -16,16 +16,18 @@ def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
     """
     from awsddp.nodes.sync import push
 
-    listing = project_files(session.job_spec, home=session.home, on_event=session.on_event)
+    listing = list_project_files(session.job_spec, awsddp_home=session.home, on_event=session.on_event)
     with ready_cluster(session) as cluster, connect(cluster) as connected:
-        jobs = told_jobs(connected) if cluster.unfetched else ()  # without unfetched results no job runs
+        jobs = (
+            list_jobs_on_nodes(connected) if cluster.unfetched_jobs else ()
+        )  # without unfetched results no job runs
         for job in jobs:
             if job.state == "running":
                 confirm(f"Job {job.job} runs on the nodes: its files change while it reads them.")
         with session.folder.lock("sync", wait_s=60):
-            sent = in_order(push(listing, connected.fleet, on_event=session.on_event))
+            sent = sort_by_node(push(listing, connected.fleet, on_event=session.on_event))
     excluded: dict[str, list[str]] = {}
-    for path, pattern in listing.kept:
+    for path, pattern in listing.ignored:
         excluded.setdefault(pattern, []).append(path)
     return SyncDocument(
         nodes=sent,

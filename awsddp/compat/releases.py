@@ -116,12 +116,12 @@ RELEASES = (
 )
 
 
-def architecture_of(gpu: str) -> Architecture | None:
+def find_architecture(gpu: str) -> Architecture | None:
     """Return the architecture of a GPU by its name ("L4"), None if it is not in the table."""
     return next((row for row in ARCHITECTURES if gpu in row.gpus), None)
 
 
-def release(torch: str) -> Release | None:
+def find_release(torch: str) -> Release | None:
     """Return the row of a torch version, such as "2.12" or "2.12.1+cu130"; None if it is not in the table."""
     match = re.match(r"(\d+\.\d+)(?!\d)", torch)
     return next((row for row in RELEASES if match and row.torch == match[1]), None)
@@ -132,7 +132,7 @@ def least_driver(cuda: str) -> int:
     return _LEAST_DRIVER.get(cuda.partition(".")[0]) or _LEAST_DRIVER[cuda]
 
 
-def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = None) -> str:
+def find_wheel_problem(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = None) -> str:
     """Return why a wheel does not run on this GPU with this driver branch (None: the newest), or ""."""
     if cuda not in row.wheels:
         return f"torch {row.torch} has no wheel for CUDA {cuda}, only for {', '.join(row.wheels)}"
@@ -149,7 +149,7 @@ def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = No
     return ""
 
 
-def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
+def find_driver_problem(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
     """Return why a driver (its branch, and its kind of kernel module) does not support this GPU, or ""."""
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
     if module is not None and gpu.module not in (None, module):
@@ -250,7 +250,7 @@ def in_table(image_name: str) -> bool:
     return match is not None and _PYTORCH_DLAMIS.get(match[1], ("",))[0] == match[2]
 
 
-def unknown_torch(image_name: str) -> str:
+def find_unknown_torch(image_name: str) -> str:
     """Return the PyTorch of a Deep Learning AMI that is not in the table ("2.14"); "" for any other image."""
     torch = image_facts(image_name).torch
     return torch if image_name.startswith("Deep Learning") and torch not in ("", *_PYTORCH_DLAMIS) else ""
@@ -279,9 +279,9 @@ def torch_version(image_name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups()) if match else ()
 
 
-def misfit(kind: GpuType, image_name: str) -> str:
+def find_image_problem(kind: GpuType, image_name: str) -> str:
     """Return why the image's driver or torch does not support this type's GPU, or ""."""
-    facts, gpu = image_facts(image_name), architecture_of(kind.gpu)
+    facts, gpu = image_facts(image_name), find_architecture(kind.gpu)
     if gpu is None:
         return ""
     if kind.share < 1 and facts.module and kind.family not in facts.families:
@@ -289,19 +289,19 @@ def misfit(kind: GpuType, image_name: str) -> str:
             f"its release notes do not list {kind.family}, which has a part of an {kind.gpu}: that needs "
             "NVIDIA's vGPU driver, as in the PyTorch images on Amazon Linux 2023"
         )
-    row = release(facts.torch) if facts.torch and facts.cuda else None
-    return undriven(gpu, driver=facts.driver, module=facts.module) or (
-        unfit(row, facts.cuda, gpu, driver=facts.driver) if row else ""
+    row = find_release(facts.torch) if facts.torch and facts.cuda else None
+    return find_driver_problem(gpu, driver=facts.driver, module=facts.module) or (
+        find_wheel_problem(row, facts.cuda, gpu, driver=facts.driver) if row else ""
     )
 
 
-def unlisted(kind: GpuType, image_name: str) -> bool:
+def is_family_unlisted(kind: GpuType, image_name: str) -> bool:
     """Return True for a Deep Learning AMI whose release notes do not list the type's family."""
     families = image_facts(image_name).families
     return bool(families) and kind.family not in families
 
 
-def explained(image_name: str) -> str:
+def explain_missing_image(image_name: str) -> str:
     """Return why an image of the early Deep Learning AMIs is no longer available, or "".
 
     Public images are deprecated two years after their creation, and these have since been deregistered:

@@ -265,19 +265,21 @@ _QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None]
 """The first row whose prefix a type has is used; None: the quota is unknown."""
 
 
-def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
+def find_quota(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
     """Return code and name of the quota that instances of this type count against; None if unknown."""
     return next(quota for prefix, quota in _QUOTAS[market] if instance_type.startswith(prefix))
 
 
-def nearest(gpus: int, among: Iterable[GpuType], *, price: float = 0.0, but: str = "") -> tuple[GpuType, ...]:
+def find_nearest_types(
+    gpus: int, among: Iterable[GpuType], *, price: float = 0.0, excluded: str = ""
+) -> tuple[GpuType, ...]:
     """Return the three types nearest in GPUs, then in price; not `excluded`, bare metal or unpriced types."""
 
     def distance(kind: GpuType) -> tuple[float, float, str]:
         return abs(kind.gpus - gpus), abs((kind.price_usd_per_hour or 0.0) - price), kind.name
 
     priced = (kind for kind in among if kind.price_usd_per_hour is not None and not kind.bare_metal)
-    return tuple(sorted((kind for kind in priced if kind.name != but), key=distance)[:3])
+    return tuple(sorted((kind for kind in priced if kind.name != excluded), key=distance)[:3])
 
 
 def network_gbyte_s(instance_type: str) -> float | None:

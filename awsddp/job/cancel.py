@@ -4,14 +4,19 @@ from collections.abc import Sequence
 
 from awsddp.errors import NotFoundError
 from awsddp.job.registry import JobRegistry
-from awsddp.job.release import release_unbegun
-from awsddp.job.reported import choose_job, refuse_unbegun
+from awsddp.job.release import release_unlaunched_jobs
+from awsddp.job.reported import choose_job, refuse_unlaunched_job
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.session.connect import connect_reachable, preconnected_cluster, say_missing, told_jobs
+from awsddp.session.connect import (
+    connect_reachable,
+    list_jobs_on_nodes,
+    preconnected_cluster,
+    report_skipped_nodes,
+)
 from awsddp.session.context import ConnectedCluster, Session
-from awsddp.settings.values import seconds
-from awsddp.storage.results_dir import job_result
+from awsddp.settings.values import parse_duration
+from awsddp.storage.results_dir import make_job_result
 
 
 def cancel(session: Session, *, job: str | None = None) -> JobDocument:
@@ -30,9 +35,9 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
     Raises the errors of `cancel`; an unknown name is refused before any job is ended.
     """
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
-        jobs = told_jobs(connected, partial=True)
-        say_missing(connected)
-        unbegun = release_unbegun(connected, jobs)
+        jobs = list_jobs_on_nodes(connected, partial=True)
+        report_skipped_nodes(connected)
+        unbegun = release_unlaunched_jobs(connected, jobs)
         active = [job for job in jobs if job.state in ACTIVE]
         running = [job for job in active if job.state == "running"]
         if not (active if "all" in names else running) and ("all" in names or set(names) <= {"last"}):
@@ -40,15 +45,15 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
         chosen, registry = list(active) if "all" in names else [], JobRegistry(session, jobs)
         for text in names or ("last",):
             if text != "all":
-                name = registry.name(text)
-                refuse_unbegun(name, unbegun)
+                name = registry.resolve_name(text)
+                refuse_unlaunched_job(name, unbegun)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []
         # Waiting jobs first, the newest first: no waiting job shall start because another job ends.
         for job in sorted({job.job: job for job in reversed(chosen)}.values(), key=_is_running):
             ended = end_job(connected, job)
-            session.folder.remember(ended)
-            documents.append(job_result(session, ended))
+            session.folder.save_jobs(ended)
+            documents.append(make_job_result(session, ended))
         return documents
 
 
@@ -64,13 +69,13 @@ def end_ranks(
     `launch`: end the job only if it belongs to this launch.
     """
     from awsddp.agent import messages
-    from awsddp.agent_client.calls import ANSWER_S, ask
+    from awsddp.agent_client.calls import ANSWER_S, call_nodes
 
-    grace = seconds(connected.session.job_spec.job.grace) if grace_s is None else grace_s
-    states = ask(connected.fleet, dict.fromkeys(connected.fleet.answering, messages.State()))
+    grace = parse_duration(connected.session.job_spec.job.grace) if grace_s is None else grace_s
+    states = call_nodes(connected.fleet, dict.fromkeys(connected.fleet.responsive_nodes, messages.State()))
     holders = {node for node, state in states.items() if any(node_job.job == job for node_job in state.jobs)}
     request = messages.Cancel(job=job, grace=grace, launch=launch)
-    ask(connected.fleet, dict.fromkeys(holders, request), timeout_s=grace + ANSWER_S)
+    call_nodes(connected.fleet, dict.fromkeys(holders, request), timeout_s=grace + ANSWER_S)
 
 
 def end_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
@@ -81,4 +86,4 @@ def end_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
     detail = f": its ranks get {grace} to save" if job.state == "running" else ", which waits"
     connected.session.say(f"ending job {job.job}{detail}")
     end_ranks(connected, job.job)
-    return choose_job(told_jobs(connected, partial=True), job.job)
+    return choose_job(list_jobs_on_nodes(connected, partial=True), job.job)

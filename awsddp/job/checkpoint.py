@@ -5,22 +5,22 @@ from os.path import normpath
 from awsddp.errors import ConfigError
 from awsddp.job.registry import JobRegistry
 from awsddp.session.context import Session
-from awsddp.storage.checkpoints import Checkpoint, newest_checkpoint
-from awsddp.storage.results_dir import saved_job
-from awsddp.storage.saved_job import is_saved, opened
+from awsddp.storage.checkpoints import Checkpoint, find_newest_checkpoint
+from awsddp.storage.results_dir import read_job
+from awsddp.storage.saved_job import is_s3_uri, open_saved_job
 from awsddp.util.shipped_files import is_bundled
 
 
-def checkpoint_of(session: Session) -> Checkpoint | None:
+def find_checkpoint_to_resume(session: Session) -> Checkpoint | None:
     """Return the checkpoint for `job.resume`, None if it is not set. Raises ConfigError, UsageError."""
     if session.job_spec.job.resume is None:
         return None
     requested = session.job_spec.job.resume
-    if is_saved(requested):
+    if is_s3_uri(requested):
         return _saved_checkpoint(session, requested)
-    job = JobRegistry(session).name(requested) or _last_job(session)
-    checkpoint = newest_checkpoint(session.results / job)
-    recorded = saved_job(session.results / job)
+    job = JobRegistry(session).resolve_name(requested) or _last_job(session)
+    checkpoint = find_newest_checkpoint(session.results / job)
+    recorded = read_job(session.results / job)
     if checkpoint is None and recorded is not None and recorded.save_to is not None:
         return _saved_checkpoint(session, f"{recorded.save_to}/{job}")
     if checkpoint is None:
@@ -33,8 +33,8 @@ def checkpoint_of(session: Session) -> Checkpoint | None:
 
 
 def _saved_checkpoint(session: Session, uri: str) -> Checkpoint:
-    with opened(session, uri) as saved:
-        return saved.checkpoint()
+    with open_saved_job(session, uri) as saved:
+        return saved.read_checkpoint()
 
 
 def _last_job(session: Session) -> str:
@@ -46,7 +46,7 @@ def _last_job(session: Session) -> str:
     for view in reversed(JobRegistry(session).jobs):
         script_run = view.job.script or ""
         is_same = is_bundled(script_run) if script is None else normpath(script_run) == normpath(script)
-        if is_same and view.folder.parent == results and saved_job(view.folder) is not None:
+        if is_same and view.folder.parent == results and read_job(view.folder) is not None:
             return view.job.job
     raise ConfigError(
         f"no job of {script or 'the bundled program'} has results here", "", "name a job: --resume JOB"

@@ -35,7 +35,7 @@ def ensure_environment(
     if plan.has_packages or plan.setup:
         from awsddp.nodes import environments
 
-        responses = environments.ensure(
+        responses = environments.ensure_environments(
             connected.fleet,
             plan,
             pythons={node.node: node.python for node in record.prepared},

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from awsddp.errors import AwsddpError
-from awsddp.job.rehearsal_gaps import lacking
+from awsddp.job.rehearsal_gaps import find_rehearsal_gap
 from awsddp.model.records import Cause, JobRecord
 from awsddp.session.context import Session
-from awsddp.session.next_steps import advised, job_options
-from awsddp.settings.loader import overlaid
-from awsddp.settings.spec import Given
-from awsddp.settings.verbs import command_words
+from awsddp.session.next_steps import complete_commands, job_options
+from awsddp.settings.loader import with_cluster_settings
+from awsddp.settings.spec import OptionValue
+from awsddp.settings.verbs import command_arguments
 
 _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
 _MODULE = re.compile(r"\w[\w.]*")
@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | r
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
-def explained(session: Session, job: JobRecord) -> JobRecord:
+def explain_cause(session: Session, job: JobRecord) -> JobRecord:
     """Return the job, with the reason and a next step added to its cause where this machine's files give one.
 
     Covers a module, package, file or variable that is missing on the nodes, and limits of a rehearsal.
@@ -40,24 +40,27 @@ def explained(session: Session, job: JobRecord) -> JobRecord:
     }.get(cause.kind)
     record = session.folder.read()
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
-        if record is not None and (gap := lacking(record.target, cause)):
+        if record is not None and (gap := find_rehearsal_gap(record.target, cause)):
             cause = _extend(cause, *gap)
         elif explain is not None:
             cause = explain(session, job, cause)
-    return replace(job, cause=replace(cause, next=advised(session, cause.next, job=job)))
+    return replace(job, cause=replace(cause, next=complete_commands(session, cause.next, job=job)))
 
 
 def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    from awsddp.nodes.project_files import project_files
+    from awsddp.nodes.project_files import list_project_files
     from awsddp.plan.project import source_folders
 
     module = cause.values.get("module", "")
     if not _MODULE.fullmatch(module):  # the node's text would go into a command that the user copies
         return cause
     top = module.partition(".")[0]
-    project, listing = Path(session.job_spec.sync.workdir), project_files(session.job_spec, home=session.home)
+    project, listing = (
+        Path(session.job_spec.sync.workdir),
+        list_project_files(session.job_spec, awsddp_home=session.home),
+    )
     for path in _find_modules(project, module):
-        if entry := listing.keeper(path):
+        if entry := listing.find_ignored(path):
             return _explain_unsynced(session, job, cause, entry)
     for path in _find_modules(project, top):
         folder = Path(path).parent.as_posix()
@@ -69,7 +72,7 @@ def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
         why = f"What imports it was written for another version of {top}"
         return _extend(cause, why, f"set another version of it, or of {top}, with --env FILE")
     record = session.folder.read()
-    env_file = overlaid(session.job_spec, record.asked if record else {}).env.file
+    env_file = with_cluster_settings(session.job_spec, record.asked if record else {}).env.file
     project_file = next((file for file in _FILES if (project / file).is_file()), None)
     file = env_file or ((project / project_file).as_posix() if project_file else "requirements.txt")
     rerun = _rerun_command(session, job, {"env.file": file})
@@ -81,16 +84,16 @@ def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
     from awsddp.plan.project import read_toml
-    from awsddp.plan.requirements import canonical
+    from awsddp.plan.requirements import normalize_name
 
     package = cause.values.get("package", "")
     if not _MODULE.fullmatch(package.replace("-", "_")):  # as in _explain_module
         return cause
     folder = Path(session.job_spec.sync.workdir)
     file, record = folder / "pyproject.toml", session.folder.read()
-    env_file = overlaid(session.job_spec, record.asked if record else {}).env.file
+    env_file = with_cluster_settings(session.job_spec, record.asked if record else {}).env.file
     document = read_toml(file) if file.is_file() else {}
-    is_own = canonical(str(document.get("project", {}).get("name", ""))) == canonical(package)
+    is_own = normalize_name(str(document.get("project", {}).get("name", ""))) == normalize_name(package)
     rerun = _rerun_command(
         session, job, {"env.file": env_file or (file.as_posix() if is_own else "requirements.txt")}
     )
@@ -107,7 +110,7 @@ def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
     """Explain why the file in the cause is missing; without one, name data of the job that is not synced."""
-    from awsddp.job.script_paths import named_data
+    from awsddp.job.script_paths import find_mentioned_data
 
     explained_cause = _explain_path(session, job, cause)
     if explained_cause is not cause or not job.script:
@@ -116,25 +119,25 @@ def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
     spec_of_job = replace(
         spec, job=replace(spec.job, args=job.args, module=bool(job_options(job).get("job.module")))
     )
-    named = named_data(spec_of_job, script=job.script, home=session.home)
+    named = find_mentioned_data(spec_of_job, script=job.script, home=session.home)
     return _explain_unsynced(session, job, cause, named[0]) if named else cause
 
 
 def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
     """Explain why a path in the cause is missing on the nodes; with `files` it must be a local file."""
-    from awsddp.nodes.project_files import ASTRAY, project_files
+    from awsddp.nodes.project_files import UNRESOLVABLE_LINK, list_project_files
 
-    listing = project_files(session.job_spec, home=session.home)
+    listing = list_project_files(session.job_spec, awsddp_home=session.home)
     for match in _WORD.finditer(cause.explanation):
         word = _ON_NODE.sub("", next(filter(None, match.groups())).rstrip("./"))
         if files and not os.path.isfile(listing.root / word):  # noqa: PTH113  # no file may have this name
             continue
-        if entry := listing.keeper(word):
+        if entry := listing.find_ignored(word):
             return _explain_unsynced(session, job, cause, entry)
         for path, reason in listing.skipped:
             if f"{word}/".startswith(f"{path}/"):
                 advice = "copy what it leads to into the folder, or onto each node: awsddp exec -- COMMAND"
-                if reason == ASTRAY:
+                if reason == UNRESOLVABLE_LINK:
                     target = os.path.relpath(
                         os.path.realpath(listing.root / path), (listing.root / path).parent
                     )
@@ -174,9 +177,11 @@ def _explain_unsynced(session: Session, job: JobRecord, cause: Cause, entry: tup
     return _extend(cause, f"{path} is here, and {source} keeps it from the nodes", advice)
 
 
-def _rerun_command(session: Session, job: JobRecord, changes: Mapping[str, Given]) -> str:
+def _rerun_command(session: Session, job: JobRecord, changes: Mapping[str, OptionValue]) -> str:
     """Return the command that runs the job again with `changes` (by key of awsddp.toml)."""
-    return advised(session, shlex.join(["awsddp", "train", *command_words("train", changes)]), job=job)
+    return complete_commands(
+        session, shlex.join(["awsddp", "train", *command_arguments("train", changes)]), job=job
+    )
 
 
 def _extend(cause: Cause, why: str, advice: str) -> Cause:

@@ -15,28 +15,40 @@ from msgspec import structs
 
 from awsddp.agent import messages
 from awsddp.agent.manifest import digest
-from awsddp.agent_client.calls import answers_of
-from awsddp.agent_client.job_reports import encode
+from awsddp.agent_client.calls import call_each_node
+from awsddp.agent_client.job_reports import encode_job
 from awsddp.errors import AwsddpError, Interrupted, NodeError, NotFoundError
 from awsddp.job.registry import JobRegistry
-from awsddp.job.reported import known_jobs, told_job
-from awsddp.model.documents import FetchDocument, NodeFiles, in_order
+from awsddp.job.reported import find_job_on_nodes, query_jobs
+from awsddp.model.documents import FetchDocument, NodeFiles, sort_by_node
 from awsddp.model.events import Event
 from awsddp.model.node_answers import Manifest, ResultFile
-from awsddp.model.records import ACTIVE, MORE, JobRecord
-from awsddp.session.connect import NoNodes, connect_reachable, preconnected_cluster
+from awsddp.model.records import ACTIVE, OLDER_JOBS, JobRecord
+from awsddp.session.connect import NoReachableNodes, connect_reachable, preconnected_cluster
 from awsddp.session.context import ConnectedCluster, Session
-from awsddp.session.cost import note_fetched
+from awsddp.session.cost import record_fetch_cost
 from awsddp.session.locate import find_cluster
-from awsddp.session.next_steps import advising
-from awsddp.settings.values import size_of
-from awsddp.state import TAGS_S
+from awsddp.session.next_steps import completing_errors
+from awsddp.settings.values import parse_size
+from awsddp.state import TAG_CHANGE_S
 from awsddp.storage.excludes import exclude_patterns
-from awsddp.storage.local_names import begins, name_at_home, over_limit
-from awsddp.storage.results_dir import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
-from awsddp.storage.saved_job import Changing, Lacking, brought, in_bucket, is_saved
-from awsddp.util.format import amount, node_name, size_text
-from awsddp.util.parallel import NodesFailed, soon, split
+from awsddp.storage.local_names import assign_local_names, find_excess_files, matches_sample
+from awsddp.storage.results_dir import (
+    find_fetched_job,
+    find_unfetched_parts,
+    list_older_jobs,
+    refuse_other_job,
+    write_loss_plot,
+)
+from awsddp.storage.saved_job import (
+    FilesChanged,
+    IncompleteUpload,
+    download_saved_job,
+    is_s3_uri,
+    verify_in_s3,
+)
+from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.parallel import NodesFailed, results_or_raise, run_in_thread
 
 FETCH_S = 600.0
 """How long another client of this machine may take to fetch the same results."""
@@ -44,10 +56,10 @@ FRESH_S = 2.0
 """The maximum age of node tags that are written back, if no client of this machine has locked them since."""
 MANIFEST_S = 300.0
 """How long a node may take to list its results."""
-NAMED = 10
+MAX_NAMED = 10
 """How many files are listed by name."""
-ALL = "all results"
-READABLE = (
+ALL_RESULTS = "all results"
+CHANGE_OWNER = (
     "awsddp exec 'sudo find ~/awsddp/work ! -user $USER -exec chown -h $USER {} +'   # then fetch again"
 )
 
@@ -56,37 +68,37 @@ def fetch(
     session: Session,
     *,
     job: str | None = None,
-    anew: bool = False,
+    refetch: bool = False,
     start: Callable[[], object],
 ) -> FetchDocument:
     """Fetch the results of a job (`JobRegistry.resolve_name`; the last by default); return the `fetch`
     document.
 
-    Results that are already fetched need no node, unless `anew`. `start` starts nodes that stopped with
+    Results that are already fetched need no node, unless `refetch`. `start` starts nodes that stopped with
     results (it raises to refuse); the document then has `started`. Results come from S3 if S3 has all of
     them, the job has no nodes any more, or its nodes are lost during the fetch. If a part is missing, the
     other parts are fetched, and NodeError (for S3 also FilesChanged) is raised with the document as its
     `result`. Raises NotFoundError for an unknown job, NoNodes.
     """
-    if is_saved(job):
+    if is_s3_uri(job):
         return _fetch_saved(session, job)
-    job = JobRegistry(session).name(job)
+    job = JobRegistry(session).resolve_name(job)
     try:
-        return _fetch(session, job, anew)
-    except (NotFoundError, NoNodes) as error:
-        view = None if anew else JobRegistry(session).find(job)
+        return _fetch(session, job, refetch)
+    except (NotFoundError, NoReachableNodes) as error:
+        view = None if refetch else JobRegistry(session).find(job)
         saved = view and view.job.save_to and f"{view.job.save_to}/{view.job.job}"
-        if view and saved and (isinstance(error, NotFoundError) or in_bucket(session, view.job)):
+        if view and saved and (isinstance(error, NotFoundError) or verify_in_s3(session, view.job)):
             session.say(f"{error.message}: fetching {saved}")
-            rows = view.past.rows if view.past else ()
+            rows = view.history.rows if view.history else ()
             is_local = session.local or any(row.target == "local" for row in rows)
             return fetch(replace(session, local=is_local), job=saved, start=start)
-        stopped = error.stopped if isinstance(error, NoNodes) else ()
-        if not stopped or not {job, MORE} & {None, *stopped}:
+        stopped = error.stopped if isinstance(error, NoReachableNodes) else ()
+        if not stopped or not {job, OLDER_JOBS} & {None, *stopped}:
             raise
     except NodesFailed as error:  # another client may have ended them
         view = JobRegistry(session).find(job)
-        if view and in_bucket(session, view.job):
+        if view and verify_in_s3(session, view.job):
             saved = f"{view.job.save_to}/{view.job.job}"
             session.say(f"{error.message}: fetching {saved}")
             return fetch(session, job=saved, start=start)
@@ -96,14 +108,14 @@ def fetch(
             raise NodeError(failed, why, "awsddp jobs") from error
         raise
     start()
-    return structs.replace(_fetch(session, job, anew), started=True)
+    return structs.replace(_fetch(session, job, refetch), started=True)
 
 
 def _has_no_live_node(session: Session) -> bool:
     """Return True if AWS lists no live node of the cluster."""
     try:
         with find_cluster(session) as cluster:
-            return cluster.listed is None or not cluster.listed.live
+            return cluster.listing is None or not cluster.listing.live
     except AwsddpError:
         return False
 
@@ -122,12 +134,12 @@ def fetch_jobs(
     """
     if "all" in names:
         with preconnected_cluster(session) as cluster:
-            names = [job.job for job in known_jobs(cluster)]
+            names = [job.job for job in query_jobs(cluster)]
     failed: AwsddpError | None = None
     documents = []
     for name in dict.fromkeys(names):
         try:
-            with advising(session):
+            with completing_errors(session):
                 documents.append(fetch_one(name))
         except Interrupted:
             raise
@@ -146,29 +158,29 @@ def fetch_jobs(
 
 def _fetch_saved(session: Session, uri: str) -> FetchDocument:
     try:
-        job, fetched = brought(session, uri, whole=True)
-    except (Changing, Lacking) as error:
-        draw_loss(session.results / error.job.job)
+        job, fetched = download_saved_job(session, uri, all_results=True)
+    except (FilesChanged, IncompleteUpload) as error:
+        write_loss_plot(session.results / error.job.job)
         error.result = _document(session, error.fetched, error.job.job)
         raise
-    draw_loss(session.results / job.job)
+    write_loss_plot(session.results / job.job)
     return _document(session, fetched, job.job)
 
 
 def _fetch(session: Session, job: str | None, refetch: bool) -> FetchDocument:
-    last = job or next((view.job.job for view in reversed(JobRegistry(session).own)), None)
-    fetched_job = whole_at_home(session, last) if last is not None and not refetch else None
+    last = job or next((view.job.job for view in reversed(JobRegistry(session).own_jobs)), None)
+    fetched_job = find_fetched_job(session, last) if last is not None and not refetch else None
     try:
         with preconnected_cluster(session) as cluster:
-            if fetched_job is not None and job not in (None, *cluster.unfetched):
+            if fetched_job is not None and job not in (None, *cluster.unfetched_jobs):
                 return _already_fetched(session, fetched_job)
             with connect_reachable(cluster) as connected:
-                chosen = told_job(connected, job)
-                fetched = bring(connected, chosen)
-                session.folder.remember(chosen)
-                lost = still_missing(connected, chosen)
-    except (NotFoundError, NoNodes) as error:
-        if fetched_job is None or (isinstance(error, NoNodes) and job is None and error.stopped):
+                chosen = find_job_on_nodes(connected, job)
+                fetched = fetch_from_nodes(connected, chosen)
+                session.folder.save_jobs(chosen)
+                lost = find_unfetched_parts(connected, chosen)
+    except (NotFoundError, NoReachableNodes) as error:
+        if fetched_job is None or (isinstance(error, NoReachableNodes) and job is None and error.stopped):
             raise
         return _already_fetched(session, fetched_job)
     result = _document(session, fetched, chosen.job)
@@ -181,7 +193,7 @@ def _fetch(session: Session, job: str | None, refetch: bool) -> FetchDocument:
 
 
 def _document(session: Session, fetched: Mapping[int, NodeFiles], job: str) -> FetchDocument:
-    return FetchDocument(nodes=in_order(fetched), job=job, home=str(session.results / job))
+    return FetchDocument(nodes=sort_by_node(fetched), job=job, home=str(session.results / job))
 
 
 def _already_fetched(session: Session, job: JobRecord) -> FetchDocument:
@@ -189,78 +201,82 @@ def _already_fetched(session: Session, job: JobRecord) -> FetchDocument:
     return _document(session, {}, job.job)
 
 
-def bring(connected: ConnectedCluster, job: JobRecord, *, waits: bool = True) -> dict[int, NodeFiles]:
+def fetch_from_nodes(
+    connected: ConnectedCluster, job: JobRecord, *, wait_for_uploads: bool = True
+) -> dict[int, NodeFiles]:
     """Fetch a job's results from the reachable nodes, verify them, then release the nodes.
 
     job.json in the results folder lists the missing nodes. A lock admits one client of this machine at a
-    time. Above job.results_limit `session.agree` decides. With `wait_for_uploads` the nodes of a job that
+    time. Above job.results_limit `session.confirms` decides. With `wait_for_uploads` the nodes of a job that
     saves to S3 are released after its last upload. Raises Unfetched if files of the job stay on the nodes,
     NodeError if a node does not send a file that it listed, ConfigError if the disk is full or the folder
     belongs to another job.
     """
-    refuse_another(connected.session, job)
-    lost = still_missing(connected, job)
+    refuse_other_job(connected.session, job)
+    lost = find_unfetched_parts(connected, job)
     job = replace(job, missing=tuple(lost))
     with connected.session.folder.lock("fetch", part="results", wait_s=FETCH_S):
-        connected.session.folder.remember(job)
-        return _fetch_and_release(connected, job, lost, waits=waits and job.save_to is not None)
+        connected.session.folder.save_jobs(job)
+        return _fetch_and_release(connected, job, lost, waits=wait_for_uploads and job.save_to is not None)
 
 
 def _fetch_and_release(
     connected: ConnectedCluster, job: JobRecord, lost: Mapping[int, str], *, waits: bool
 ) -> dict[int, NodeFiles]:
     from awsddp.aws.power import release, unfetched_of
-    from awsddp.nodes.download import by_rsync, pull
+    from awsddp.nodes.download import pull, rsync_transfer
 
     session = connected.session
     folder = session.results / job.job
-    nodes, began = connected.fleet.holders(job), time.monotonic()
+    nodes, began = connected.fleet.nodes_of_job(job), time.monotonic()
     holders = [node for node in connected.cluster.nodes if node.node in nodes]
     tagged = (
-        soon(unfetched_of, connected.cluster.aws, holders) if holders and job.state not in ACTIVE else None
+        run_in_thread(unfetched_of, connected.cluster.aws, holders)
+        if holders and job.state not in ACTIVE
+        else None
     )
-    selected = select(connected, job, nodes, folder)
+    selected = select_results(connected, job, nodes, folder)
 
     def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
         # A file that differs from its description is growing while the job runs, otherwise it is unfetched.
         rerun = f"awsddp fetch {job.job}   # again, once nothing writes to it"
-        pending = selected.growing if job.state in ACTIVE else selected.owed
+        pending = selected.growing if job.state in ACTIVE else selected.unfetched
         why = "it changed while it was fetched"
-        pending += [Owed(file.node, file.path, file.size, why, rerun) for file in changed]
-        missing = sorted({*job.missing, *(file.node for file in selected.owed)})
-        return {"job.json": encode(replace(job, missing=tuple(missing)))}
+        pending += [UnfetchedFile(file.node, file.path, file.size, why, rerun) for file in changed]
+        missing = sorted({*job.missing, *(file.node for file in selected.unfetched)})
+        return {"job.json": encode_job(replace(job, missing=tuple(missing)))}
 
     def look(nodes: Collection[int]) -> dict[tuple[int, str], ResultFile]:
         manifests, failures = _query_manifests(connected, job, nodes, at_once=0)
-        split({**manifests, **failures})
+        results_or_raise({**manifests, **failures})
         files = ((node, file) for node, manifest in manifests.items() for file in manifest.files)
         return {(node, file.path): file for node, file in files}
 
     fetched = pull(
         selected.wanted,
         folder,
-        transfer=by_rsync(session.folder.ssh_config),
-        look=look,
-        begins=begins,
-        grown=job.state in ACTIVE,
-        also=job_json,
+        transfer=rsync_transfer(session.folder.ssh_config),
+        list_files=look,
+        matches_sample=matches_sample,
+        accept_grown=job.state in ACTIVE,
+        last_files=job_json,
         on_event=session.on_event,
     )
-    note_fetched(connected.cluster, job.job, sum(files.bytes for files in fetched.values()))
-    draw_loss(folder)
-    say_growing(session, job, selected.growing)
-    if selected.owed:
-        raise _unfetched_error(job, selected.owed, lost)
+    record_fetch_cost(connected.cluster, job.job, sum(files.bytes for files in fetched.values()))
+    write_loss_plot(folder)
+    report_growing_files(session, job, selected.growing)
+    if selected.unfetched:
+        raise _unfetched_error(job, selected.unfetched, lost)
     if tagged is not None:
         if waits:
-            from awsddp.job.save_to_s3 import abort, wait_until_saved
+            from awsddp.job.save_to_s3 import abort_uploads, wait_until_saved
 
             if wait_until_saved(connected, job):
-                abort(connected.cluster, [job])
-        with session.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
+                abort_uploads(connected.cluster, [job])
+        with session.folder.lock("train", part="tags", wait_s=TAG_CHANGE_S) as free_s:
             # A file's time is up to 10 ms late.
             is_fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
-            older = older_jobs(connected, tagged.result())
+            older = list_older_jobs(connected, tagged.result())
             release(
                 connected.cluster.aws,
                 holders,
@@ -271,7 +287,7 @@ def _fetch_and_release(
     return fetched
 
 
-class Owed(NamedTuple):
+class UnfetchedFile(NamedTuple):
     """A file of a job that is still on a node: path there, size in bytes, reason and next step."""
 
     node: int
@@ -289,34 +305,38 @@ class Selected:
     """
 
     wanted: dict[int, list[ResultFile]]
-    owed: list[Owed] = field(default_factory=list)
-    growing: list[Owed] = field(default_factory=list)
+    unfetched: list[UnfetchedFile] = field(default_factory=list)
+    growing: list[UnfetchedFile] = field(default_factory=list)
 
 
 class Unfetched(NodeError):
     """A part of a job's results is still on the nodes; the rest was fetched."""
 
 
-def select(connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path) -> Selected:
+def select_results(
+    connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path
+) -> Selected:
     """Request the lists of a job's results, and return the files to fetch into `target` and those to leave.
 
-    Above job.results_limit `session.agree` decides. Skipped files are reported by name, those that
+    Above job.results_limit `session.confirms` decides. Skipped files are reported by name, those that
     job.exclude matches by their count. If a node does not list its results, all of them are unfetched. Raises
     NodeError if no node lists them.
     """
     manifests, failures = _query_manifests(connected, job, nodes)
     if failures and not manifests:
-        split(failures)
+        results_or_raise(failures)
     selected = Selected(wanted={node: [] for node in manifests})
-    described = name_at_home(manifests)
+    described = assign_local_names(manifests)
     targets = {file.target for file in described if file.target is not None}
     files = [
         file for file in described if _is_in(targets, file.home) or not _is_synced(connected.session, file)
     ]
     _select_files(job, _apply_limit(connected.session, job, files, target, selected), selected)
     rerun = f"awsddp fetch {job.job}   # again, once the node answers"
-    selected.owed += _report_skipped(connected.session, manifests)
-    selected.owed += [Owed(node, ALL, 0, error.message, rerun) for node, error in failures.items()]
+    selected.unfetched += _report_skipped(connected.session, manifests)
+    selected.unfetched += [
+        UnfetchedFile(node, ALL_RESULTS, 0, error.message, rerun) for node, error in failures.items()
+    ]
     return selected
 
 
@@ -335,12 +355,12 @@ def _is_synced(session: Session, file: ResultFile) -> bool:
     return False
 
 
-def say_growing(session: Session, job: JobRecord, growing: Sequence[Owed]) -> None:
+def report_growing_files(session: Session, job: JobRecord, growing: Sequence[UnfetchedFile]) -> None:
     """Report the files that a running job has not finished."""
     for node in sorted({file.node for file in growing}):
         paths = [file.path for file in growing if file.node == node]
-        more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-        text = f"not fetched, {job.job} still writes: {', '.join(paths[:NAMED])}{more}"
+        more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
+        text = f"not fetched, {job.job} still writes: {', '.join(paths[:MAX_NAMED])}{more}"
         session.on_event(Event(text, node_name(node)))
 
 
@@ -348,13 +368,13 @@ class Ephemeral(NodeError):
     """Results are on instance store, which a stop erases."""
 
 
-def refuse_ephemeral(connected: ConnectedCluster, jobs: Sequence[JobRecord]) -> None:
+def refuse_ephemeral_results(connected: ConnectedCluster, jobs: Sequence[JobRecord]) -> None:
     """Raise Ephemeral if unfetched results of these jobs are on instance store."""
     for job in jobs:
-        manifests, failures = _query_manifests(connected, job, connected.fleet.holders(job), at_once=0)
-        split({**manifests, **failures})
+        manifests, failures = _query_manifests(connected, job, connected.fleet.nodes_of_job(job), at_once=0)
+        results_or_raise({**manifests, **failures})
         ephemeral = [
-            Owed(node, file.path, file.size, "empty after a stop")
+            UnfetchedFile(node, file.path, file.size, "empty after a stop")
             for node, manifest in manifests.items()
             for file in manifest.files
             if file.ephemeral
@@ -368,11 +388,13 @@ def refuse_ephemeral(connected: ConnectedCluster, jobs: Sequence[JobRecord]) -> 
             )
 
 
-def _unfetched_error(job: JobRecord, unfetched: Sequence[Owed], lost: Mapping[int, str]) -> Unfetched:
+def _unfetched_error(
+    job: JobRecord, unfetched: Sequence[UnfetchedFile], lost: Mapping[int, str]
+) -> Unfetched:
     """Return the error that lists the unfetched files with next steps, and the reasons of `lost` parts."""
-    sizes = [file.size for file in unfetched if file.path != ALL]
-    parts = [amount(len(sizes), sum(sizes))] if sizes else []
-    parts += [f"everything on {node_name(file.node)}" for file in unfetched if file.path == ALL]
+    sizes = [file.size for file in unfetched if file.path != ALL_RESULTS]
+    parts = [files_text(len(sizes), sum(sizes))] if sizes else []
+    parts += [f"everything on {node_name(file.node)}" for file in unfetched if file.path == ALL_RESULTS]
     exclude = f"awsddp fetch {job.job} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"
     return Unfetched(
         f"{' and '.join(parts)} of the results of {job.job} are not fetched",
@@ -381,26 +403,30 @@ def _unfetched_error(job: JobRecord, unfetched: Sequence[Owed], lost: Mapping[in
     )
 
 
-def _list_files(unfetched: Sequence[Owed]) -> str:
+def _list_files(unfetched: Sequence[UnfetchedFile]) -> str:
     sizes = [f" ({size_text(file.size)})" if file.size else "" for file in unfetched]  # 0: unknown
     lines = [
         f"{node_name(file.node)}: {file.path}{size}: {file.why}"
-        for file, size in zip(unfetched[:NAMED], sizes, strict=False)
+        for file, size in zip(unfetched[:MAX_NAMED], sizes, strict=False)
     ]
-    return "\n".join(lines + ([f"and {len(unfetched) - NAMED} more"] if len(unfetched) > NAMED else []))
+    return "\n".join(
+        lines + ([f"and {len(unfetched) - MAX_NAMED} more"] if len(unfetched) > MAX_NAMED else [])
+    )
 
 
 def _query_manifests(
     connected: ConnectedCluster, job: JobRecord, used: Collection[int], **more: Any
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
     """Return the lists of the nodes, and the errors of the nodes that sent none."""
-    request = manifest_request(connected.session, job, **more)
-    answers = answers_of(connected.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
+    request = make_manifest_request(connected.session, job, **more)
+    answers = call_each_node(connected.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
     failures = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
-    return split({node: answer for node, answer in answers.items() if node not in failures}), failures
+    return results_or_raise(
+        {node: answer for node, answer in answers.items() if node not in failures}
+    ), failures
 
 
-def manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
+def make_manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
     """Return the request for the list of a job's results; `more`: further fields of messages.Manifest."""
     job_settings = session.job_spec.job
     ranks = [(rank.rank, rank.node) for rank in job.ranks]
@@ -413,10 +439,10 @@ def _apply_limit(
 ) -> list[ResultFile]:
     """Return the files to fetch; files above job.results_limit stay unfetched unless the user agrees."""
     limit = session.job_spec.job.results_limit
-    excess = over_limit(files, size_of(limit), results=target)
-    if not excess or session.agree(
+    excess = find_excess_files(files, parse_size(limit), results=target)
+    if not excess or session.confirms(
         f"The results of {job.job} exceed job.results_limit ({limit}) by "
-        f"{amount(len(excess), sum(file.size for file in excess))}.\nFetch all of it?"
+        f"{files_text(len(excess), sum(file.size for file in excess))}.\nFetch all of it?"
     ):
         return files
     left_out, limit_gb = {file.home for file in excess}, math.ceil(sum(file.size for file in excess) / 1e9)
@@ -425,7 +451,9 @@ def _apply_limit(
         f"awsddp fetch {job.job} --output PATH   # one of them, or a folder\n"
         f"awsddp fetch {job.job} -o job.results_limit={limit_gb}GB   # all of them"
     )
-    selected.owed += [Owed(file.node, file.path, file.size, why, remedy) for file in reversed(excess)]
+    selected.unfetched += [
+        UnfetchedFile(file.node, file.path, file.size, why, remedy) for file in reversed(excess)
+    ]
     return [file for file in files if file.home not in left_out]
 
 
@@ -433,21 +461,25 @@ def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -
     """Select these files; those that a running job is writing are growing."""
     for file in files:
         if job.state in ACTIVE and file.writing:
-            selected.growing.append(Owed(file.node, file.path, file.size, ""))
+            selected.growing.append(UnfetchedFile(file.node, file.path, file.size, ""))
         else:
             selected.wanted[file.node].append(file)
 
 
-def _report_skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[Owed]:
+def _report_skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[UnfetchedFile]:
     """Report the files that stay on the nodes (those of job.exclude as a count); return those of the job."""
     files = sum(manifest.excluded.files for manifest in manifests.values())
     if files:
         size = sum(manifest.excluded.size for manifest in manifests.values())
-        session.say(f"{amount(files, size)}: matched by job.exclude, stays on the nodes")
+        session.say(f"{files_text(files, size)}: matched by job.exclude, stays on the nodes")
     skipped = [(node, file) for node, manifest in manifests.items() for file in manifest.skipped]
     left_out = [(node, file) for node, file in skipped if not file.owed]
-    for node, file in left_out[:NAMED]:
+    for node, file in left_out[:MAX_NAMED]:
         session.on_event(Event(f"not fetched: {file.path}: {file.why}", node_name(node)))
-    if len(left_out) > NAMED:
-        session.say(f"not fetched: {len(left_out) - NAMED} more files")
-    return [Owed(node, file.path, file.size, file.why, READABLE) for node, file in skipped if file.owed]
+    if len(left_out) > MAX_NAMED:
+        session.say(f"not fetched: {len(left_out) - MAX_NAMED} more files")
+    return [
+        UnfetchedFile(node, file.path, file.size, file.why, CHANGE_OWNER)
+        for node, file in skipped
+        if file.owed
+    ]

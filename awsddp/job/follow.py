@@ -11,30 +11,30 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from awsddp.agent import messages
 from awsddp.agent.manifest import EVENTS
 from awsddp.agent_client import calls, job_reports, program
-from awsddp.agent_client.calls import answers_beside, ask
+from awsddp.agent_client.calls import call_nodes, call_nodes_separately
 from awsddp.agent_client.logs import Merger
-from awsddp.errors import AwsddpError, Interrupted, LetGo, NodeError
+from awsddp.errors import AwsddpError, Interrupted, NodeError, Terminated
 from awsddp.job.cancel import end_ranks
-from awsddp.job.explain import explained
-from awsddp.job.fetch import MANIFEST_S, bring, manifest_request
+from awsddp.job.explain import explain_cause
+from awsddp.job.fetch import MANIFEST_S, fetch_from_nodes, make_manifest_request
 from awsddp.job.reported import choose_job
 from awsddp.model.documents import JobDocument
 from awsddp.model.events import Event
 from awsddp.model.node_answers import ResultFile
 from awsddp.model.records import ACTIVE, Cause, JobRecord, Node
-from awsddp.model.saving_text import saving_text
+from awsddp.model.saving_text import describe_saving
 from awsddp.session.context import ConnectedCluster, Session
-from awsddp.session.cost import note_fetched
-from awsddp.session.next_steps import advised, costs, resume_note
-from awsddp.settings.values import seconds
-from awsddp.storage.local_names import name_at_home
-from awsddp.storage.results_dir import job_result, refuse_another, still_missing
+from awsddp.session.cost import record_fetch_cost
+from awsddp.session.next_steps import complete_commands, describe_cost, resume_note
+from awsddp.settings.values import parse_duration
+from awsddp.storage.local_names import assign_local_names
+from awsddp.storage.results_dir import find_unfetched_parts, make_job_result, refuse_other_job
 from awsddp.util.format import duration, node_name
 
 SILENT_S = 12.0
 HINT_S = 300.0
 """After how long without output a job is reported as silent."""
-BEYOND_S = 60.0
+EXTRA_PATIENCE_S = 60.0
 """How much longer than `job.heartbeat_timeout` to retry connecting: the agents notice a break later.
 
 Also how long to retry a node whose sshd refuses, after the other nodes have reported the end of the job."""
@@ -43,27 +43,29 @@ _RETRY_S = 10.0  # between two attempts while other nodes are followed
 _CHECK_S = 1.0
 _GONE = ("terminated", "stopped")
 _FRUITLESS = 30  # consecutive streams that a node may end without sending data
-EVERY_S = 30.0
+FETCH_INTERVAL_S = 30.0
 BYTES_PER_SECOND = 100e3
 """The average rate limit of event files: after 16 MB nothing is fetched for 160 s."""
-BUSY = 0.05
+MAX_LISTING_SHARE = 0.05
 """The maximum share of its time that a node spends on listing event files."""
 
 
-def merger_of(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
+def make_merger(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
     """Return the merger of a job's logs: it writes all ranks to files and returns the lines of those `shown`.
 
     Raises ConfigError if the files belong to another job.
     """
-    refuse_another(session, job)
-    return Merger(nodes_by_rank(job), folder=session.results / job.job / "logs", job=job.job, shown=shown)
+    refuse_other_job(session, job)
+    return Merger(
+        map_ranks_to_nodes(job), folder=session.results / job.job / "logs", job=job.job, shown_ranks=shown
+    )
 
 
-def nodes_by_rank(job: JobRecord) -> dict[int, int]:
+def map_ranks_to_nodes(job: JobRecord) -> dict[int, int]:
     return {rank.rank: rank.node for rank in job.ranks}
 
 
-def finish(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
+def fetch_followed_job(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
     """Fetch the results of a followed job and return its `train` document.
 
     Records the job's state first. An error of the fetch carries the document as its `result`. Missing results
@@ -71,30 +73,32 @@ def finish(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
     """
     session = connected.session
     try:
-        session.folder.remember(job)
-        bring(connected, job)
-        lost = still_missing(connected, job)
+        session.folder.save_jobs(job)
+        fetch_from_nodes(connected, job)
+        lost = find_unfetched_parts(connected, job)
         if lost and job.state == "succeeded":
             raise NodeError("a part of its results is missing", "\n".join(lost.values()))
     except AwsddpError as error:
-        error.result = document = job_result(session, job)
+        error.result = document = make_job_result(session, job)
         status = "fetched, and also on the nodes" if document.fetched else "not all fetched"
         error.message = f"job {job.job} {job.state}, its results are {status}: {error.message}"
         error.next = f"awsddp fetch {job.job}   # again" + (f"\n{error.next}" if error.next else "")
         raise
     for text in lost.values():
         session.say(text)
-    return job_result(session, job)
+    return make_job_result(session, job)
 
 
-def attend(connected: ConnectedCluster, job: JobRecord, *, on_lines: Callable[[bytes], None]) -> JobDocument:
+def follow_to_end(
+    connected: ConnectedCluster, job: JobRecord, *, on_lines: Callable[[bytes], None]
+) -> JobDocument:
     """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal does not."""
-    session, merger = connected.session, merger_of(connected.session, job)
+    session, merger = connected.session, make_merger(connected.session, job)
     try:
         session.on_event(Event("waiting for the first lines of the ranks", ""))
-        watch = Watch(connected, job, merger=merger, on_lines=on_lines)
+        watch = JobFollower(connected, job, merger=merger, on_lines=on_lines)
         job = watch.run()
-    except LetGo:
+    except Terminated:
         raise
     except KeyboardInterrupt:
         session.say(
@@ -102,18 +106,18 @@ def attend(connected: ConnectedCluster, job: JobRecord, *, on_lines: Callable[[b
             "Ctrl-C again leaves the job running"
         )
         end_ranks(connected, job.job)
-        watch = Watch(connected, job, merger=merger, on_lines=on_lines)
+        watch = JobFollower(connected, job, merger=merger, on_lines=on_lines)
         job = watch.run()
-        ended = finish(watch.connected, job)
+        ended = fetch_followed_job(watch.connected, job)
     else:
-        return finish(watch.connected, job)
+        return fetch_followed_job(watch.connected, job)
     steps = ["awsddp down   # terminate them"]
     if ended.checkpoint:
-        rerun = advised(session, f"awsddp train --resume {job.job}", job=ended)
+        rerun = complete_commands(session, f"awsddp train --resume {job.job}", job=ended)
         steps.insert(0, rerun + (resume_note(session, ended) or "   # continue from its checkpoint"))
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
-        f"the nodes still run{costs(connected.cluster.record)}",
+        f"the nodes still run{describe_cost(connected.cluster.record)}",
         "\n".join(steps),
     )
 
@@ -123,7 +127,7 @@ class _Interruption(Exception):
 
 
 @dataclass(eq=False)
-class Watch:
+class JobFollower:
     """Follows a job to its end over connections that may break at any time.
 
     `connected` has the nodes as EC2 describes them after the job was interrupted. `merger` has the output
@@ -141,8 +145,10 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._fleet, self._restarts = self.connected.fleet, len(self.job.restarts)
-        self._patience_s = seconds(self.connected.session.job_spec.job.heartbeat_timeout) + BEYOND_S
-        self._followed, self._last_output = set(self._fleet.holders(self.job)), time.monotonic()
+        self._patience_s = (
+            parse_duration(self.connected.session.job_spec.job.heartbeat_timeout) + EXTRA_PATIENCE_S
+        )
+        self._followed, self._last_output = set(self._fleet.nodes_of_job(self.job)), time.monotonic()
         self._instances = {
             node.instance_id: node.node
             for node in self.connected.cluster.nodes
@@ -156,13 +162,17 @@ class Watch:
         then the one that the other nodes report, or interrupted if EC2 reports all nodes gone. Raises
         NodeError if no node has reported a state.
         """
-        with Events(self.connected, self.job).followed() if self.to_the_end else contextlib.nullcontext():
+        with (
+            BackgroundFetch(self.connected, self.job).running()
+            if self.to_the_end
+            else contextlib.nullcontext()
+        ):
             self._follow()
         if lines := self.merger.finish():
             self.on_lines(lines)
         documents = self.merger.documents
         job = (
-            job_reports.job_document(documents, results=self.connected.session.job_spec.job.results)
+            job_reports.merge_job(documents, results=self.connected.session.job_spec.job.results)
             if documents
             else self.job
         )
@@ -172,7 +182,7 @@ class Watch:
             raise NodeError(
                 f"cannot reach any node of job {self.job.job}", "", "awsddp status   # what still runs"
             )
-        return explained(self.connected.session, job)
+        return explain_cause(self.connected.session, job)
 
     def _mark_interrupted(self, job: JobRecord) -> JobRecord:
         """Return a job that its nodes last reported active: as interrupted if EC2 reports all nodes gone.
@@ -210,7 +220,7 @@ class Watch:
 
     def _follow(self) -> None:
         """Follow every node until it has sent everything or is given up."""
-        while any(not self.merger.ended(node) for node in self._followed):
+        while any(not self.merger.has_ended(node) for node in self._followed):
             for node, why in self._stream().items():
                 self._lost_at[node] = time.monotonic()
                 self._fruitless[node] += 1
@@ -223,13 +233,15 @@ class Watch:
 
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return the reason by lost node."""
-        nodes = [node for node in self._followed if node not in self._lost_at and not self.merger.ended(node)]
+        nodes = [
+            node for node in self._followed if node not in self._lost_at and not self.merger.has_ended(node)
+        ]
         requests = {}
         for node in nodes:
             offsets = self.merger.attach(node)
             request = messages.Follow(job=self.job.job, offsets=offsets, to_the_end=self.to_the_end)
             request.tail = self.merger.tail
-            requests[node] = calls.message(request)
+            requests[node] = calls.encode_request(request)
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
 
@@ -246,16 +258,18 @@ class Watch:
                 check_at = now + _CHECK_S
                 if (self._lost_at and now >= until) or self._find_lost(nodes):
                     raise _Interruption
-            return self.merger.ended(node)
+            return self.merger.has_ended(node)
 
         try:
-            outcomes = self._fleet.request(program.program(), requests, on_data, silent_after_s=SILENT_S)
+            outcomes = self._fleet.request(
+                program.agent_program(), requests, on_data, silent_after_s=SILENT_S
+            )
         except _Interruption:
             return {node: self._fleet.failures[node].summary for node in self._find_lost(nodes)}
         return {
             node: end.summary if isinstance(end, NodeError) else " / ".join(end.tail().splitlines())
             for node, end in outcomes.items()
-            if not self.merger.ended(node)
+            if not self.merger.has_ended(node)
         }
 
     def _report_restarts(self) -> None:
@@ -274,12 +288,14 @@ class Watch:
         if self.to_the_end and now - self._last_output >= HINT_S:
             self._last_output = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            command = advised(self.connected.session, f"awsddp why {self.job.job}   # where its ranks are")
+            command = complete_commands(
+                self.connected.session, f"awsddp why {self.job.job}   # where its ranks are"
+            )
             self.connected.session.say(f"no output for {after}: {command}")
 
     def _find_lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)
-        return {node for node in nodes if node not in connected and not self.merger.ended(node)}
+        return {node for node in nodes if node not in connected and not self.merger.has_ended(node)}
 
     def _connect(self) -> None:
         """Reconnect to lost nodes, and give up those that were lost for too long."""
@@ -299,7 +315,7 @@ class Watch:
         """Return how long a node may be lost (s): less if its sshd refuses and the job has ended."""
         refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
         has_ended = any(document.state not in ACTIVE for document in self.merger.documents.values())
-        return BEYOND_S if refuses and has_ended else self._patience_s
+        return EXTRA_PATIENCE_S if refuses and has_ended else self._patience_s
 
     def _give_up(self, node: int) -> None:
         del self._lost_at[node]
@@ -319,21 +335,21 @@ class Watch:
         recipients = nodes if node == min(nodes) else {min(nodes)}
         recipients = (recipients & self._followed) - self._lost_at.keys() - {node}
         request = messages.Lost(job=self.job.job, node=node, why=why, kind=kind)
-        reports = {number: request for number in recipients if not self.merger.ended(number)}
+        reports = {number: request for number in recipients if not self.merger.has_ended(number)}
         if reports:
             with contextlib.suppress(AwsddpError):
-                ask(self._fleet, reports, timeout_s=_CONNECT_S * 2)
+                call_nodes(self._fleet, reports, timeout_s=_CONNECT_S * 2)
 
 
 def _end_of(node: Node) -> tuple[str, str]:
     """Return the kind of cause for an instance that does not run, and the reason that EC2 reports."""
-    from awsddp.aws.clusters import end_of
+    from awsddp.aws.clusters import find_end_cause
 
-    kind, why = end_of(node)
+    kind, why = find_end_cause(node)
     return kind, f"EC2 says that its instance is {node.state} ({why})"
 
 
-class Events:
+class BackgroundFetch:
     """Every 30 s fetches event files that have grown, and reports when uploads to S3 stop.
 
     Suppresses all errors.
@@ -346,7 +362,7 @@ class Events:
         self._is_uploading = True
 
     @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Fetch in a thread until the context ends."""
         threading.Thread(target=self._run, daemon=True).start()
         try:
@@ -354,55 +370,57 @@ class Events:
         finally:
             self._ended.set()
             with self._writing:  # files that are still being listed are no longer written
-                note_fetched(self._connected.cluster, self._job.job, self._fetched)
+                record_fetch_cost(self._connected.cluster, self._job.job, self._fetched)
 
     def _run(self) -> None:
-        wait_s = EVERY_S
+        wait_s = FETCH_INTERVAL_S
         while not self._ended.wait(wait_s):
             began, before = time.monotonic(), self._fetched
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
-                self.fetch()  # reading logs reports and reopens a broken connection
+                self.fetch_event_files()  # reading logs reports and reopens a broken connection
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
-                self.tell_saving()
+                self.report_uploads()
             took = time.monotonic() - began
-            wait_s = max(EVERY_S, took / BUSY, (self._fetched - before) / BYTES_PER_SECOND)
+            wait_s = max(
+                FETCH_INTERVAL_S, took / MAX_LISTING_SHARE, (self._fetched - before) / BYTES_PER_SECOND
+            )
 
-    def tell_saving(self) -> None:
+    def report_uploads(self) -> None:
         """Report once that results are no longer uploaded, and why. Raises AwsddpError."""
         job, fleet = self._job, self._connected.fleet
         if job.save_to is None:
             return
-        requests = dict.fromkeys(fleet.holders(job), messages.State())
-        answers = answers_beside(fleet, requests, timeout_s=MANIFEST_S)
+        requests = dict.fromkeys(fleet.nodes_of_job(job), messages.State())
+        answers = call_nodes_separately(fleet, requests, timeout_s=MANIFEST_S)
         documents = {
             node: answer.jobs for node, answer in answers.items() if not isinstance(answer, AwsddpError)
         }
-        saving = choose_job(job_reports.jobs(documents), job.job).saving
+        saving = choose_job(job_reports.merge_jobs(documents), job.job).saving
         if saving is None:
             return
         is_uploading = not saving.error and not saving.is_silent
         if self._is_uploading and not is_uploading:
-            self._connected.session.say(f"saving {job.job} to {job.save_to}: {saving_text(saving)}")
+            self._connected.session.say(f"saving {job.job} to {job.save_to}: {describe_saving(saving)}")
         self._is_uploading = is_uploading
 
-    def fetch(self) -> None:
+    def fetch_event_files(self) -> None:
         """Fetch the event files that are new or have grown. Raises AwsddpError."""
-        from awsddp.nodes.download import by_rsync, pull
+        from awsddp.nodes.download import pull, rsync_transfer
 
         session, fleet = self._connected.session, self._connected.fleet
         target = session.results / self._job.job
         files = target.glob(f"node*/**/{EVENTS}*")
         sizes = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
-        at_once = calls.EVENTS_AT_ONCE_BYTES
-        request = manifest_request(session, self._job, events=sizes, at_once=at_once)
-        requests = dict.fromkeys(fleet.holders(self._job), request)
-        answers = answers_beside(fleet, requests, timeout_s=MANIFEST_S)
+        at_once = calls.EVENTS_REQUEST_BYTES
+        request = make_manifest_request(session, self._job, events=sizes, at_once=at_once)
+        requests = dict.fromkeys(fleet.nodes_of_job(self._job), request)
+        answers = call_nodes_separately(fleet, requests, timeout_s=MANIFEST_S)
         listed = {node: answer for node, answer in answers.items() if not isinstance(answer, AwsddpError)}
         wanted: dict[int, list[ResultFile]] = {}
-        for file in name_at_home(listed):
+        for file in assign_local_names(listed):
             if file.data is not None and file.path.rpartition("/")[2].startswith(EVENTS):
                 wanted.setdefault(file.node, []).append(file)
         with self._writing, session.folder.lock("fetch", part="results"):
             if wanted and not self._ended.is_set():
-                fetched = pull(wanted, target, transfer=by_rsync(session.folder.ssh_config))
+                fetched = pull(wanted, target, transfer=rsync_transfer(session.folder.ssh_config))
                 self._fetched += sum(node.bytes for node in fetched.values())

@@ -6,20 +6,20 @@ from datetime import datetime
 
 from awsddp.errors import AwsddpError, ConfigError, NoRegion, NotFoundError
 from awsddp.job.registry import JobRegistry
-from awsddp.job.reported import known_jobs
+from awsddp.job.reported import query_jobs
 from awsddp.model import billing
 from awsddp.model.billing import Bill
 from awsddp.model.documents import CostedCluster, JobsDocument
-from awsddp.model.records import JobRecord, widened
+from awsddp.model.records import JobRecord, merge_records
 from awsddp.session.connect import preconnected_cluster
 from awsddp.session.context import Session
-from awsddp.session.cost import bill_of
-from awsddp.state import pasts
-from awsddp.storage.saved_job import brought, is_saved
-from awsddp.util.format import iso, utc
+from awsddp.session.cost import compute_bill
+from awsddp.state import list_cluster_histories
+from awsddp.storage.saved_job import download_saved_job, is_s3_uri
+from awsddp.util.format import optional_utc, utc
 
 
-def jobs_document(
+def make_jobs_document(
     session: Session,
     reported: Collection[JobRecord],
     bill: Bill | None = None,
@@ -38,57 +38,59 @@ def jobs_document(
     chosen = [registry.require(name) for name in names] if names else views
     chosen = [view for view in chosen if not _ended_before(view.job.ended, since)]
     clusters = []
-    for history in pasts(session.home):
+    for history in list_cluster_histories(session.home):
         account = bill if bill is not None and history.folder == session.folder.path else history.bill
-        if account is not None and not _ended_before(iso(account.ended), since):
+        if account is not None and not _ended_before(optional_utc(account.ended), since):
             if since is not None and account.cost_usd is not None:
-                earlier = billing.cost_until(history.rows, since)
+                earlier = billing.compute_cost_until(history.rows, since)
                 account = replace(account, cost_usd=round(max(0.0, account.cost_usd - earlier), 2))
             jobs_usd = sum(
-                view.job_usd or 0.0 for view in views if view.past and view.past.folder == history.folder
+                view.job_usd or 0.0
+                for view in views
+                if view.history and view.history.folder == history.folder
             )
             idle_usd = (
                 None if account.cost_usd is None or since else round(max(0.0, account.cost_usd - jobs_usd), 2)
             )
-            costed = widened(
+            costed = merge_records(
                 CostedCluster,
                 account,
                 cluster=history.name,
                 began=utc(account.began),
-                ended=iso(account.ended),
+                ended=optional_utc(account.ended),
                 idle_usd=idle_usd,
             )
             clusters.append(costed)
     return JobsDocument(
-        jobs=tuple(view.listed() for view in chosen),
+        jobs=tuple(view.as_listed_job() for view in chosen),
         clusters=tuple(sorted(clusters, key=lambda cluster: cluster.began)),
         total_usd=_total(clusters, "aws"),
         would_have_cost_usd=_total(clusters, "local"),
-        since=iso(since),
+        since=optional_utc(since),
     )
 
 
-def jobs_of_all(
-    session: Session, names: Sequence[str] = (), *, since: datetime | None = None
-) -> JobsDocument:
+def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | None = None) -> JobsDocument:
     """Return the `jobs` document for `names`; without names, for all jobs of this machine and of the nodes.
 
-    The oldest job comes first; `since` as in `jobs_document`. Unreachable nodes are reported, and so is a
-    cluster that has ended. An error that prevents the nodes' report is raised with the document as its
+    The oldest job comes first; `since` as in `make_jobs_document`. Unreachable nodes are reported, and so is an
+    ended cluster. An error that prevents the nodes' report is raised with the document as its
     `result`. Raises NotFoundError if this machine has no such job or never made a cluster of this name (the
     name `default`, if not configured: only if there are no jobs either); UsageError.
     """
     bill = None
-    if names and all(map(is_saved, names)):
-        return jobs_document(session, (), None, [brought(session, uri)[0].job for uri in names])
+    if names and all(map(is_s3_uri, names)):
+        return make_jobs_document(
+            session, (), None, [download_saved_job(session, uri)[0].job for uri in names]
+        )
     try:
         with preconnected_cluster(session) as cluster:
-            bill = bill_of(cluster, cluster.listed)
-            return jobs_document(session, known_jobs(cluster), bill, names, since=since)
+            bill = compute_bill(cluster, cluster.listing)
+            return make_jobs_document(session, query_jobs(cluster), bill, names, since=since)
     except AwsddpError as error:
-        error.result = document = jobs_document(session, (), bill, names, since=since)
+        error.result = document = make_jobs_document(session, (), bill, names, since=since)
         is_known = any(costed.cluster == session.spec.name for costed in document.clusters)
-        is_unnamed = session.spec.name == "default" and session.folder.read(newer=True) is None
+        is_unnamed = session.spec.name == "default" and session.folder.read(ignore_newer=True) is None
         absent = isinstance(error, NotFoundError) and is_known
         if is_unnamed and not is_known:
             absent = isinstance(error, NotFoundError | ConfigError if document.jobs else NoRegion)

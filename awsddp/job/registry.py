@@ -9,14 +9,14 @@ from pathlib import Path
 from awsddp.errors import NotFoundError, UsageError
 from awsddp.model import billing
 from awsddp.model.documents import ListedJob, SeenJob
-from awsddp.model.records import ACTIVE, Frozen, JobRecord, widened
+from awsddp.model.records import ACTIVE, Frozen, JobRecord, merge_records
 from awsddp.session.context import Session
-from awsddp.state import Past, living, pasts
-from awsddp.storage.results_dir import is_fetched, reached, saved_job
-from awsddp.storage.saved_job import brought, is_saved
-from awsddp.util.format import elapsed, iso
+from awsddp.state import ClusterHistory, list_cluster_histories, read_cluster_history
+from awsddp.storage.results_dir import get_job_progress, is_fetched, read_job
+from awsddp.storage.saved_job import download_saved_job, is_s3_uri
+from awsddp.util.format import elapsed_seconds, optional_utc
 
-NEWEST = 5
+MAX_LISTED_JOBS = 5
 """How many jobs an error lists when a job is not found."""
 
 
@@ -30,7 +30,7 @@ class JobView(Frozen):
 
     job: JobRecord
     folder: Path
-    past: Past | None
+    history: ClusterHistory | None
     launched: str
     reported: bool = False
     share: float = 1.0
@@ -38,7 +38,7 @@ class JobView(Frozen):
     @property
     def seconds(self) -> float | None:
         """The run time of the job by its record, until now if it runs; None if it has not started."""
-        return elapsed(self.job.started, self.job.ended)
+        return elapsed_seconds(self.job.started, self.job.ended)
 
     @property
     def job_usd(self) -> float | None:
@@ -46,18 +46,18 @@ class JobView(Frozen):
         seconds, price = self.seconds, self.job.price_usd_per_hour
         return None if seconds is None or price is None else round(seconds / 3600 * price * self.share, 4)
 
-    def listed(self) -> ListedJob:
+    def as_listed_job(self) -> ListedJob:
         """Return the job with its cluster, run time and cost."""
-        launch = self.past and self.past.launched
-        name, cluster_id = self.past and self.past.name, launch and launch.id
-        progress = reached(self.folder, self.job)
-        return widened(ListedJob, self, self.job, progress, cluster=name, cluster_id=cluster_id)
+        launch = self.history and self.history.launch_row
+        name, cluster_id = self.history and self.history.name, launch and launch.id
+        progress = get_job_progress(self.folder, self.job)
+        return merge_records(ListedJob, self, self.job, progress, cluster=name, cluster_id=cluster_id)
 
-    def seen(self) -> SeenJob:
+    def as_seen_job(self) -> SeenJob:
         """Return the job as last seen, and whether its results are fetched."""
-        record = self.past and self.past.record
-        last_seen = iso(record.seen.get(self.job.job)) if record else None
-        return widened(
+        record = self.history and self.history.record
+        last_seen = optional_utc(record.seen.get(self.job.job)) if record else None
+        return merge_records(
             SeenJob, self, self.job, last_seen=last_seen, fetched=is_fetched(self.folder, self.job)
         )
 
@@ -81,45 +81,49 @@ class JobRegistry:
     @cached_property
     def jobs(self) -> list[JobView]:
         """All jobs, the oldest first."""
-        clusters = list(pasts(self._session.home))
-        views = [view for cluster in clusters for view in self.of_cluster(cluster)]
+        clusters = list(list_cluster_histories(self._session.home))
+        views = [view for cluster in clusters for view in self.jobs_of_cluster(cluster)]
         known_views = {(view.folder, view.job.nodes) for view in views}
         for path in self._session.results.absolute().glob("*/job.json"):
-            job = saved_job(path.parent)
+            job = read_job(path.parent)
             if job is not None and (path.parent, job.nodes) not in known_views:
                 history = next((cluster for cluster in clusters if _has_run(cluster, job)), None)
-                views.append(JobView(job=job, folder=path.parent, past=history, launched=job.started or ""))
+                views.append(
+                    JobView(job=job, folder=path.parent, history=history, launched=job.started or "")
+                )
         return sorted(_with_shares(views), key=lambda view: view.launched)
 
     @property
-    def own(self) -> list[JobView]:
+    def own_jobs(self) -> list[JobView]:
         """The jobs of the session's cluster, the oldest first."""
-        return self.of_cluster(living(self._session.folder))
+        return self.jobs_of_cluster(read_cluster_history(self._session.folder))
 
-    def of_cluster(self, past: Past) -> list[JobView]:
+    def jobs_of_cluster(self, history: ClusterHistory) -> list[JobView]:
         """Return the jobs of a cluster, the oldest first.
 
         A job that was last seen active on a cluster that has ended was interrupted.
         """
-        reported = self._reported if past.folder == self._session.folder.path else {}
-        seen = {job.job: job for job in past.record.jobs} if past.record else {}
-        rows = {row.job: row for row in past.rows if row.event == "train" and row.job and row.home}
+        reported = self._reported if history.folder == self._session.folder.path else {}
+        seen = {job.job: job for job in history.record.jobs} if history.record else {}
+        rows = {row.job: row for row in history.rows if row.event == "train" and row.job and row.home}
         views = []
         for name in dict.fromkeys((*rows, *seen, *reported)):
             row, last = rows.get(name), seen.get(name)
-            folder, results = self._find_results(name, past, row, last)
+            folder, results = self._find_results(name, history, row, last)
             ended = results if results and results.state not in ACTIVE else None
             job = reported.get(name) or ended or last or results
             if job is not None:
-                job = job if name in reported else _mark_interrupted(job, past)
+                job = job if name in reported else _mark_interrupted(job, history)
                 launched = row.time.isoformat() if row else job.started or ""
                 is_reported = name in reported
-                view = JobView(job=job, folder=folder, past=past, launched=launched, reported=is_reported)
+                view = JobView(
+                    job=job, folder=folder, history=history, launched=launched, reported=is_reported
+                )
                 views.append(view)
         return sorted(views, key=lambda view: view.launched)
 
     def _find_results(
-        self, name: str, history: Past, row: billing.Row | None, last: JobRecord | None
+        self, name: str, history: ClusterHistory, row: billing.LedgerRow | None, last: JobRecord | None
     ) -> tuple[Path, JobRecord | None]:
         """Return the results folder of a job, and the job that its job.json describes (None: no such file).
 
@@ -128,12 +132,12 @@ class JobRegistry:
         project_folder = (self._session.results / name).absolute()
         recorded_folder = Path(row.home) if row and row.home else project_folder
         for folder in (recorded_folder, project_folder):
-            job = saved_job(folder)
+            job = read_job(folder)
             if job is not None and _has_run(history, job, seen=last):
                 return folder, job
         return recorded_folder, None
 
-    def name(self, text: str | None, *, told: Iterable[str] = ()) -> str | None:
+    def resolve_name(self, text: str | None, *, also_reported: Iterable[str] = ()) -> str | None:
         """Return the job name for `text`: a name, a unique part of a name, an S3 URI, or `last` (None).
 
         A whole name precedes a part. Jobs that nodes have reported (`also_reported`: further names) and jobs
@@ -143,16 +147,16 @@ class JobRegistry:
         """
         if text is None or text == "last":
             return None
-        if is_saved(text):
-            return brought(self._session, text)[0].job
+        if is_s3_uri(text):
+            return download_saved_job(self._session, text)[0].job
         results = self._session.results.absolute()
         preferred = [view.job.job for view in self.jobs if view.folder.parent == results]
-        preferred += [*self._reported, *told]
+        preferred += [*self._reported, *also_reported]
         every = [*(view.job.job for view in self.jobs), *preferred]
         for names in (preferred, every) if text and text not in every else ():
             matches = [name for name in dict.fromkeys(names) if text in name]
             if len(matches) > 1:
-                newest = ", ".join(matches[-NEWEST:])
+                newest = ", ".join(matches[-MAX_LISTED_JOBS:])
                 raise UsageError(f"several jobs have {text} in their name", newest, "use more of the name")
             if matches:
                 return matches[0]
@@ -164,11 +168,11 @@ class JobRegistry:
         Without a name, return the job launched last, preferably on a cluster with the session's name. Raises
         UsageError.
         """
-        name = self.name(text)
+        name = self.resolve_name(text)
         matches = [view for view in self.jobs if name in (None, view.job.job)]
 
         def rank(view: JobView) -> tuple[bool, bool]:
-            is_own = view.past is not None and view.past.name == self._session.spec.name
+            is_own = view.history is not None and view.history.name == self._session.spec.name
             return name is not None and view.folder == (self._session.results / name).absolute(), is_own
 
         return max(reversed(matches), key=rank, default=None)
@@ -183,17 +187,19 @@ class JobRegistry:
         return view
 
 
-def _has_run(history: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
+def _has_run(history: ClusterHistory, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
     """Return True if a job ran on instances of this cluster, and on those of the job `seen` unless None."""
     return (
-        job.nodes == seen.nodes if seen else any(node.instance_id in history.instances for node in job.nodes)
+        job.nodes == seen.nodes
+        if seen
+        else any(node.instance_id in history.instance_ids for node in job.nodes)
     )
 
 
-def _mark_interrupted(job: JobRecord, history: Past) -> JobRecord:
+def _mark_interrupted(job: JobRecord, history: ClusterHistory) -> JobRecord:
     """Return a job that was last seen active as interrupted, if its cluster has ended."""
     ended = bill.ended if job.state in ACTIVE and (bill := history.bill) else None
-    return replace(job, state="interrupted", ended=iso(ended)) if ended is not None else job
+    return replace(job, state="interrupted", ended=optional_utc(ended)) if ended is not None else job
 
 
 def _with_shares(views: Sequence[JobView]) -> Iterator[JobView]:
@@ -206,5 +212,5 @@ def _with_shares(views: Sequence[JobView]) -> Iterator[JobView]:
         )
         began, instance_ids = start or now, frozenset(node.instance_id for node in view.job.nodes)
         spans.append((began, max(began, end or now), instance_ids if start else frozenset()))
-    for view, share in zip(views, billing.shares(spans), strict=True):
+    for view, share in zip(views, billing.compute_shares(spans), strict=True):
         yield replace(view, share=share)

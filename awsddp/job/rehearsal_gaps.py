@@ -8,7 +8,7 @@ _OPERATORS = re.compile(r"custom C\+\+ ops|torchvision::nms")
 _LEAVE_OUT = "leave it out of the rehearsal: there torch.cuda.get_device_name() ends with (rehearsed)"
 
 
-def lacking(target: Target, cause: Cause) -> tuple[str, str] | None:
+def find_rehearsal_gap(target: Target, cause: Cause) -> tuple[str, str] | None:
     """Return the limit of a rehearsal that caused the failure, and the next step; None for other causes."""
     if target.name != "local":
         return None
@@ -16,7 +16,7 @@ def lacking(target: Target, cause: Cause) -> tuple[str, str] | None:
         why = "Nodes of a rehearsal reach this machine alone; a node on AWS reaches the internet"
         return why, "awsddp train --data FOLDER   # what this machine has of it; on AWS it may be downloaded"
     if cause.kind == "packages_mismatch" and _OPERATORS.search(cause.explanation):
-        why = "A rehearsal has torch for the CPU, and its torchvision has no operators beside that"
+        why = "A rehearsal has torch for the CPU, and its torchvision has no operators for it"
         return f"{why}; the image of a GPU node has both", _LEAVE_OUT
     if cause.kind == "import_error" and cause.values.get("module") == "triton":
         why = "It comes with torch for CUDA, and a rehearsal has torch for the CPU"

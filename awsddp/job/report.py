@@ -12,15 +12,20 @@ import msgspec
 from awsddp.agent_client import job_reports
 from awsddp.job.registry import JobRegistry, JobView
 from awsddp.model.documents import JobReport
-from awsddp.model.node_answers import OURS
-from awsddp.model.records import JobRecord, RankUsage, widened
+from awsddp.model.node_answers import PRIVATE_FOLDER
+from awsddp.model.records import JobRecord, RankUsage, merge_records
 from awsddp.session.context import Session
 from awsddp.session.next_steps import job_options
-from awsddp.settings.loader import NOT_SHOWN
-from awsddp.settings.spec import Given
-from awsddp.settings.verbs import command_words, script_words
-from awsddp.state import Past, write_private
-from awsddp.storage.results_dir import job_result, loss_rows, ranks_of, written_progress
+from awsddp.settings.loader import KEYS_NOT_RECORDED
+from awsddp.settings.spec import OptionValue
+from awsddp.settings.verbs import command_arguments, script_arguments
+from awsddp.state import ClusterHistory, write_private
+from awsddp.storage.results_dir import (
+    group_ranks_by_node,
+    make_job_result,
+    read_metrics_with_loss,
+    read_progress,
+)
 
 PAGE = "report.html"
 _SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
@@ -38,7 +43,7 @@ def write_report(session: Session, *, job: str | None = None) -> JobReport:
     target = (view.folder / PAGE).absolute()
     rows = list(_read_rows(view))
     document = _make_document(session, view, rows, target)
-    write_private(target, report_page.job_page(document, rows).encode())
+    write_private(target, report_page.render_job_page(document, rows).encode())
     return document
 
 
@@ -48,34 +53,34 @@ def _make_document(
     """Return the `report` document of a job; `file` is its page."""
     from awsddp.job import report_page
 
-    job, launched = view.job, view.past and view.past.launched
-    progress = written_progress(view.folder, job)
-    slowest = job_reports.slowest_rank(progress)
+    job, launched = view.job, view.history and view.history.launch_row
+    progress = read_progress(view.folder, job)
+    slowest = job_reports.find_slowest_rank(progress)
     job = replace(job, progress=progress, slowest_rank=slowest, usage=_read_usage(view) or job.usage)
-    return widened(
+    return merge_records(
         JobReport,
-        replace(view, job=job).listed(),
-        job_result(session, job, folder=view.folder),
-        measures=report_page.measures(rows),
+        replace(view, job=job).as_listed_job(),
+        make_job_result(session, job, folder=view.folder),
+        measures=report_page.summarize_metrics(rows),
         target=launched and launched.target,
         region=launched and launched.region,
-        again=tuple(_rerun_commands(job, view.past)),
+        again=tuple(_rerun_commands(job, view.history)),
         page=str(file),
     )
 
 
 def _read_rows(view: JobView) -> Iterator[dict[str, Any]]:
     """Yield the metrics of all ranks; a row without a rank gets the first rank of its node."""
-    for node, ranks in ranks_of(view.job).items():
-        for row in loss_rows(view.folder, node):
+    for node, ranks in group_ranks_by_node(view.job).items():
+        for row in read_metrics_with_loss(view.folder, node):
             yield {"rank": ranks[0]} | row
 
 
 def _read_usage(view: JobView) -> tuple[RankUsage, ...]:
     """Return the last usage samples of the ranks."""
     usage: list[RankUsage] = []
-    for node, ranks in ranks_of(view.job).items():
-        for folder in (OURS, "logs/"):  # an older awsddp fetched samples to logs/
+    for node, ranks in group_ranks_by_node(view.job).items():
+        for folder in (PRIVATE_FOLDER, "logs/"):  # an older awsddp fetched samples to logs/
             with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
                 data = (view.folder / f"{folder}samples{node}.json").read_bytes()
                 samples = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])
@@ -84,20 +89,22 @@ def _read_usage(view: JobView) -> tuple[RankUsage, ...]:
     return tuple(usage)
 
 
-def _rerun_commands(job: JobRecord, history: Past | None) -> list[str]:
+def _rerun_commands(job: JobRecord, history: ClusterHistory | None) -> list[str]:
     """Return the commands that run the job again: check out its code, up, train, down."""
-    launched = history and history.launched
+    launched = history and history.launch_row
     awsddp = ["awsddp"] if history is None or history.name == "default" else ["awsddp", "-c", history.name]
     target_options = ["--region", launched.region] if launched and launched.region else []
     target_options = ["--local"] if launched and launched.target == "local" else target_options
-    up: dict[str, Given] = {"cluster.nodes": len(job.nodes)}
+    up: dict[str, OptionValue] = {"cluster.nodes": len(job.nodes)}
     up |= {"cluster.instance_type": job.instance_type} if job.instance_type else {}
     settings = (launched and launched.asked) or {}
-    up |= {key: value for key, value in settings.items() if key not in (*_SIZE, *NOT_SHOWN)}
+    up |= {key: value for key, value in settings.items() if key not in (*_SIZE, *KEYS_NOT_RECORDED)}
     lines = [["git", "checkout", job.commit]] if job.commit else []
-    lines.append([*awsddp, *target_options, "up", *command_words("up", up)])
+    lines.append([*awsddp, *target_options, "up", *command_arguments("up", up)])
     job_settings = {
         key: value for key, value in job_options(job).items() if key not in up or up[key] != value
     }
-    lines.append([*awsddp, "train", *command_words("train", job_settings), *script_words(job_settings)])
+    lines.append(
+        [*awsddp, "train", *command_arguments("train", job_settings), *script_arguments(job_settings)]
+    )
     return [shlex.join(line) for line in (*lines, [*awsddp, "down"])]

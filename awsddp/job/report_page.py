@@ -8,11 +8,11 @@ from datetime import datetime
 from string import Template
 from typing import TYPE_CHECKING
 
-from awsddp.model.metric_rows import values_of
-from awsddp.model.rank_columns import rank_columns
-from awsddp.storage.loss_plot import Rows, loss_plot
+from awsddp.model.metric_rows import read_values
+from awsddp.model.rank_columns import make_rank_columns
+from awsddp.storage.loss_plot import Rows, plot_loss
 from awsddp.util.format import duration, money
-from awsddp.util.html import Html, html, tag
+from awsddp.util.html import Html, tag, to_html
 from awsddp.util.shipped_files import template
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def _number(value: float, shown: object, source: str) -> Html:
     return tag("data", shown, value=value, title=source)
 
 
-def job_page(job: "JobReport", rows: Rows) -> str:
+def render_job_page(job: "JobReport", rows: Rows) -> str:
     """Return the page of a job from its `report` document and the rows of its metrics."""
-    plot = loss_plot(rows, title="loss", outlier=job.slowest_rank)
+    plot = plot_loss(rows, title="loss", outlier=job.slowest_rank)
     body = [
         tag("h1", tag("code", job.job), " ", tag("span", job.state, class_=f"state {job.state}")),
         tag("p", tag("code", " ".join([job.script or "unknown script", *job.args]))),
@@ -38,7 +38,7 @@ def job_page(job: "JobReport", rows: Rows) -> str:
         tag("pre", "\n".join(job.again)),
         tag("p", "The commit does not hold the uncommitted changes.") if job.dirty else None,
     ]
-    title = html(f"{job.job}: {job.state}")
+    title = to_html(f"{job.job}: {job.state}")
     return Template(template("page.html")).substitute(title=title, body="\n".join(filter(None, body)))
 
 
@@ -98,7 +98,7 @@ def _row(cell: str, values: Iterable[object]) -> Html:
 
 def _ranks(job: "JobReport") -> Html:
     """Return a table with a row for each rank; the slowest is marked."""
-    columns = list(rank_columns(job.progress, job.usage))
+    columns = list(make_rank_columns(job.progress, job.usage))
     rows = [_row("th", ("rank", "node", "time", "exit", *(column.heading for column in columns), ""))]
     for index, rank in enumerate(job.ranks):
         cells: list[object] = []
@@ -115,10 +115,10 @@ def _ranks(job: "JobReport") -> Html:
     return tag("div", tag("table", *rows), class_="wide")
 
 
-def measures(rows: Rows) -> dict[str, dict[str, float]]:
+def summarize_metrics(rows: Rows) -> dict[str, dict[str, float]]:
     """Return the last and the best value of loss and accuracy (`read_values`), as far as rows have them."""
     summary = {}
     for key, best in (("loss", min), ("accuracy", max)):
-        if values := values_of(rows, key):
+        if values := read_values(rows, key):
             summary[key] = {"last": values[-1], "best": best(values)}
     return summary

@@ -4,25 +4,32 @@ import difflib
 from collections.abc import Collection, Sequence
 
 from awsddp.errors import NodeError, NotFoundError
-from awsddp.job.registry import NEWEST, JobRegistry
-from awsddp.job.release import release_saved, release_unbegun
+from awsddp.job.registry import MAX_LISTED_JOBS, JobRegistry
+from awsddp.job.release import release_saved_jobs, release_unlaunched_jobs
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.session.connect import connect_reachable, preconnected_cluster, say_missing, told_jobs
+from awsddp.session.connect import (
+    connect_reachable,
+    list_jobs_on_nodes,
+    preconnected_cluster,
+    report_skipped_nodes,
+)
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
-from awsddp.storage.results_dir import missing
+from awsddp.storage.results_dir import find_missing_parts
 
 
-def told_job(connected: ConnectedCluster, text: str | None, *, ran: bool = False) -> JobRecord:
+def find_job_on_nodes(
+    connected: ConnectedCluster, text: str | None, *, prefer_started: bool = False
+) -> JobRecord:
     """Return a job (`JobRegistry.resolve_name`; the last by default) as the reachable nodes report it.
 
     With `prefer_started` the default is the last running job, or else the last that has started. Raises
     UsageError, NotFoundError, NodeError for a job in the cluster's record that no reachable node reports.
     """
-    jobs = told_jobs(connected, partial=True)
-    unbegun = release_unbegun(connected, jobs)
-    name = JobRegistry(connected.session, jobs).name(text)
-    refuse_unbegun(name, unbegun)
-    if ran and name is None:
+    jobs = list_jobs_on_nodes(connected, partial=True)
+    unbegun = release_unlaunched_jobs(connected, jobs)
+    name = JobRegistry(connected.session, jobs).resolve_name(text)
+    refuse_unlaunched_job(name, unbegun)
+    if prefer_started and name is None:
         running = tuple(job for job in jobs if job.state == "running")
         jobs = running or tuple(job for job in jobs if job.state != "waiting") or jobs
     try:
@@ -30,14 +37,14 @@ def told_job(connected: ConnectedCluster, text: str | None, *, ran: bool = False
     except NotFoundError:
         recorded = [job for job in connected.cluster.record.jobs if job.job == name and job.nodes]
         for job in recorded:
-            why = "\n".join(missing(connected, job).values())
+            why = "\n".join(find_missing_parts(connected, job).values())
             raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
         raise
 
 
-def refuse_unbegun(name: str | None, unbegun: Collection[str]) -> None:
+def refuse_unlaunched_job(name: str | None, unlaunched: Collection[str]) -> None:
     """Raise NotFoundError for a job that was never launched."""
-    if name in unbegun:
+    if name in unlaunched:
         why = "the command that was to start it ended before it reached the nodes"
         raise NotFoundError(
             f"job {name} never began", why, f"awsddp train --name {name} SCRIPT   # its name is free"
@@ -50,7 +57,7 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     if chosen is None:
         why, advice = "no jobs on this cluster yet", "awsddp train"
         if jobs:
-            names = ", ".join(job.job for job in jobs[-NEWEST:])
+            names = ", ".join(job.job for job in jobs[-MAX_LISTED_JOBS:])
             why, advice = f"the newest jobs: {names}", "awsddp jobs   # all of them"
             if near := difflib.get_close_matches(name or "", [job.job for job in jobs], n=1):
                 advice = f"did you mean {near[0]}?\n{advice}"
@@ -58,21 +65,21 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     return chosen
 
 
-def known_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
+def query_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
     """Return every job that the nodes report, oldest first, and update the cluster's record.
 
     Unreachable nodes are reported. Raises NotFoundError, NoNodes if no node is reachable.
     """
     with connect_reachable(cluster) as connected:
-        jobs = told_jobs(connected, partial=True)
-        say_missing(connected)
-        cluster.session.folder.remember(*jobs)
-        release_saved(connected, jobs)
-        release_unbegun(connected, jobs)
+        jobs = list_jobs_on_nodes(connected, partial=True)
+        report_skipped_nodes(connected)
+        cluster.session.folder.save_jobs(*jobs)
+        release_saved_jobs(connected, jobs)
+        release_unlaunched_jobs(connected, jobs)
         return jobs
 
 
-def job_now(session: Session, text: str) -> JobRecord:
+def get_job(session: Session, text: str) -> JobRecord:
     """Return a job (`JobRegistry.resolve_name`): from local records if it has ended, else from its nodes.
 
     Raises UsageError, NotFoundError, NodeError, CloudError.
@@ -81,5 +88,5 @@ def job_now(session: Session, text: str) -> JobRecord:
     if view is not None and view.job.state not in ACTIVE:
         return view.job
     with preconnected_cluster(session) as cluster:
-        jobs = known_jobs(cluster)
-        return choose_job(jobs, JobRegistry(session, jobs).name(text))
+        jobs = query_jobs(cluster)
+        return choose_job(jobs, JobRegistry(session, jobs).resolve_name(text))

@@ -13,39 +13,39 @@ from dataclasses import replace
 from typing import Any
 
 from awsddp.agent.messages import Launch
-from awsddp.agent.s3.store import Place
+from awsddp.agent.s3.store import S3Uri
 from awsddp.agent_client.calls import NameTaken
-from awsddp.agent_client.program import UPLOADER, node_program
+from awsddp.agent_client.program import UPLOADER_MODULES, node_program
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.job.reported import choose_job
 from awsddp.model.events import Event
-from awsddp.model.node_answers import Tried
+from awsddp.model.node_answers import NameClaimResult
 from awsddp.model.records import JobRecord, Target
 from awsddp.model.records import Saving as SavingNow
-from awsddp.model.saving_text import saving_text
+from awsddp.model.saving_text import describe_saving
 from awsddp.plan.policy import role_policy
-from awsddp.plan.records import Facts, Saving
-from awsddp.plan.save_checks import no_bucket, other_region
-from awsddp.session.connect import told_jobs
+from awsddp.plan.records import Facts, SaveTarget
+from awsddp.plan.save_checks import bucket_in_other_region, bucket_not_found
+from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import ConnectedCluster, LocatedCluster
-from awsddp.settings.values import data_sources, s3_place
-from awsddp.storage.datasets import listed_data, send_packages
+from awsddp.settings.values import parse_data_sources, parse_s3_uri
+from awsddp.storage.datasets import list_data, send_s3_packages
 from awsddp.storage.excludes import exclude_patterns
-from awsddp.storage.saved_job import in_bucket, signing_secret, store_at
-from awsddp.util.format import amount, node_name
-from awsddp.util.parallel import split
+from awsddp.storage.saved_job import derive_signing_secret, open_store, verify_in_s3
+from awsddp.util.format import files_text, node_name
+from awsddp.util.parallel import results_or_raise
 
-LOOK_S, PARTS_S, BEAT_S = 1.0, 30.0, 10.0
+SCAN_INTERVAL_S, GROWING_INTERVAL_S, HEARTBEAT_INTERVAL_S = 1.0, 30.0, 10.0
 """The minimum intervals of an uploader: scans, uploads of growing files, heartbeats to the first node (s)."""
 _CLAIM_S = 240.0
 _STILL_S = 120.0
 """How long no upload may progress before `down` fetches the remaining files (s)."""
 _POLL_S = 1.0
-REHEARSED = "awsddp-local"
+LOCAL_PROFILE = "awsddp-local"
 """The default instance profile of nodes of the local cloud."""
 
 
-def with_s3(cluster: LocatedCluster, facts: Facts) -> Facts:
+def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
     """Return the facts with the job's data and save_to, as far as this machine's login has the rights.
 
     Raises ConfigError as `list_data`.
@@ -53,44 +53,45 @@ def with_s3(cluster: LocatedCluster, facts: Facts) -> Facts:
     from awsddp.aws import account_resources
 
     aws, job, save_to = cluster.aws, cluster.session.job_spec, cluster.session.job_spec.job.save_to
-    data = listed_data(job, cluster.target, internet=facts.image.has_internet)
-    if save_to or any(source.kind == "s3" for source in data_sources(job.data.sources)):
-        facts = replace(facts, subnets=account_resources.with_s3(aws, facts.subnets))
+    data = list_data(job, cluster.target, internet=facts.image.has_internet)
+    if save_to or any(source.kind == "s3" for source in parse_data_sources(job.data.sources)):
+        facts = replace(facts, subnets=account_resources.with_s3_routes(aws, facts.subnets))
     if save_to is None:
         return replace(facts, data=data)
-    saving = Saving(
-        place=save_to, lacks=tuple(account_resources.lacking(aws, facts.role, save_to) if facts.role else ())
+    saving = SaveTarget(
+        uri=save_to,
+        lacks=tuple(account_resources.list_missing_actions(aws, facts.role, save_to) if facts.role else ()),
     )
-    uri = Place(*s3_place(save_to))
-    with contextlib.suppress(AwsddpError), store_at(cluster.target, uri) as store:
-        saving = replace(saving, region=store.region(uri.bucket))
+    uri = S3Uri(*parse_s3_uri(save_to))
+    with contextlib.suppress(AwsddpError), open_store(cluster.target, uri) as store:
+        saving = replace(saving, region=store.get_region(uri.bucket))
     return replace(facts, data=data, saving=saving)
 
 
-def rehearsed(cluster: LocatedCluster) -> LocatedCluster:
+def prepare_local_saving(cluster: LocatedCluster) -> LocatedCluster:
     """Return a cluster of the local cloud with an instance profile if its job saves to S3; others unchanged.
 
     Creates and reports a missing profile and bucket. Raises ConfigError, CloudError.
     """
-    from awsddp.aws.api_errors import unless_refused
+    from awsddp.aws.api_errors import none_if_refused
 
     session, aws = cluster.session, cluster.aws
     save_to, access = session.job_spec.job.save_to, session.spec.access
     if cluster.target.name != "local" or save_to is None:
         return cluster
     _refuse_loopback(cluster.target, save_to)
-    name, bucket = access.instance_profile or REHEARSED, s3_place(save_to)[0]
+    name, bucket = access.instance_profile or LOCAL_PROFILE, parse_s3_uri(save_to)[0]
     role, profile = {"RoleName": name}, {"InstanceProfileName": name}
 
     def make(operation: str, parameters: dict[str, Any], service: str = "iam") -> bool:
-        return unless_refused(lambda: aws.call(operation, parameters, service=service)) is not None
+        return none_if_refused(lambda: aws.call(operation, parameters, service=service)) is not None
 
     created = [f"bucket {bucket}"] * make("CreateBucket", {"Bucket": bucket}, "s3")
     if is_new := make("CreateInstanceProfile", profile):
         created.append(f"instance profile {name}")
         make("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"})
         make("AddRoleToInstanceProfile", {**role, **profile})
-    if is_new or name == REHEARSED:
+    if is_new or name == LOCAL_PROFILE:
         policy = json.dumps(role_policy(session.spec, session.job_spec))
         named = {
             "PolicyName": hashlib.sha256(policy.encode()).hexdigest()
@@ -113,7 +114,7 @@ def _refuse_loopback(target: Target, save_to: str) -> None:
         )
 
 
-def claim(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: list[str]) -> None:
+def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: list[str]) -> None:
     """Let the first node claim the job's name at job.save_to, if set, and add uploads to the launch requests.
 
     Raises NameTaken, after adding the taken names to `refused`; ConfigError if the node cannot write there,
@@ -123,21 +124,21 @@ def claim(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: 
     if requested.save_to is None:
         return
     _refuse_loopback(connected.cluster.target, requested.save_to)
-    prepared = connected.cluster.record.found
-    first, pythons = launch.first.node, {node: prepared[node].python for node in launches}
+    prepared = connected.cluster.record.prepared_by_node
+    first, pythons = launch.first_node.node, {node: prepared[node].python for node in launches}
     order = {
-        "place": s3_place(requested.save_to),
+        "place": parse_s3_uri(requested.save_to),
         "region": connected.cluster.aws.region,
         "endpoint": connected.cluster.target.node_s3,
         "job": launch.job,
-        "by": launch.first.instance_id,
+        "by": launch.first_node.instance_id,
         "exclude": exclude_patterns(requested.exclude),
         "launch": launch.launch,
-        "secret": signing_secret(connected.session, launch.job),
+        "secret": derive_signing_secret(connected.session, launch.job),
     }
     result = _try_claim(connected, first, pythons[first], order)
     if result.code == "boto3":
-        send_packages(connected, list(launches))
+        send_s3_packages(connected, list(launches))
         result = _try_claim(connected, first, pythons[first], order)
     if result.code == "taken":
         refused += [launch.job, *result.names]
@@ -146,32 +147,43 @@ def claim(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: 
     if result.code:
         raise _claim_error(result, connected.cluster, first)
     for node, launch_request in launches.items():
-        more = {"do": "save", "look_s": LOOK_S, "parts_s": PARTS_S, "beat_s": BEAT_S}
-        argv, stdin = node_program(pythons[node], UPLOADER, {**order, **more})
+        more = {
+            "do": "save",
+            "look_s": SCAN_INTERVAL_S,
+            "parts_s": GROWING_INTERVAL_S,
+            "beat_s": HEARTBEAT_INTERVAL_S,
+        }
+        argv, stdin = node_program(pythons[node], UPLOADER_MODULES, {**order, **more})
         launch_request.saving = {"argv": argv, "stdin": base64.b64encode(stdin).decode()}
 
 
-def _try_claim(connected: ConnectedCluster, node: int, python: str, order: Mapping[str, Any]) -> Tried:
+def _try_claim(
+    connected: ConnectedCluster, node: int, python: str, order: Mapping[str, Any]
+) -> NameClaimResult:
     """Let a node claim the name, using every right that uploads need. Raises NodesFailed."""
-    from awsddp.nodes.environments import answers
+    from awsddp.nodes.environments import run_programs
 
-    program = node_program(python, UPLOADER, {**order, "do": "claim"})
+    program = node_program(python, UPLOADER_MODULES, {**order, "do": "claim"})
     failed = f"{connected.session.job_spec.job.save_to} could not be checked"
-    return split(answers(connected.fleet, {node: program}, Tried, failed=failed, silent_s=_CLAIM_S))[node]
+    return results_or_raise(
+        run_programs(
+            connected.fleet, {node: program}, NameClaimResult, failure_message=failed, silent_s=_CLAIM_S
+        )
+    )[node]
 
 
-def _claim_error(result: Tried, cluster: LocatedCluster, node: int) -> AwsddpError:
+def _claim_error(result: NameClaimResult, cluster: LocatedCluster, node: int) -> AwsddpError:
     """Return the error for a node that cannot save to S3, with the reason and the next step."""
     save_to, region, node_label = (
         str(cluster.session.job_spec.job.save_to),
         cluster.aws.region,
         node_name(node),
     )
-    bucket, reason = s3_place(save_to)[0], " ".join(result.said.split())[:1000]
+    bucket, reason = parse_s3_uri(save_to)[0], " ".join(result.said.split())[:1000]
     if result.code == "bucket":
-        return no_bucket(bucket, region, reason)
+        return bucket_not_found(bucket, region, reason)
     if result.code == "region":
-        return other_region(bucket, result.what, region)
+        return bucket_in_other_region(bucket, result.what, region)
     if result.code in ("throttled", "unreachable"):
         return _retryable_error(
             result.code, node_label=node_label, save_to=save_to, reason=reason, region=region
@@ -228,16 +240,16 @@ def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
     saving, counts, until = None, None, time.monotonic() + _STILL_S
     uri = f"{job.save_to}/{job.job}"
     while time.monotonic() < until:
-        saving = choose_job(told_jobs(connected, partial=True), job.job).saving
+        saving = choose_job(list_jobs_on_nodes(connected, partial=True), job.job).saving
         if saving is not None and saving.ended:
             break
         if saving is not None and counts != _counts(saving):
             counts, until = _counts(saving), time.monotonic() + _STILL_S
-            session.on_event(Event(f"saving {job.job} to {job.save_to}: {saving_text(saving)}", ""))
+            session.on_event(Event(f"saving {job.job} to {job.save_to}: {describe_saving(saving)}", ""))
         time.sleep(_POLL_S)
     if saving is not None and saving.ended and not saving.error:
-        if is_there := in_bucket(session, job):
-            session.say(f"the results of {job.job} are in {uri}: {amount(saving.files, saving.bytes)}")
+        if is_there := verify_in_s3(session, job):
+            session.say(f"the results of {job.job} are in {uri}: {files_text(saving.files, saving.bytes)}")
         return is_there
     why = saving.error if saving is not None and saving.error else "its uploads make no progress"
     session.say(f"not all results of {job.job} are in {uri}: {why}")
@@ -249,13 +261,13 @@ def _counts(saving: SavingNow) -> tuple[int, int, int, int]:
     return saving.files, saving.bytes, saving.pending_files, saving.pending_bytes
 
 
-def abort(cluster: LocatedCluster, jobs: Iterable[JobRecord]) -> None:
+def abort_uploads(cluster: LocatedCluster, jobs: Iterable[JobRecord]) -> None:
     """Abort incomplete multipart uploads of ended jobs, as far as this login has the rights."""
     ended: dict[str, list[str]] = {}
     for job in jobs:
         if job.save_to is not None:
             ended.setdefault(job.save_to, []).append(job.job)
     for save_to, names in ended.items():
-        uri = Place(*s3_place(save_to))
-        with contextlib.suppress(AwsddpError), store_at(cluster.target, uri) as store:
-            store.abort(uri, over=names)
+        uri = S3Uri(*parse_s3_uri(save_to))
+        with contextlib.suppress(AwsddpError), open_store(cluster.target, uri) as store:
+            store.abort(uri, ended_jobs=names)

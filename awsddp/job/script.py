@@ -26,7 +26,7 @@ def check_script(workdir: Path, script: str, *, module: bool) -> None:
             return
         patterns = [f"{path}.*", f"{path}/*"]
     if not any(_any_file(workdir, alternative) for alternative in patterns):
-        near = [] if module else near_files(workdir, script)
+        near = [] if module else find_similar_files(workdir, script)
         raise UsageError(
             f"{'module' if module else 'script'} not found: {script}",
             f"searched in the project folder, {workdir.resolve()}",
@@ -34,7 +34,7 @@ def check_script(workdir: Path, script: str, *, module: bool) -> None:
         )
 
 
-def near_files(folder: Path, path: str) -> list[str]:
+def find_similar_files(folder: Path, path: str) -> list[str]:
     """Return the file with the most similar name in the parent folder of `path`, [] without one."""
     parent = (folder / path).parent
     try:
@@ -55,7 +55,7 @@ def _any_file(folder: Path, pattern: str) -> bool:
         return False
 
 
-def commit_of(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:
+def read_commit(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:
     """Return the commit of `workdir`, and whether files differ from it (new files count); None if unknown.
 
     Ignores ignored files and the folder `results`. Takes 2 s at most. Returns None for both without git, a

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from awsddp.nodes.project_files import Listing, project_files
+from awsddp.nodes.project_files import Listing, list_project_files
 from awsddp.settings.spec import JobSpec
 
 _NO_DATA = frozenset(
@@ -19,25 +19,25 @@ ARGUMENTS = "the command line"
 _MOST_MODULES = 200
 
 
-def named_data(job: JobSpec, *, script: str, home: Path) -> list[tuple[str, str]]:
+def find_mentioned_data(job: JobSpec, *, script: str, home: Path) -> list[tuple[str, str]]:
     """Return the git-ignored paths that a job mentions, each with its ignore file. Raises ConfigError."""
-    listing = project_files(job, home=home)
-    data = kept_data(listing, job)
-    named = named_paths(data, mentions_of(script, job))
+    listing = list_project_files(job, awsddp_home=home)
+    data = list_ignored_data(listing, job)
+    named = match_mentions(data, find_mentions(script, job))
     return [(path, next(file for entry, file in data.items() if entry.startswith(path))) for path in named]
 
 
-def kept_data(listing: Listing, job: JobSpec, files: Iterable[str] = ()) -> dict[str, str]:
+def list_ignored_data(listing: Listing, job: JobSpec, files: Iterable[str] = ()) -> dict[str, str]:
     """Return the git-ignored paths that may be data, each with its ignore file; a folder ends with "/".
 
     Leaves out hidden files, results, virtual environments, and folders that programs write unless one of
     `files` lies in them. Also leaves out paths in .awsddpignore and sync.ignore: they are excluded on
     purpose.
     """
-    outputs = written_folders(job)
+    outputs = list_output_folders(job)
     return {
         path: ignore_file
-        for path, ignore_file in listing.kept
+        for path, ignore_file in listing.ignored
         if ignore_file not in ("awsddp", "sync.ignore")
         and not ignore_file.endswith(".awsddpignore")
         and (
@@ -49,7 +49,7 @@ def kept_data(listing: Listing, job: JobSpec, files: Iterable[str] = ()) -> dict
     }
 
 
-def written_folders(job: JobSpec) -> frozenset[str]:
+def list_output_folders(job: JobSpec) -> frozenset[str]:
     return _NO_DATA.union(map(os.path.normpath, (job.job.results, *job.job.outputs)))
 
 
@@ -58,7 +58,7 @@ def covers(folders: Iterable[str], path: str) -> bool:
     return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
-def mentions_of(script: str, job: JobSpec) -> dict[str, str]:
+def find_mentions(script: str, job: JobSpec) -> dict[str, str]:
     """Return the paths that a job may mean, relative to the project folder, each with its source.
 
     Sources are the arguments, the strings of the script, and those strings of imported project modules that
@@ -114,7 +114,7 @@ def _imports(tree: ast.Module, module: str) -> Iterator[str]:
             yield from filter(None, [name, *(f"{name}.{alias.name}".lstrip(".") for alias in node.names)])
 
 
-def mentioned_by(mentions: Mapping[str, str], path: str) -> str:
+def find_source(mentions: Mapping[str, str], path: str) -> str:
     """Return the source that mentions a path, a folder above it, or a path in it."""
     sources = (
         source
@@ -124,7 +124,7 @@ def mentioned_by(mentions: Mapping[str, str], path: str) -> str:
     return next(sources, ARGUMENTS)
 
 
-def named_paths(data: Mapping[str, str], mentions: Iterable[str]) -> list[str]:
+def match_mentions(data: Mapping[str, str], mentions: Iterable[str]) -> list[str]:
     """Return the paths of `data` that equal or contain a mention, and mentioned folders that contain some."""
     tops = {Path(path).parts[0] for path in data}
     matches = {

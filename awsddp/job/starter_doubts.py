@@ -6,28 +6,28 @@ from pathlib import Path
 
 from awsddp.compat.types import GPU_TYPES, RETIRED
 from awsddp.errors import UsageError
-from awsddp.job.script import check_script, near_files
+from awsddp.job.script import check_script, find_similar_files
 
 
-def doubt(key: str, answer: str) -> str:
+def check_answer(key: str, answer: str) -> str:
     """Return why the value of a key of awsddp.toml is probably wrong, with a suggestion; "" if it looks
     right.
 
     Regions and types are those that botocore knows; AWS may have newer ones.
     """
     if key == "cluster.region":
-        from awsddp.aws.client import known_regions
+        from awsddp.aws.client import list_known_regions
 
-        return _check_known(answer, known_regions(), "an AWS region")
+        return _check_known(answer, list_known_regions(), "an AWS region")
     if key == "cluster.instance_type":
         return next(filter(None, map(_check_type, answer.replace(",", " ").split())), "")
     if key == "job.script":
         try:
             check_script(Path(), answer, module=False)
         except UsageError as error:
-            return f"{error.message}.{_suggest(near_files(Path(), answer))}"
+            return f"{error.message}.{_suggest(find_similar_files(Path(), answer))}"
     if key == "env.file" and not Path(answer).expanduser().is_file():
-        return f"file not found: {answer}.{_suggest(near_files(Path(), answer))}"
+        return f"file not found: {answer}.{_suggest(find_similar_files(Path(), answer))}"
     return ""
 
 
@@ -36,15 +36,15 @@ def _check_type(name: str) -> str:
         return f"{name} is no longer offered by AWS."
     if name in GPU_TYPES:
         return ""
-    from awsddp.aws.client import known_types
+    from awsddp.aws.client import list_known_types
 
-    return _check_known(name, {*GPU_TYPES, *known_types()}, "an instance type of EC2")
+    return _check_known(name, {*GPU_TYPES, *list_known_types()}, "an instance type of EC2")
 
 
-def _check_known(answer: str, known: Collection[str], noun: str) -> str:
-    if answer in known:
+def _check_known(answer: str, names: Collection[str], noun: str) -> str:
+    if answer in names:
         return ""
-    return f"{answer} is not known as {noun}.{_suggest(difflib.get_close_matches(answer, known, n=2))}"
+    return f"{answer} is not known as {noun}.{_suggest(difflib.get_close_matches(answer, names, n=2))}"
 
 
 def _suggest(near: list[str]) -> str:

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 from awsddp.agent import messages
 from awsddp.agent.messages import Launch
 from awsddp.agent_client import launch_requests
-from awsddp.agent_client.calls import ANSWER_S, NameTaken, answers_in_turn, answers_of, ask
+from awsddp.agent_client.calls import ANSWER_S, NameTaken, call_each_node, call_nodes, call_nodes_in_sequence
 from awsddp.agent_client.node_checks import preflight
-from awsddp.agent_client.rank_layout import Rank, hosts_of, ranks_text
+from awsddp.agent_client.rank_layout import Rank, describe_ranks, make_hosts
 from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
 from awsddp.job.cancel import end_ranks
 from awsddp.job.environment import ensure_environment
 from awsddp.job.registry import JobRegistry
-from awsddp.job.release import owner, release_unknown
-from awsddp.job.script import commit_of
-from awsddp.model.node_answers import Claimed, Slots
+from awsddp.job.release import describe_client, release_unknown_jobs
+from awsddp.job.script import read_commit
+from awsddp.model.node_answers import ClaimResult, Slots
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.spec import JobSpec
-from awsddp.state import TAGS_S
+from awsddp.state import TAG_CHANGE_S
 from awsddp.storage.checkpoints import Checkpoint
-from awsddp.storage.results_dir import saved_job
-from awsddp.util.format import amount, iso, node_name
-from awsddp.util.parallel import both, soon, split
+from awsddp.storage.results_dir import read_job
+from awsddp.util.format import files_text, node_name, optional_utc
+from awsddp.util.parallel import results_or_raise, run_both, run_in_thread
 from awsddp.util.shipped_files import BUNDLED, BUNDLED_SCRIPT, REMOTE_DIR
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ CLAIM_S = 60.0
 """How long another client, on any machine, may take to start a job."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RESERVED = ("all", "last")
-TRIES = 5
+MAX_NAME_TRIES = 5
 """How many automatic names are tried if other clients take them at the same time."""
 
 
-def start(
+def submit_job(
     connected: ConnectedCluster,
     ranks: tuple[Rank, ...],
     listing: "Listing",
@@ -64,12 +64,12 @@ def start(
     launch = next(iter(launches.values()))
     job = _make_record(session, launch, ranks, nodes)
     _save_job(session, job)
-    record, gpus = connected.cluster.record, connected.cluster.record.found[ranks[0].node].gpus
+    record, gpus = connected.cluster.record, connected.cluster.record.prepared_by_node[ranks[0].node].gpus
     on_ec2 = record.gpus_per_node if record.pretended else gpus
     if launch.after:
         session.say(f"job {job.job} starts when these have ended: {', '.join(launch.after)}")
     else:
-        session.say(f"job {job.job} runs {ranks_text(session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
+        session.say(f"job {job.job} runs {describe_ranks(session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
     return job
 
 
@@ -91,11 +91,11 @@ def _launch_alone(
                 nodes, launches = _launch_on_nodes(connected, ranks, listing, checkpoint, refused)
                 break
             except NameTaken:
-                if session.job_spec.job.name is not None or attempt == TRIES:
+                if session.job_spec.job.name is not None or attempt == MAX_NAME_TRIES:
                     raise
         if (first := min(fleet.nodes)) not in launches:  # a launch on it would have ended the claim
             with contextlib.suppress(AwsddpError):
-                ask(fleet, {first: messages.Unclaim()})
+                call_nodes(fleet, {first: messages.Unclaim()})
     return nodes, launches
 
 
@@ -106,7 +106,7 @@ def _make_record(session: Session, launch: Launch, ranks: Sequence[Rank], nodes:
         state="waiting" if launch.after else "running",
         cause=None,
         world_size=len(ranks),
-        started=iso(datetime.now(UTC)),
+        started=optional_utc(datetime.now(UTC)),
         **launch.facts,
         ranks=tuple(
             RankResult(
@@ -123,8 +123,8 @@ def _save_job(session: Session, job: JobRecord) -> None:
     """Add a started job to ledger and record. An AwsddpError is extended: the job runs in spite of it."""
     name, home = job.job, str((session.results / job.job).absolute())
     try:
-        session.folder.note("train", job=name, world_size=job.world_size, home=home)
-        session.folder.remember(job)
+        session.folder.append_event("train", job=name, world_size=job.world_size, home=home)
+        session.folder.save_jobs(job)
     except AwsddpError as error:
         follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
         error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
@@ -146,24 +146,26 @@ def _launch_on_nodes(
     nodes = [node for node in connected.cluster.nodes if node.node in launches]
     launch = next(iter(launches.values()))
     with _roll_back(connected, nodes, launch) as others:
-        checked = soon(preflight, connected.fleet, nodes, connected.cluster.record.found, launches)
-        both(
+        checked = run_in_thread(
+            preflight, connected.fleet, nodes, connected.cluster.record.prepared_by_node, launches
+        )
+        run_both(
             partial(sending, bundled=connected.session.job_spec.job.script is None),
             lambda: _keep_disks(connected.cluster, nodes, launch.job),
         )
         checked.result()
         if checkpoint is not None:
-            from awsddp.storage.datasets import bring_checkpoint
+            from awsddp.storage.datasets import copy_checkpoint_to_nodes
 
-            bring_checkpoint(connected, checkpoint, set(launches))
+            copy_checkpoint_to_nodes(connected, checkpoint, set(launches))
         if connected.session.job_spec.job.save_to is not None:
-            from awsddp.job.save_to_s3 import claim
+            from awsddp.job.save_to_s3 import claim_job_name
 
-            claim(connected, launches, refused)
-        answers = answers_of(connected.fleet, launches)
+            claim_job_name(connected, launches, refused)
+        answers = call_each_node(connected.fleet, launches)
         others.update(node for node, answer in answers.items() if isinstance(answer, NameTaken))
         refused += [launch.job] if others else []
-        split(answers)
+        results_or_raise(answers)
     return nodes, launches
 
 
@@ -183,25 +185,27 @@ def _make_requests(
 
     session, fleet = connected.session, connected.fleet
     requested = session.job_spec.job
-    commit = soon(commit_of, Path(session.job_spec.sync.workdir), results=requested.results)
+    commit = run_in_thread(read_commit, Path(session.job_spec.sync.workdir), results=requested.results)
     used = sorted({rank.node for rank in ranks})
-    ports = {used[0]: launch_requests.job_ports()}
+    ports = {used[0]: launch_requests.list_job_ports()}
     requests = {
         node: messages.Slots(ports=ports.get(node, ()), gpus=requested.gpus_on.get(node, ()))
         for node in sorted({*used, *fleet.nodes})
     }
     slots = _claim_and_query(fleet, requests)
-    release_unknown(connected.cluster, connected.cluster.nodes, {node: slots[node].jobs for node in slots})
+    release_unknown_jobs(
+        connected.cluster, connected.cluster.nodes, {node: slots[node].jobs for node in slots}
+    )
     answers = {node: slots[node] for node in used}
-    after, job = awaited(session, answers), next_job_name(connected.cluster, slots, refused)
+    after, job = resolve_after(session, answers), next_job_name(connected.cluster, slots, refused)
     # A waiting job has its own copy: running jobs use theirs.
     folder = requested.work_folder if requested.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=session.on_event)
     connected, spec = ensure_environment(connected, send_files=sending)
     if spec.data.sources:
-        from awsddp.storage.datasets import bring
+        from awsddp.storage.datasets import copy_data_to_nodes
 
-        bring(connected, used, spec)
+        copy_data_to_nodes(connected, used, spec)
     slot = launch_requests.choose_slot(answers, first=used[0])
     nodes = [node for node in connected.cluster.nodes if node.node in used]
     resume = f"{checkpoint.folder}/{checkpoint.name}" if checkpoint else None
@@ -214,13 +218,13 @@ def _make_requests(
         "instance_type": record.instance_type,
         "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
     }
-    launches = launch_requests.launch_requests(
+    launches = launch_requests.make_launch_requests(
         _with_script(connected.cluster, spec),
         job=job,
         ranks=ranks,
-        hosts=hosts_of(nodes, record.found, session.job_spec, folder=folder, resume=resume),
+        hosts=make_hosts(nodes, record.prepared_by_node, session.job_spec, folder=folder, resume=resume),
         slot=slot,
-        asked=connected.cluster.job_spec,
+        requested_spec=connected.cluster.job_spec,
         facts=facts,
         after=after,
     )
@@ -233,20 +237,20 @@ def _claim_and_query(fleet: "Fleet", requests: Mapping[int, messages.Slots]) -> 
     Claim and requests share a round trip. The requests are sent again if another client held the claim in
     between, if a node does not answer, or if a job runs, which some nodes may not report yet.
     """
-    first, began, claimant = min(fleet.nodes), time.monotonic(), owner("train")
+    first, began, claimant = min(fleet.nodes), time.monotonic(), describe_client("train")
     turns: dict[int, list[messages.Request[Any]]] = {node: [request] for node, request in requests.items()}
     turns[first] = [messages.Claim(owner=claimant, wait_s=0), *turns.get(first, [])]
-    responses = answers_in_turn(fleet, turns)
+    responses = call_nodes_in_sequence(fleet, turns)
     claimed, answers = responses[first][0], {node: responses[node][-1] for node in requests}
-    is_mine = isinstance(claimed, Claimed) and claimed.free_s >= time.monotonic() - began
+    is_mine = isinstance(claimed, ClaimResult) and claimed.free_s >= time.monotonic() - began
     are_free = all(isinstance(answer, Slots) and not any(answer.jobs.values()) for answer in answers.values())
     if is_mine and are_free:
         return answers
-    ask(fleet, {first: messages.Claim(owner=claimant, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
-    return ask(fleet, requests)
+    call_nodes(fleet, {first: messages.Claim(owner=claimant, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
+    return call_nodes(fleet, requests)
 
 
-def awaited(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
+def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
     """Return the jobs to wait for: the one in `job.after`, and all that occupy the nodes now.
 
     `answers` are the answers to `messages.Slots`. If `job.after` is not set ("all" counts as set), no job may
@@ -269,7 +273,7 @@ def awaited(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
         return ()
     reported = list(dict.fromkeys(job for slots in answers.values() for job in slots.jobs))
     if requested != "all":
-        requested = JobRegistry(session).name(requested, told=reported) or (
+        requested = JobRegistry(session).resolve_name(requested, also_reported=reported) or (
             reported[-1] if reported else "last"
         )
     if requested not in (*reported, "all"):
@@ -285,7 +289,7 @@ def _keep_disks(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> Non
     """Set EC2 to keep the nodes' disks at a poweroff, and tag the nodes with the job. Raises CloudError."""
     from awsddp.aws.power import keep_on_poweroff
 
-    with cluster.session.folder.lock("train", part="tags", wait_s=TAGS_S):
+    with cluster.session.folder.lock("train", part="tags", wait_s=TAG_CHANGE_S):
         keep_on_poweroff(cluster.aws, nodes, job)
 
 
@@ -304,8 +308,8 @@ def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -
     except BaseException:
         with contextlib.suppress(AwsddpError):
             end_ranks(connected, launch.job, grace_s=0, launch=launch.launch)
-            if {node.node for node in nodes} <= set(connected.fleet.answering):
-                with connected.session.folder.lock("train", part="tags", wait_s=TAGS_S):
+            if {node.node for node in nodes} <= set(connected.fleet.responsive_nodes):
+                with connected.session.folder.lock("train", part="tags", wait_s=TAG_CHANGE_S):
                     release(
                         connected.cluster.aws, [node for node in nodes if node.node not in others], launch.job
                     )
@@ -336,11 +340,11 @@ def check_job_name(session: Session, name: str) -> None:
 def _describe_folder(session: Session, name: str) -> str:
     """Return a text on the state of a job, if known, and on the size of its results folder."""
     folder, record = session.results / name, session.folder.read()
-    job = saved_job(folder)
+    job = read_job(folder)
     recorded = [job] if job else [seen for seen in record.jobs if seen.job == name] if record else []
     states = [seen.state for seen in recorded]
     files = [path for path in folder.rglob("*") if path.is_file()]
-    content = amount(len(files), sum(path.stat().st_size for path in files)) if files else "it is empty"
+    content = files_text(len(files), sum(path.stat().st_size for path in files)) if files else "it is empty"
     return f"{folder} exists: {', '.join([*states, content])}"
 
 
@@ -355,7 +359,7 @@ def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused
         if why := _why_taken(cluster, requested, answers):
             raise UsageError(f"job {requested} already exists", why, "choose another --name")
         return requested
-    taken = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched, refused)
+    taken = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched_jobs, refused)
     stem = Path(cluster.session.job_spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "job"
     taken.update((job.job for job in cluster.record.jobs), (path.name for path in results.glob(f"{stem}-*")))
@@ -373,7 +377,7 @@ def _why_taken(cluster: LocatedCluster, name: str, answers: Mapping[int, Slots])
     nodes = [node_name(node) for node, answer in sorted(answers.items()) if name in answer.jobs]
     if nodes:
         return f"{', '.join(nodes)} has a job of that name: awsddp jobs {name}"
-    live = cluster.listed.live if cluster.listed is not None else ()
+    live = cluster.listing.live if cluster.listing is not None else ()
     tagged = [node_name(node.node) for node in live if node.node not in answers and name in node.unfetched]
     if tagged:
         return f"{', '.join(tagged)} holds results of a job of that name, by its tag"

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.agent_client import launch_requests
-from awsddp.agent_client.rank_layout import Rank, ordered, ranks_on
+from awsddp.agent_client.rank_layout import Rank, layout_on_nodes, sort_for_torchrun
 from awsddp.errors import ConfigError, InUse
-from awsddp.job.checkpoint import checkpoint_of
-from awsddp.job.follow import attend
+from awsddp.job.checkpoint import find_checkpoint_to_resume
+from awsddp.job.follow import follow_to_end
 from awsddp.job.script import check_script
-from awsddp.job.submit import check_job_name, start
+from awsddp.job.submit import check_job_name, submit_job
 from awsddp.local.client import check_memory
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.nodes.project_files import project_files
+from awsddp.nodes.project_files import list_project_files
 from awsddp.plan.environment import make_environment_plan
 from awsddp.session.connect import connect, ready_cluster
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.storage.results_dir import job_result
+from awsddp.storage.results_dir import make_job_result
 
 if TYPE_CHECKING:
     from awsddp.plan.records import LaunchPlan
@@ -32,15 +32,15 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
     receives the labelled lines of the ranks. Raises UsageError for an invalid job, InUse if another job runs,
     NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
-    from awsddp.job.unsynced_data import with_named_data
+    from awsddp.job.unsynced_data import ask_about_unsynced_data
 
-    check(session, detach=detach)
-    checkpoint = checkpoint_of(session)
+    check_job(session, detach=detach)
+    checkpoint = find_checkpoint_to_resume(session)
     if checkpoint is not None:
-        session.say(f"resuming from {checkpoint.shown}")
+        session.say(f"resuming from {checkpoint.display_path}")
     if session.verb == "train" and session.folder.read() is not None:  # `run` asks before its `up`
-        session = with_named_data(session)
-    listing = project_files(session.job_spec, home=session.home, on_event=session.on_event)
+        session = ask_about_unsynced_data(session)
+    listing = list_project_files(session.job_spec, awsddp_home=session.home, on_event=session.on_event)
     with ready_cluster(session) as cluster:
         ranks = _place_ranks(cluster)
         launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
@@ -48,35 +48,35 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
             check_memory(len(ranks), nodes=ranks[0].nnodes)
         _report_unfetched(cluster)
         if session.job_spec.job.save_to is not None:
-            from awsddp.job.save_to_s3 import rehearsed
+            from awsddp.job.save_to_s3 import prepare_local_saving
 
-            rehearsed(cluster)
+            prepare_local_saving(cluster)
         with connect(cluster) as connected:
             try:
-                job = start(connected, ranks, listing, checkpoint)
+                job = submit_job(connected, ranks, listing, checkpoint)
             except InUse as busy:
                 if detach:
                     busy.next = busy.next.replace("awsddp train", "awsddp train --detach")
                 raise
             if detach:
-                return job_result(session, job)
-            return attend(connected, job, on_lines=on_lines)
+                return make_job_result(session, job)
+            return follow_to_end(connected, job, on_lines=on_lines)
 
 
 def _report_unfetched(cluster: LocatedCluster) -> None:
     """Report the jobs whose unfetched results this job may overwrite: it works in the same project folder."""
     ended = {job.job: job for job in cluster.record.jobs if job.state not in ACTIVE}
-    names = [name for name in cluster.unfetched if name in ended and not _is_saved(ended[name])]
+    names = [name for name in cluster.unfetched_jobs if name in ended and not _is_saved(ended[name])]
     if names and cluster.session.job_spec.job.after is None:
         jobs, command = ", ".join(names), f"awsddp fetch {names[-1]}"
         cluster.session.say(f"this job may overwrite unfetched results of {jobs}: {command}   # first")
 
 
 def _is_saved(job: JobRecord) -> bool:
-    return job.saving is not None and job.saving.is_whole
+    return job.saving is not None and job.saving.is_complete
 
 
-def check(session: Session, *, detach: bool) -> None:
+def check_job(session: Session, *, detach: bool) -> None:
     """Raise UsageError or ConfigError for a job that cannot start, before anything costs money.
 
     Checks script, name, placeholders and secrets; without `detach` also that results can be written.
@@ -97,17 +97,19 @@ def check(session: Session, *, detach: bool) -> None:
 
 def _place_ranks(cluster: LocatedCluster) -> tuple[Rank, ...]:
     requested = cluster.session.job_spec.job
-    prepared = cluster.record.found
-    ranks = ranks_on(requested, {node.node: prepared[node.node].gpus for node in cluster.nodes})
+    prepared = cluster.record.prepared_by_node
+    ranks = layout_on_nodes(requested, {node.node: prepared[node.node].gpus for node in cluster.nodes})
     if requested.launcher_name != "torchrun":
         return ranks
-    return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
+    return sort_for_torchrun(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
 
 
 def check_ranks(session: Session, plan: "LaunchPlan") -> None:
     """Raise UsageError for ranks that do not fit the nodes of a plan or of its alternatives."""
     for launch_plan in (plan, *plan.alternatives):
-        ranks = ranks_on(session.job_spec.job, dict.fromkeys(range(launch_plan.nodes), launch_plan.job_gpus))
+        ranks = layout_on_nodes(
+            session.job_spec.job, dict.fromkeys(range(launch_plan.nodes), launch_plan.job_gpus)
+        )
         launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
         if launch_plan.pretended:
             check_memory(len(ranks), nodes=ranks[0].nnodes)

@@ -14,15 +14,15 @@ from awsddp.errors import NodeError
 from awsddp.job.script_paths import (
     ARGUMENTS,
     covers,
-    kept_data,
-    mentioned_by,
-    mentions_of,
-    named_paths,
-    written_folders,
+    find_mentions,
+    find_source,
+    list_ignored_data,
+    list_output_folders,
+    match_mentions,
 )
-from awsddp.nodes.project_files import Listing, project_files
+from awsddp.nodes.project_files import Listing, list_project_files
 from awsddp.session.context import Session
-from awsddp.session.next_steps import advised
+from awsddp.session.next_steps import complete_commands
 from awsddp.settings.spec import FILE, OPTION, JobSpec
 from awsddp.util.format import size_text
 
@@ -37,7 +37,7 @@ _MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf 
 _CHECK_S = 20.0
 
 
-def with_named_data(session: Session) -> Session:
+def ask_about_unsynced_data(session: Session) -> Session:
     """Prompt whether to send each git-ignored path that the job mentions; report other unsynced paths.
 
     Returns the session, with a `sync.ignore` that sends the paths that the user agreed to. If not
@@ -45,20 +45,20 @@ def with_named_data(session: Session) -> Session:
     ConfigError for a folder that cannot be sent.
     """
     job, script = session.job_spec, session.job_spec.job.script
-    listing = project_files(job, home=session.home)
+    listing = list_project_files(job, awsddp_home=session.home)
     if not script:
         return session
-    record = session.folder.read(newer=True)
+    record = session.folder.read(ignore_newer=True)
     nodes = record.nodes if record else session.spec.cluster.nodes
-    mentions = mentions_of(script, job)
-    files = _find_local_files(mentions, listing.root, written_folders(job))
-    data = kept_data(listing, job, files)
-    named = named_paths(data, mentions)
+    mentions = find_mentions(script, job)
+    files = _find_local_files(mentions, listing.root, list_output_folders(job))
+    data = list_ignored_data(listing, job, files)
+    named = match_mentions(data, mentions)
     for path in named:
         size, about = _describe(path, data, listing.root, f" x {nodes} nodes" if nodes > 1 else "")
         if not size:
             continue
-        about += f" and {mentioned_by(mentions, path)} mentions it"
+        about += f" and {find_source(mentions, path)} mentions it"
         agreed = session.ask(f"{about}: send it?")
         patterns = [*job.sync.ignore, f"{'/' if agreed is False else '!/'}{path}"]
         if agreed:
@@ -78,13 +78,13 @@ def with_named_data(session: Session) -> Session:
     return session.with_settings(job_spec=job)
 
 
-def data_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
+def describe_ignored_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
     """Return the git-ignored folders at the top of the project, each with its description.
 
     Leaves out folders below LARGE_BYTES. Raises ConfigError for a folder that cannot be sent.
     """
-    listing = project_files(job, home=home)
-    data = kept_data(listing, job)
+    listing = list_project_files(job, awsddp_home=home)
+    data = list_ignored_data(listing, job)
     folders = {path: _describe(path, data, listing.root) for path in data if path.find("/") == len(path) - 1}
     return {path: about for path, (size, about) in folders.items() if size >= LARGE_BYTES}
 
@@ -110,7 +110,7 @@ def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[st
     if Path(path).is_absolute():
         is_mine = is_argument and Path(path).is_relative_to(Path.home())
         return ("only the project folder is", copy) if is_mine else ("", "")
-    if entry := listing.keeper(path):
+    if entry := listing.find_ignored(path):
         if entry[1] == "awsddp":
             return f"{entry[0]} never is", copy
         is_sent = any(sent.path == path for sent in listing.entries)
@@ -143,7 +143,9 @@ def _describe(path: str, data: Mapping[str, str], root: Path, times: str = "") -
     return size, f"{path} ({text}{times}) is in {ignore_file}"
 
 
-def say_unsent(session: Session, fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
+def report_unsynced_files(
+    session: Session, fleet: "Fleet", nodes: Collection[int], words: Sequence[str]
+) -> None:
     """Report the files that a failed command mentions and the nodes do not have, and how to send them."""
     named = _find_mentioned_files(Path(session.job_spec.sync.workdir), words)
     if not (nodes and named):
@@ -154,12 +156,18 @@ def say_unsent(session: Session, fleet: "Fleet", nodes: Collection[int], words: 
     missing = {
         name for result in answers.values() for name in result.stdout.decode(errors="replace").split("\0")
     }
-    listing = project_files(session.job_spec, home=session.home) if missing.intersection(named) else None
+    listing = (
+        list_project_files(session.job_spec, awsddp_home=session.home)
+        if missing.intersection(named)
+        else None
+    )
     for name in named:
         if listing is not None and name in missing:
-            entry = listing.keeper(name)
+            entry = listing.find_ignored(name)
             why = (
-                f"{entry[1]} keeps {entry[0]} here" if entry else advised(session, "awsddp sync   # sends it")
+                f"{entry[1]} keeps {entry[0]} here"
+                if entry
+                else complete_commands(session, "awsddp sync   # sends it")
             )
             session.say(f"{name} is here, and not on the nodes: {why}")
 

@@ -10,18 +10,18 @@ from msgspec import convert, to_builtins
 from awsddp.agent import messages
 from awsddp.agent.diagnosis.hang import diagnose
 from awsddp.agent.diagnosis.stacks import DUMP, read_stacks
-from awsddp.agent.messages import plain
-from awsddp.agent_client.calls import answers_of
+from awsddp.agent.messages import to_json_value
+from awsddp.agent_client.calls import call_each_node
 from awsddp.errors import AwsddpError
 from awsddp.job.registry import JobRegistry
-from awsddp.job.reported import told_job
+from awsddp.job.reported import find_job_on_nodes
 from awsddp.model.documents import WhyDocument
 from awsddp.model.node_answers import Stacks, read_answer
 from awsddp.model.records import ACTIVE, JobRecord
 from awsddp.session.connect import connect_reachable, preconnected_cluster
 from awsddp.session.context import Session
-from awsddp.storage.results_dir import job_result
-from awsddp.storage.saved_job import is_saved
+from awsddp.storage.results_dir import make_job_result
+from awsddp.storage.saved_job import is_s3_uri
 
 STACKS_S = 8.0
 """The timeout of a node's answer; its own work takes at most 2 s."""
@@ -34,16 +34,16 @@ def why(session: Session, job: str | None = None) -> WhyDocument:
     Raises NotFoundError, NodeError.
     """
     view = JobRegistry(session).find(job)
-    if view is not None and (is_saved(job) or view.job.state not in ACTIVE):
+    if view is not None and (is_s3_uri(job) or view.job.state not in ACTIVE):
         return _make_ended_document(session, view.job, view.folder)
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
         name = None if job in (None, "last") else view.job.job if view else job
-        record = told_job(connected, name, ran=True)
+        record = find_job_on_nodes(connected, name, prefer_started=True)
         if record.state != "running":
             return _make_ended_document(session, record, session.results / record.job)
         request = messages.Stacks(job=record.job)
-        answers = answers_of(
-            connected.fleet, dict.fromkeys(connected.fleet.holders(record), request), timeout_s=STACKS_S
+        answers = call_each_node(
+            connected.fleet, dict.fromkeys(connected.fleet.nodes_of_job(record), request), timeout_s=STACKS_S
         )
         for answer in answers.values():
             if isinstance(answer, AwsddpError):
@@ -67,7 +67,7 @@ def _make_ended_document(session: Session, job: JobRecord, folder: Path) -> WhyD
     document = _make_document(job if answers else replace(job, ranks=()), answers, ended=False)
     if not answers:
         document.explanation = job.cause.explanation if job.cause else f"It is {job.state}."
-    document.result = job_result(session, job, folder=folder)
+    document.result = make_job_result(session, job, folder=folder)
     return document
 
 
@@ -77,4 +77,4 @@ def _make_document(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool
     codes = {rank.rank: rank.exit_code for rank in job.ranks if ended and rank.exit_code is not None}
     stacks = {node: read_stacks(to_builtins(answer)) for node, answer in answers.items()}
     diagnosis = diagnose(layout, stacks, exit_codes=codes)
-    return convert({"job": job.job, "state": job.state, **plain(diagnosis)}, WhyDocument)
+    return convert({"job": job.job, "state": job.state, **to_json_value(diagnosis)}, WhyDocument)

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 
 ROOT = Path("/sys/fs/cgroup")
 CPU = ROOT / "cpu"
@@ -26,20 +26,20 @@ _DIVIDE_LOCK = threading.Lock()
 """Held while the memory is divided: nodes that boot or end at the same time would get unequal shares."""
 
 
-def hierarchies() -> list[Path]:
+def list_hierarchies() -> list[Path]:
     """Return the mounted trees that systemd and the limits need: one with cgroup v2, else several."""
     if (ROOT / "cgroup.controllers").exists():
         return [ROOT]
     return [ROOT / name for name in ("unified", "systemd", "memory", "pids") if (ROOT / name).is_dir()]
 
 
-def _find_files(paths: Place, name: str, *file_names: str) -> list[Path]:
+def _find_files(paths: CloudPaths, name: str, *file_names: str) -> list[Path]:
     """Return the files of these names that the cgroups called `name` have."""
-    folders = [tree / paths.cgroup / name for tree in hierarchies()]
+    folders = [tree / paths.cgroup / name for tree in list_hierarchies()]
     return [folder / file for folder in folders for file in file_names if (folder / file).exists()]
 
 
-def make(paths: Place, instance_id: str) -> list[Path]:
+def create(paths: CloudPaths, instance_id: str) -> list[Path]:
     """Create a node's cgroups with their limits and return them.
 
     All nodes together may use most of the machine's free memory in addition to what they use already, so that
@@ -47,7 +47,7 @@ def make(paths: Place, instance_id: str) -> list[Path]:
     one node for the memory that another one uses.
     """
     created = []
-    for tree in hierarchies():
+    for tree in list_hierarchies():
         folder = tree / paths.cgroup / instance_id
         folder.mkdir(parents=True, exist_ok=True)
         if tree == ROOT:
@@ -56,7 +56,7 @@ def make(paths: Place, instance_id: str) -> list[Path]:
                     (parent / "cgroup.subtree_control").write_text("+memory +pids")
         created.append(folder)
     with _DIVIDE_LOCK:
-        limit = spare_bytes() + sum(_used_bytes(tree / paths.cgroup) for tree in hierarchies())
+        limit = spare_bytes() + sum(_used_bytes(tree / paths.cgroup) for tree in list_hierarchies())
         for file in _find_files(paths, "", *MEMORY):
             file.write_text(str(limit))
             _divide_memory(file)
@@ -97,11 +97,11 @@ def spare_bytes() -> int:
     return int(int(match[1]) * 1024 * MEMORY_SHARE) if match else 0
 
 
-def processes(paths: Place, instance_id: str = "") -> set[int]:
+def list_processes(paths: CloudPaths, instance_id: str = "") -> set[int]:
     """Return the pids in a node's cgroups, by default in those of the whole local cloud."""
     pids: set[int] = set()
     # Every process is in every tree, so one tree is enough.
-    for folder, _, files in os.walk(hierarchies()[0] / paths.cgroup / instance_id):
+    for folder, _, files in os.walk(list_hierarchies()[0] / paths.cgroup / instance_id):
         if "cgroup.procs" in files:
             with suppress(OSError):
                 pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
@@ -110,23 +110,23 @@ def processes(paths: Place, instance_id: str = "") -> set[int]:
 
 def can_freeze() -> bool:
     """Return True if this machine has cgroup v2, whose freezer does not block SIGKILL."""
-    return any((tree / "cgroup.controllers").exists() for tree in hierarchies())
+    return any((tree / "cgroup.controllers").exists() for tree in list_hierarchies())
 
 
-def freeze(paths: Place, instance_id: str, *, frozen: bool) -> None:
+def set_frozen(paths: CloudPaths, instance_id: str, *, frozen: bool) -> None:
     """Freeze or thaw all processes of a node. Signals wait until it is thawed, except SIGKILL."""
     for file in _find_files(paths, instance_id, "cgroup.freeze"):
         file.write_text(str(int(frozen)))
 
 
-def slow_down(paths: Place, instance_id: str, *, slow: bool) -> None:
+def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
     """Limit the CPU time of all processes of a node, or remove the limit.
 
     With cgroup v1 this creates the node's CPU cgroup. Not before: v1 divides the machine's CPUs by cgroup,
     not by process.
     """
     quota, period = SLOW_CPU_US
-    for parent in [folder for tree in hierarchies() for folder in (tree, tree / paths.cgroup) if slow]:
+    for parent in [folder for tree in list_hierarchies() for folder in (tree, tree / paths.cgroup) if slow]:
         with suppress(OSError):  # cgroup v1 has none
             (parent / "cgroup.subtree_control").write_text("+cpu")
     for file in _find_files(paths, instance_id, "cpu.max"):
@@ -140,32 +140,32 @@ def slow_down(paths: Place, instance_id: str, *, slow: bool) -> None:
         (folder / "cpu.cfs_quota_us").write_text(str(quota if slow else -1))
     moved: set[int] = set()
     # Repeated for processes that start during the loop.
-    while slow and (remaining := processes(paths, instance_id) - moved):
+    while slow and (remaining := list_processes(paths, instance_id) - moved):
         for pid in remaining:
             with suppress(OSError):
                 (folder / "cgroup.procs").write_text(str(pid))
         moved |= remaining
 
 
-def squeeze(paths: Place, instance_id: str, *, tight: bool) -> None:
+def limit_memory(paths: CloudPaths, instance_id: str, *, tight: bool) -> None:
     """Limit a node's memory to little more than it uses (`tight`), or to its share."""
     for file in _find_files(paths, instance_id, *MEMORY):
         share = _node_share(file.parent.parent / file.name)
         file.write_text(str(_used_bytes(file.parent) + TIGHT_BYTES if tight else share))
 
 
-def end(paths: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
+def remove(paths: CloudPaths, instance_id: str = "", *, deadline_s: float = 10) -> bool:
     """Kill the processes in a node's cgroups and remove these, by default those of the whole local cloud.
 
     Return False if any are left at the deadline. A cgroup stays busy for a moment after its last process
     ends. The memory of a removed node is divided among the others.
     """
     deadline = time.monotonic() + deadline_s
-    trees = [tree / paths.cgroup / instance_id for tree in (*hierarchies(), CPU)]
+    trees = [tree / paths.cgroup / instance_id for tree in (*list_hierarchies(), CPU)]
     while folders := [folder for tree in trees for folder, _, _ in os.walk(tree, topdown=False)]:
         if time.monotonic() > deadline:
             return False
-        for pid in processes(paths, instance_id):
+        for pid in list_processes(paths, instance_id):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for folder in folders:

@@ -14,7 +14,7 @@ from awsddp.errors import ConfigError, LocalCloudError, NotFoundError, UsageErro
 from awsddp.local import cgroups, control, image
 from awsddp.model.events import Event, OnEvent
 from awsddp.model.records import Target
-from awsddp.state import Folder, make_folder, open_to_append, take
+from awsddp.state import ClusterFolder, make_folder, open_to_append, try_lock
 from awsddp.util.format import size_text
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ RANK_BYTES = 400_000_000
 """The memory of a rank that trains a small model with torch."""
 
 
-def home(awsddp_home: Path, remembered: str | None = None) -> Path:
+def resolve_home(awsddp_home: Path, recorded_home: str | None = None) -> Path:
     """Return the AWSDDP_HOME of the local cloud: $AWSDDP_LOCAL, else `awsddp_home`.
 
     `recorded_home`, which a cluster's record names, takes precedence if it has a local cloud.
     """
-    if remembered is not None and control.find(Path(remembered)) is not None:
-        return Path(remembered)
+    if recorded_home is not None and control.find_cloud(Path(recorded_home)) is not None:
+        return Path(recorded_home)
     return Path(os.environ.get("AWSDDP_LOCAL") or awsddp_home).absolute()
 
 
@@ -59,13 +59,13 @@ def check_memory(ranks: int, *, nodes: int) -> None:
 
 
 @contextlib.contextmanager
-def opened(
+def open_cloud(
     awsddp_home: Path,
     on_event: OnEvent,
     *,
     start: bool = True,
-    ending: bool = True,
-    remembered: str | None = None,
+    may_stop: bool = True,
+    recorded_home: str | None = None,
 ) -> Iterator[Target | None]:
     """Yield the local cloud as a target. If it is not running, start it, or without `start` yield None.
 
@@ -75,9 +75,9 @@ def opened(
     has instances. Without `may_stop` this is not checked: for commands that terminate no instance. Raises
     LocalCloudError if this machine cannot run it.
     """
-    cloud_home = home(awsddp_home, remembered)
+    cloud_home = resolve_home(awsddp_home, recorded_home)
     with _hold_presence_lock(cloud_home) as is_last_client:
-        info = control.find(cloud_home)
+        info = control.find_cloud(cloud_home)
         if info is None and not start:
             yield None
             return
@@ -85,41 +85,41 @@ def opened(
             info = control.start(cloud_home, auto=True)
         try:
             if start and info.mode != "records":
-                image.ensure(info.mode, on_event=lambda text: on_event(Event(text, "")))
+                image.ensure_torch(info.mode, on_event=lambda text: on_event(Event(text, "")))
             yield msgspec.convert({**vars(info), "name": "local", "daemon_home": str(cloud_home)}, Target)
         finally:
-            if ending and info.auto and is_last_client() and not _has_instances(info):
-                control.stop(cloud_home, keeps_s3=True)
+            if may_stop and info.auto and is_last_client() and not _has_instances(info):
+                control.stop(cloud_home, keep_s3=True)
 
 
 def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> "LocalDocument":
     """Start the daemon if it is not running, and return its status. Raises LocalCloudError."""
-    cloud_home = home(awsddp_home)
+    cloud_home = resolve_home(awsddp_home)
     with _hold_presence_lock(cloud_home):
-        return control.ask(control.start(cloud_home, mode=mode, share=share))
+        return control.send_command(control.start(cloud_home, mode=mode, share=share))
 
 
 def status(awsddp_home: Path) -> "LocalDocument":
     """Return the status of the local cloud, restarting its daemon if that died. Raises NotFoundError."""
     with _connect(awsddp_home) as info:
-        return control.ask(info)
+        return control.send_command(info)
 
 
-def runs(awsddp_home: Path) -> bool:
+def is_running(awsddp_home: Path) -> bool:
     """Return True if there is a local cloud; send it no request."""
     try:
-        return control.find(home(awsddp_home)) is not None
+        return control.find_cloud(resolve_home(awsddp_home)) is not None
     except LocalCloudError:  # of another version
         return True
 
 
-def variables(awsddp_home: Path, remembered: str | None = None) -> list[str]:
+def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> list[str]:
     """Return the variables, NAME=VALUE, with which any AWS client reaches the local cloud, [] if none runs.
 
     `recorded_home` is the AWSDDP_HOME that a cluster's record names.
     """
     try:
-        info = control.find(home(awsddp_home, remembered))
+        info = control.find_cloud(resolve_home(awsddp_home, recorded_home))
     except LocalCloudError:  # of another version
         info = None
     if info is None:
@@ -128,7 +128,7 @@ def variables(awsddp_home: Path, remembered: str | None = None) -> list[str]:
     return [f"AWS_ENDPOINT_URL={info.endpoint}", *keys]
 
 
-def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> "list[Fault]":
+def add_fault(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> "list[Fault]":
     """Add a fault (faults.py) to calls of `operation`, or to the instance of that id; return all active ones.
 
     `choices` are `for_s`, after which the fault ends by itself; `notice_s` for "reclaim"; and for calls
@@ -137,10 +137,10 @@ def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) ->
     """
     with _connect(awsddp_home) as info:
         command = {"add": {"operation": operation, "effect": effect, **choices}}
-        return [*control.ask(info, command).faults]
+        return [*control.send_command(info, command).faults]
 
 
-def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
+def find_instance_id(awsddp_home: Path, cluster: str, node: int) -> str:
     """Return the id of a cluster's node. Raises UsageError, and NotFoundError if no local cloud runs."""
     instances = [row for row in status(awsddp_home).instances if row.state != "terminated"]
     ids = {row.node: row.instance_id for row in instances if row.cluster == cluster and row.node is not None}
@@ -152,35 +152,35 @@ def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
     return ids[node]
 
 
-def fault_clear(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
+def clear_faults(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
     """Remove one fault, or all; return the others. Raises UsageError and NotFoundError as `add_fault`."""
     with _connect(awsddp_home) as info:
-        return [*control.ask(info, {"clear": number}).faults]
+        return [*control.send_command(info, {"clear": number}).faults]
 
 
 def stop(awsddp_home: Path) -> bool:
     """Stop the daemon and remove all it created; return False if there was none. Raises LocalCloudError."""
-    existed = control.stop(home(awsddp_home))
+    existed = control.stop(resolve_home(awsddp_home))
     for path in awsddp_home.glob("clusters/*/hosts"):
-        folder = Folder(awsddp_home, path.parent.name)
-        record = folder.read(newer=True)
+        folder = ClusterFolder(awsddp_home, path.parent.name)
+        record = folder.read(ignore_newer=True)
         if record is not None and record.target.name == "local":
-            folder.publish(lambda *_: "")
+            folder.write_ssh_config(lambda *_: "")
     return existed
 
 
 @contextlib.contextmanager
 def _connect(awsddp_home: Path) -> Iterator[control.LocalInfo]:
     """Yield the local cloud, restarting its daemon if that died. Raises NotFoundError."""
-    cloud_home = home(awsddp_home)
+    cloud_home = resolve_home(awsddp_home)
     with _hold_presence_lock(cloud_home):
-        if control.find(cloud_home) is None:
+        if control.find_cloud(cloud_home) is None:
             raise NotFoundError("no local cloud is running", f"{cloud_home} has none", "awsddp local start")
         yield control.start(cloud_home, auto=True)
 
 
 def _has_instances(info: control.LocalInfo) -> bool:
-    return any(instance.state != "terminated" for instance in control.ask(info).instances)
+    return any(instance.state != "terminated" for instance in control.send_command(info).instances)
 
 
 @contextlib.contextmanager
@@ -189,4 +189,4 @@ def _hold_presence_lock(cloud_home: Path) -> Iterator[Any]:
     make_folder(cloud_home)
     with open_to_append(cloud_home / "local.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        yield partial(take, lock)
+        yield partial(try_lock, lock)

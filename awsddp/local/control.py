@@ -19,8 +19,8 @@ import msgspec
 
 from awsddp.errors import LocalCloudError, UsageError
 from awsddp.local import cgroups, loopback_cleanup, machine, network
-from awsddp.local.machine import Place, run_into, write_json
-from awsddp.state import make_folder, take
+from awsddp.local.machine import CloudPaths, run_to_log, write_json
+from awsddp.state import make_folder, try_lock
 
 if TYPE_CHECKING:
     from awsddp.model.documents import LocalDocument
@@ -62,27 +62,27 @@ def start(
     :param share: folders of the machine to mount read-only in nodes that boot from now on.
     :raises LocalCloudError: this machine cannot run it, or the daemon did not start; `why` has the reason.
     """
-    paths = Place(home)
+    paths = CloudPaths(home)
     try:
-        with client_lock(paths):
+        with hold_client_lock(paths):
             write_json(paths.settings, _merge_settings(paths, auto=auto, mode=mode, share=share))
             return _wait_until_running(paths)
     except OSError as error:
         raise LocalCloudError(
             f"the local cloud cannot use {paths.folder}",
             why=str(error),
-            next="free disk space there, or set AWSDDP_HOME to another folder",
+            next_step="free disk space there, or set AWSDDP_HOME to another folder",
         ) from error
 
 
-def find(home: Path) -> LocalInfo | None:
+def find_cloud(home: Path) -> LocalInfo | None:
     """Return the local cloud of an AWSDDP_HOME, or None if there is none. Wait for one that is starting.
 
     One whose daemon died is returned, with `pid` None, if `local start` started it or it has instances.
 
     :raises LocalCloudError: it was made by another version of awsddp.
     """
-    paths = Place(home)
+    paths = CloudPaths(home)
     deadline = time.monotonic() + START_S
     while (alive := _is_daemon_alive(paths)) and "pid" not in read_report(paths):
         if time.monotonic() >= deadline:
@@ -90,35 +90,37 @@ def find(home: Path) -> LocalInfo | None:
         time.sleep(0.02)
     with suppress(FileNotFoundError, KeyError, ValueError):
         info = _read_info(paths, alive=alive)
-        if alive or not info.auto or paths.living.exists():
+        if alive or not info.auto or paths.live_mark.exists():
             return info
     return None
 
 
-def stop(home: Path, *, keeps_s3: bool = False) -> bool:
+def stop(home: Path, *, keep_s3: bool = False) -> bool:
     """Remove the local cloud of an AWSDDP_HOME: instances, processes, mounts, networks, cgroups, files.
 
     Its S3 objects are removed unless `keep_s3`; the image cache stays. Return False if there was none.
 
     :raises LocalCloudError: something could not be removed.
     """
-    paths = Place(home)
+    paths = CloudPaths(home)
     # Its files may have been removed before its processes and namespaces.
     has_remains = bool(
-        cgroups.processes(paths) or loopback_cleanup.marked(f"{paths.tag}-") or network.namespaces(paths)
+        cgroups.list_processes(paths)
+        or loopback_cleanup.find_processes(f"{paths.tag}-")
+        or network.list_namespaces(paths)
     )
     if not (has_remains or paths.folder.exists() or paths.buckets.exists()):
         return False
-    with client_lock(paths):
+    with hold_client_lock(paths):
         existed = has_remains or paths.settings.exists()
         _end_daemon(paths)
         sweep(paths)
-        if not keeps_s3:
+        if not keep_s3:
             shutil.rmtree(paths.buckets, ignore_errors=True)
     return existed
 
 
-def sweep(paths: Place) -> None:
+def sweep(paths: CloudPaths) -> None:
     """Remove everything of a local cloud by name: this needs neither its daemon nor its state.
 
     Kill every process of its hosts; remove namespaces, interfaces, cgroups and files.
@@ -129,23 +131,23 @@ def sweep(paths: Place) -> None:
 
     mark = f"{paths.tag}-"
     # The daemon first: it could boot more hosts.
-    if not (loopback_cleanup.end(mark) and cgroups.end(paths)):
-        pids = {*cgroups.processes(paths), *loopback_cleanup.marked(mark)}
+    if not (loopback_cleanup.kill_processes(mark) and cgroups.remove(paths)):
+        pids = {*cgroups.list_processes(paths), *loopback_cleanup.find_processes(mark)}
         raise LocalCloudError(
             "processes of the local cloud do not end",
             why=f"pids {sorted(pids)[:10]}",
-            next="awsddp local stop",
+            next_step="awsddp local stop",
         )
     network.close_network(paths)
-    for folder in (nspawn.RUNTIME / "propagate").glob(f"{paths.machine('')}*"):
+    for folder in (nspawn.RUNTIME / "propagate").glob(f"{paths.machine_name('')}*"):
         with suppress(OSError):
             folder.rmdir()
-    nspawn.forget_locks()
+    nspawn.remove_stale_locks()
     if paths.folder.exists():
         shutil.rmtree(paths.folder)
 
 
-def ask(info: LocalInfo, command: dict[str, Any] | None = None) -> LocalDocument:
+def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> LocalDocument:
     """Send a command to the daemon, if one is given, and return the status of the local cloud.
 
     :param command: {"add": the fields of a fault} (faults.py), which is active once this returns, or
@@ -170,13 +172,17 @@ def ask(info: LocalInfo, command: dict[str, Any] | None = None) -> LocalDocument
     except (OSError, HTTPException, ValueError, LookupError, TypeError, msgspec.ValidationError) as failure:
         # A daemon that ends may cut its response; another program may have its port by then.
         raise LocalCloudError(
-            f"the local cloud at {info.endpoint} does not answer", why=str(failure), next="awsddp local start"
+            f"the local cloud at {info.endpoint} does not answer",
+            why=str(failure),
+            next_step="awsddp local start",
         ) from failure
     finally:
         connection.close()
 
 
-def _merge_settings(paths: Place, *, auto: bool, mode: str | None, share: tuple[Path, ...]) -> dict[str, Any]:
+def _merge_settings(
+    paths: CloudPaths, *, auto: bool, mode: str | None, share: tuple[Path, ...]
+) -> dict[str, Any]:
     """Return the settings: those of the existing local cloud, with the requested ones added."""
     earlier = _read_settings(paths) if paths.settings.exists() else {}
     if earlier and mode not in (None, earlier["mode"]):
@@ -184,7 +190,7 @@ def _merge_settings(paths: Place, *, auto: bool, mode: str | None, share: tuple[
         raise LocalCloudError(
             f"the local cloud already runs in {earlier['mode']} mode",
             why="its mode cannot change while it exists",
-            next=f"awsddp local stop && awsddp local start {flag}",
+            next_step=f"awsddp local stop && awsddp local start {flag}",
         )
     if not earlier:
         chosen, why = machine.choose_mode(mode, paths.home)
@@ -194,7 +200,7 @@ def _merge_settings(paths: Place, *, auto: bool, mode: str | None, share: tuple[
     return {**earlier, "auto": auto, "share": sorted(set(shared)), "patience_s": PATIENCE_S}
 
 
-def _read_settings(paths: Place) -> dict[str, Any]:
+def _read_settings(paths: CloudPaths) -> dict[str, Any]:
     """Return the settings of the existing local cloud.
 
     :raises LocalCloudError: the file is damaged, or of another version.
@@ -206,19 +212,19 @@ def _read_settings(paths: Place) -> dict[str, Any]:
         raise LocalCloudError(
             f"the local cloud of {paths.home} was made by another version of awsddp",
             why=f"or this file is damaged: {paths.settings}",
-            next="awsddp local stop   # it ends all its instances; then the command again",
+            next_step="awsddp local stop   # it ends all its instances; then the command again",
         )
     return settings
 
 
-def _read_info(paths: Place, *, alive: bool) -> LocalInfo:
+def _read_info(paths: CloudPaths, *, alive: bool) -> LocalInfo:
     settings, report = _read_settings(paths), json.loads(paths.report.read_text())
     values = {**settings, **report, "pid": report["pid"] if alive else None}
     return LocalInfo(**{field.name: values[field.name] for field in fields(LocalInfo)})
 
 
 @contextmanager
-def client_lock(paths: Place, *, wait: bool = True) -> Iterator[None]:
+def hold_client_lock(paths: CloudPaths, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock that one client at a time may have.
 
     `stop` removes the file: after waiting for the lock this checks that the file is still the same one.
@@ -239,7 +245,7 @@ def client_lock(paths: Place, *, wait: bool = True) -> Iterator[None]:
                     return
 
 
-def read_report(paths: Place) -> dict[str, Any]:
+def read_report(paths: CloudPaths) -> dict[str, Any]:
     """Return the report that the daemon wrote, empty if there is none."""
     with suppress(FileNotFoundError):
         report: dict[str, Any] = json.loads(paths.report.read_text())
@@ -247,20 +253,20 @@ def read_report(paths: Place) -> dict[str, Any]:
     return {}
 
 
-def _is_daemon_alive(paths: Place) -> bool:
+def _is_daemon_alive(paths: CloudPaths) -> bool:
     try:
         with paths.daemon_lock.open("r+") as lock:
-            return not take(lock, fcntl.LOCK_SH)
+            return not try_lock(lock, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
 
 
-def _spawn(paths: Place) -> bool:
+def _spawn(paths: CloudPaths) -> bool:
     """Start the daemon in a session of its own and pass it the daemon lock; False if one is alive already."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     with paths.daemon_lock.open("a") as lock, paths.log.open("ab") as log:
-        if not take(lock):
+        if not try_lock(lock):
             return False
         lock.truncate(0)
         if report := read_report(paths):
@@ -269,11 +275,11 @@ def _spawn(paths: Place) -> bool:
         # The mark identifies it once its files are removed.
         mark = {"AWSDDP_HOST": paths.daemon_mark}
         environ = {**os.environ, **mark, "PYTHONPATH": path, "PATH": machine.SEARCH}
-        run_into(log, "setsid", "--fork", *daemon, env=environ, pass_fds=[lock.fileno()], check=True)
+        run_to_log(log, "setsid", "--fork", *daemon, env=environ, pass_fds=[lock.fileno()], check=True)
     return True
 
 
-def _wait_until_running(paths: Place) -> LocalInfo:
+def _wait_until_running(paths: CloudPaths) -> LocalInfo:
     """Wait until the daemon answers; start it if none is alive, also if one ends during the wait."""
     deadline = time.monotonic() + START_S
     spawned = False
@@ -282,11 +288,11 @@ def _wait_until_running(paths: Place) -> LocalInfo:
         report = read_report(paths)
         if alive and "pid" in report:
             with suppress(LocalCloudError):
-                ask(info := _read_info(paths, alive=True))
+                send_command(info := _read_info(paths, alive=True))
                 return info
         if spawned and "error" in report:
             error = report["error"]
-            raise LocalCloudError(error["message"], why=error["why"], next=error["next"])
+            raise LocalCloudError(error["message"], why=error["why"], next_step=error["next"])
         if spawned and not alive:
             break
         spawned = spawned or (not alive and _spawn(paths))
@@ -295,11 +301,11 @@ def _wait_until_running(paths: Place) -> LocalInfo:
     raise LocalCloudError(
         "the local cloud did not start",
         why="\n".join(lines[-5:]),
-        next=f"read {paths.log}, then: awsddp local stop",
+        next_step=f"read {paths.log}, then: awsddp local stop",
     )
 
 
-def _end_daemon(paths: Place) -> None:
+def _end_daemon(paths: CloudPaths) -> None:
     """Kill the daemon: its state is on the disk, and `sweep` removes its hosts."""
     deadline = time.monotonic() + 10
     while _is_daemon_alive(paths):
@@ -310,6 +316,6 @@ def _end_daemon(paths: Place) -> None:
             raise LocalCloudError(
                 "the local cloud's daemon does not end",
                 why=f"its log is {paths.log}",
-                next="awsddp local stop",
+                next_step="awsddp local stop",
             )
         time.sleep(0.02)

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.errors import AwsddpError, LocalCloudError
 from awsddp.local import loopback_cleanup, network
-from awsddp.local.control import REGION, client_lock, read_report, sweep
+from awsddp.local.control import REGION, hold_client_lock, read_report, sweep
 from awsddp.local.hosts import Hosts, LoopbackHosts
-from awsddp.local.machine import Place, write_json
+from awsddp.local.machine import CloudPaths, write_json
 from awsddp.local.nspawn import NspawnHosts
-from awsddp.state import take
+from awsddp.state import try_lock
 
 if TYPE_CHECKING:
-    from awsddp.local.http_server import Front
+    from awsddp.local.http_server import EndpointApp
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 S3_PORT = 9000  # at the address of the metadata service
@@ -40,14 +40,14 @@ QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
 
 
 def main() -> None:
-    paths = Place(Path(sys.argv[1]))
+    paths = CloudPaths(Path(sys.argv[1]))
     # The daemon lock, which the parent process took: this process holds it until it ends, no child does.
     lock = int(sys.argv[2])
     os.set_inheritable(lock, False)
     os.write(lock, str(os.getpid()).encode())
     # Kill an earlier daemon whose files were removed, and commands that a killed one left running: it and
     # they have this mark in AWSDDP_HOST.
-    loopback_cleanup.end(paths.daemon_mark)
+    loopback_cleanup.kill_processes(paths.daemon_mark)
     try:
         serve(paths)
     except AwsddpError as error:
@@ -55,7 +55,7 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def serve(paths: Place) -> None:
+def serve(paths: CloudPaths) -> None:
     """Serve requests until `_watch` ends this process.
 
     :raises AwsddpError: the network or the state of an earlier run cannot be used.
@@ -76,35 +76,35 @@ def serve(paths: Place) -> None:
 
     from awsddp.local.emulator import Emulator, Store
     from awsddp.local.faults import Faults
-    from awsddp.local.http_server import Front, serve_nodes
+    from awsddp.local.http_server import EndpointApp, serve_nodes
     from awsddp.local.lifecycle import Lifecycle
-    from awsddp.local.s3_api import Buckets
-    from awsddp.local.serving import Handler
+    from awsddp.local.s3_api import S3App
+    from awsddp.local.serving import KeepAliveHandler
 
     gc.freeze()
     gc.enable()
     emulator = Emulator(block, image_tags=_image_tags(mode))
     faults = Faults(paths.faults)
-    store = Store(paths.state, paths.living, keeps=partial(faults.hold, "stale"))
+    store = Store(paths.state, paths.live_mark, keeps_history=partial(faults.has_effect, "stale"))
     store.load()
     emulator.backend(REGION)
     key, secret = emulator.credentials()
     store.save()
     lifecycle = Lifecycle(emulator, store, hosts, faults)
-    buckets = Buckets(paths.buckets, paths.uploads, emulator, faults)
-    app = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode, buckets=buckets)
+    buckets = S3App(paths.buckets, paths.uploads, emulator, faults)
+    app = EndpointApp(emulator, store, lifecycle, faults, secret=secret, mode=mode, buckets=buckets)
     if mode == "nspawn":
         serve_nodes(app.respond_metadata, paths.switch, 80)
         serve_nodes(buckets, paths.switch, S3_PORT)
     port = int(earlier.get("port", 0))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
-        server = make_server("127.0.0.1", port, app, threaded=True, request_handler=Handler)
+        server = make_server("127.0.0.1", port, app, threaded=True, request_handler=KeepAliveHandler)
     except (OSError, SystemExit) as error:  # werkzeug prints the error and exits
         raise LocalCloudError(
             f"the local cloud's port {port} is taken",
             why="another program took it while the daemon was not running; clients still use this port",
-            next=f"end the other program (ss -tlnp 'sport = {port}'), or: awsddp local stop",
+            next_step=f"end the other program (ss -tlnp 'sport = {port}'), or: awsddp local stop",
         ) from error
     lifecycle.start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
@@ -126,7 +126,7 @@ def serve(paths: Place) -> None:
     server.serve_forever(poll_interval=0.1)
 
 
-def _watch(paths: Place, app: Front, server: Any) -> None:
+def _watch(paths: CloudPaths, app: EndpointApp, server: Any) -> None:
     """End this daemon and remove its hosts once it is unused, or its files were removed.
 
     Clients stop the daemon that they started; this ends the daemon of a client that was killed.
@@ -142,7 +142,7 @@ def _watch(paths: Place, app: Front, server: Any) -> None:
         if not settings["auto"] or _is_used(paths, app):
             used_at = time.monotonic()
         elif time.monotonic() - used_at >= settings["patience_s"]:
-            with suppress(BlockingIOError), client_lock(paths, wait=False):
+            with suppress(BlockingIOError), hold_client_lock(paths, wait=False):
                 if not _is_used(paths, app):
                     try:
                         sweep(paths)
@@ -151,12 +151,12 @@ def _watch(paths: Place, app: Front, server: Any) -> None:
                     return
 
 
-def _is_used(paths: Place, app: Front) -> bool:
+def _is_used(paths: CloudPaths, app: EndpointApp) -> bool:
     """Return True if an instance is alive, or a client connected: awsddp's own clients share a lock."""
-    if paths.living.exists() or time.monotonic() - app.asked_at < QUIET_S:
+    if paths.live_mark.exists() or time.monotonic() - app.last_call_at < QUIET_S:
         return True
-    with paths.presence.open("a") as lock:
-        return not take(lock)
+    with paths.presence_lock.open("a") as lock:
+        return not try_lock(lock)
 
 
 def _image_tags(mode: str) -> dict[str, str]:

@@ -62,17 +62,17 @@ class Request:
     environ: dict[str, Any] = field(repr=False)
 
     @property
-    def changes(self) -> bool:
+    def is_mutating(self) -> bool:
         """Return True if the call changes something."""
         return not self.action.startswith(("Describe", "Get", "List", "Simulate"))
 
     @property
-    def dry(self) -> bool:
+    def is_dry_run(self) -> bool:
         """Return True if the caller only checks for permission."""
         return str(self.parameters.get("DryRun")).lower() == "true"
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The parsed parameters, as boto3 names them: numbers and lists as such.
 
         :raises Refusal: a parameter is invalid.
@@ -89,22 +89,22 @@ class Request:
 
     def tags(self, kind: str) -> dict[str, str]:
         """Return the tags of the resources of one kind that the call creates."""
-        specs = [spec for spec in self.asked.get("TagSpecifications", ()) if spec["ResourceType"] == kind]
+        specs = [spec for spec in self.arguments.get("TagSpecifications", ()) if spec["ResourceType"] == kind]
         return {tag["Key"]: tag.get("Value", "") for spec in specs for tag in spec.get("Tags", ())}
 
     def select(self, resources: list[Any]) -> list[Any]:
         """Return the resources of moto that match the filters of the call."""
-        filters = self.asked.get("Filters", ())
+        filters = self.arguments.get("Filters", ())
         return generic_filter({row["Name"]: row.get("Values", []) for row in filters}, resources)
 
 
-def kept(backend: Any, name: str) -> dict[str, Any]:
+def get_records(backend: Any, name: str) -> dict[str, Any]:
     """Return the records of a region that moto does not have, by id; they are saved with its back end."""
     records: dict[str, Any] = backend.__dict__.setdefault(name, {})
     return records
 
 
-def read(environ: dict[str, Any]) -> Request:
+def read_request(environ: dict[str, Any]) -> Request:
     """Parse a request and read its body.
 
     :raises Refusal: it is not signed, or not an API call.
@@ -133,7 +133,7 @@ def check_signature(request: Request) -> None:
 
     :raises Refusal: unknown key, wrong or expired signature.
     """
-    environ, age_s = request.environ, seconds_late(request.environ)
+    environ, age_s = request.environ, signature_age_s(request.environ)
     if age_s > SIGNED_FOR_S and request.service == "ec2":
         raise Refusal("RequestExpired", "Request has expired.")
     url = f"http://local{environ.get('PATH_INFO') or '/'}?{environ.get('QUERY_STRING', '')}"
@@ -146,7 +146,7 @@ def check_signature(request: Request) -> None:
         raise Refusal(moto_error.error_type, moto_error.message, status=str(moto_error.code)) from None
 
 
-def seconds_late(environ: Mapping[str, Any]) -> float:
+def signature_age_s(environ: Mapping[str, Any]) -> float:
     """Return how long ago a request was signed, minus infinity if it has no date."""
     with suppress(ValueError):
         signed_at = datetime.strptime(environ.get("HTTP_X_AMZ_DATE", ""), "%Y%m%dT%H%M%S%z")
@@ -171,7 +171,7 @@ def find_signer(
     return signed._access_key
 
 
-def lacking(feature: str, *, service: str = "ec2") -> Refusal:
+def unsupported_error(feature: str, *, service: str = "ec2") -> Refusal:
     """Return the error for a feature of EC2 or of another service that the local cloud does not have."""
     if service != "ec2":
         message = f"The local cloud does not carry out {service}:{feature}."
@@ -179,13 +179,13 @@ def lacking(feature: str, *, service: str = "ec2") -> Refusal:
     return Refusal("UnsupportedOperation", f"The local cloud does not carry out {feature}.")
 
 
-def invalid(value: object, name: str, why: str) -> Refusal:
+def invalid_value_error(value: object, name: str, why: str) -> Refusal:
     """Return the error for an invalid value of a parameter."""
     text = f"Value ({str(value)[:300]}) for parameter {name} is invalid. {why}"
     return Refusal("InvalidParameterValue", text)
 
 
-def dry_run() -> Refusal:
+def dry_run_error() -> Refusal:
     """Return EC2's response to a call with DryRun that would have succeeded."""
     text = "Request would have succeeded, but DryRun flag is set."
     return Refusal("DryRunOperation", text, status="412 Precondition Failed")
@@ -196,14 +196,14 @@ def internal_error(message: str) -> Refusal:
     return Refusal("InternalError", message, status="500 Internal Server Error")
 
 
-def answered(request: Request, result: object) -> Response:
+def make_response(request: Request, result: object) -> Response:
     """Return the response for a result as boto3 shows it, or for moto's resources, as JSON or XML."""
     if request.service not in ("ec2", "iam"):
         return Response(json.dumps(result), content_type=JSON)
     return _as_xml(request.service, request.action, result)
 
 
-def stamp(response: Response) -> Response:
+def finish_response(response: Response) -> Response:
     """Return moto's XML as EC2 sends it: with a trailing slash in the namespace, and a new request id."""
     body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', response.data, count=1)
     request_id = str(uuid.uuid4()).encode()
@@ -211,7 +211,7 @@ def stamp(response: Response) -> Response:
     return response
 
 
-def refuse(refusal: ServiceException, *, service: str, target: bool) -> Response:
+def make_error_response(refusal: ServiceException, *, service: str, target: bool) -> Response:
     """Return the error response in the service's format: JSON (`target`), or the XML of EC2 or STS."""
     status = getattr(refusal, "status", "400 Bad Request")
     if target:

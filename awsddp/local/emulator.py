@@ -36,7 +36,7 @@ from moto.kms import models as kms_models
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import offers
-from awsddp.local.network import hardware_address
+from awsddp.local.network import make_mac_address
 
 BACKENDS: dict[str, Any] = {name: get_backend(name) for name in ("ec2", "iam", "kms", "sts")}
 USER = "local"
@@ -83,7 +83,7 @@ class Emulator:
         key = iam.list_access_keys(USER)[0]
         return key.access_key_id, key.secret_access_key
 
-    def forget_old(self, *, older_than_s: float = 3600) -> bool:
+    def drop_old_instances(self, *, older_than_s: float = 3600) -> bool:
         """Drop terminated instances that EC2 would no longer list; return True if there were any."""
         now, changed = datetime.now(UTC), False
         for backend in list(BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()):
@@ -154,7 +154,7 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
     self.reboot_wanted = False
     for nic in self.nics.values():
         nic.delete_on_termination = True
-    self.nics[0].mac_address = hardware_address(self.private_ip)
+    self.nics[0].mac_address = make_mac_address(self.private_ip)
     if not self.security_groups:  # those of the interface, which may be the default one
         self.security_groups = list(self.nics[0].group_set)
 
@@ -183,7 +183,7 @@ def _start(self: Any) -> Any:
     if previous.name == "stopped":
         for nic in self.nics.values():
             nic.start()
-        reservation = offers.held(self.ec2_backend).get(self.capacity_reservation_id)
+        reservation = offers.get_reservations(self.ec2_backend).get(self.capacity_reservation_id)
         if reservation is not None and not reservation.available_instance_count:
             self.capacity_reservation_id = None  # it starts outside the full reservation
         set_state(self, "pending")
@@ -237,11 +237,11 @@ def _create_default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
     all_zones = [zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones]
     for zone in self.describe_availability_zones():
         self.create_subnet(vpc.id, str(networks[all_zones.index(zone.name)]), availability_zone=zone.name)
-    route_out(self, vpc)
+    add_default_route(self, vpc)
     return vpc
 
 
-def route_out(backend: Any, vpc: Any) -> None:
+def add_default_route(backend: Any, vpc: Any) -> None:
     """Give a VPC an internet gateway and a default route to it, as EC2's default VPC has.
 
     https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
@@ -261,7 +261,7 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
             owner_id=offers.OWNER,
             owner_alias="amazon",
             public=True,
-            architecture=offers.architecture(name),
+            architecture=offers.image_architecture(name),
             creation_date=datetime.strptime(name[-8:], "%Y%m%d"),
             root_device_type="ebs",
             tags={"awsddp:gpus": "rehearsed", "awsddp:internet": "none", **tags},
@@ -285,12 +285,12 @@ class Store:
     """The pickled state in one file; past states are kept in memory while `keeps_history` returns True."""
 
     path: Path
-    living: Path
-    keeps: Callable[[], bool]
+    live_mark: Path
+    keeps_history: Callable[[], bool]
     _past: list[tuple[float, bytes]] = field(default_factory=list)
 
     @contextmanager
-    def as_it_was(self, region: str, *, seconds: float) -> Iterator[None]:
+    def show_past(self, region: str, *, seconds: float) -> Iterator[None]:
         """Within the context, EC2 shows this region as it was `seconds` ago, or in the oldest known state."""
         states = [data for moment, data in self._past if moment <= time.time() - seconds]
         data = [self._past[0][1], *states][-1]
@@ -319,7 +319,7 @@ class Store:
             why = f"{self.path} cannot be read: {type(error).__name__}: {error}"
         if why:
             stop = "awsddp local stop   # it ends all instances"
-            raise LocalCloudError("the local cloud's state cannot be used", why=why, next=stop)
+            raise LocalCloudError("the local cloud's state cannot be used", why=why, next_step=stop)
         for service, regions in saved["backends"].items():
             for (account, region), backend in regions.items():
                 dict.__setitem__(BACKENDS[service][account], region, backend)
@@ -327,10 +327,10 @@ class Store:
     def save(self) -> None:
         """Write the state to the disk, synced: after it returns a power cut loses nothing."""
         data = self._pickled()
-        self._past = [*(self._past[-MAX_PAST_STATES:] if self.keeps() else ()), (time.time(), data)]
+        self._past = [*(self._past[-MAX_PAST_STATES:] if self.keeps_history() else ()), (time.time(), data)]
         backends: list[Any] = [backend for _, _, backend in BACKENDS["ec2"].iter_backends()]
         if alive := any(row.state != "terminated" for backend in backends for row in backend.all_instances()):
-            self.living.touch()
+            self.live_mark.touch()
         new = self.path.with_suffix(".new")
         with new.open("wb") as file:
             file.write(data)
@@ -338,7 +338,7 @@ class Store:
             os.fsync(file.fileno())
         new.rename(self.path)
         if not alive:
-            self.living.unlink(missing_ok=True)
+            self.live_mark.unlink(missing_ok=True)
 
     def _pickled(self) -> bytes:
         regions = {
@@ -347,6 +347,6 @@ class Store:
         }
         return pickle.dumps({"moto": moto.__version__, "backends": regions}, pickle.HIGHEST_PROTOCOL)
 
-    def size(self) -> int:
+    def count_backends(self) -> int:
         """Return the number of EC2 back ends: even a read creates that of its region on first use."""
         return sum(1 for _ in BACKENDS["ec2"].iter_backends())

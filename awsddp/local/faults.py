@@ -14,9 +14,9 @@ import msgspec
 
 from awsddp.errors import UsageError
 from awsddp.local import cgroups
-from awsddp.local.ec2_http import Refusal, kept
+from awsddp.local.ec2_http import Refusal, get_records
 from awsddp.local.machine import write_json
-from awsddp.local.nspawn import faketime
+from awsddp.local.nspawn import find_faketime
 from awsddp.local.operations import OPERATIONS
 from awsddp.model.documents import Fault
 
@@ -50,7 +50,7 @@ class Faults:
         self._path = path
         self._faults = msgspec.json.decode(path.read_bytes(), type=list[Fault]) if path.exists() else []
 
-    def act(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def apply_command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Add a fault (`add`: its fields) or clear one or all (`clear`: id or null); return the active ones.
 
         :raises UsageError: no such operation or effect.
@@ -66,21 +66,25 @@ class Faults:
         active: list[dict[str, Any]] = msgspec.to_builtins(self._list_active())
         return active
 
-    def of(self, instance_id: str) -> frozenset[str]:
+    def get_effects(self, instance_id: str) -> frozenset[str]:
         """Return the effects of the faults that an instance has."""
         return frozenset(fault.effect for fault in self._list_active() if fault.operation == instance_id)
 
-    def forget_nodes(self, living: set[str]) -> None:
+    def remove_gone_nodes(self, living: set[str]) -> None:
         """Remove the faults of instances whose id is not among `living`."""
         self._save(
-            [fault for fault in self._faults if not names_node(fault.operation) or fault.operation in living]
+            [
+                fault
+                for fault in self._faults
+                if not is_instance_id(fault.operation) or fault.operation in living
+            ]
         )
 
-    def hold(self, effect: str) -> bool:
+    def has_effect(self, effect: str) -> bool:
         """Return True if a fault with this effect is active."""
         return any(fault.effect == effect for fault in self._faults)
 
-    def strike(self, operation: str, values: tuple[str, ...]) -> Fault | None:
+    def take_fault(self, operation: str, values: tuple[str, ...]) -> Fault | None:
         """Return the first fault that affects this request, None if none does, and decrement its `times`.
 
         `values` are those that the `only` of a fault may match.
@@ -105,7 +109,7 @@ class Faults:
             write_json(self._path, msgspec.to_builtins(faults))
 
 
-def refusal(fault: Fault, *, instance_type: str = "such", zone: str = "any zone") -> Refusal:
+def make_refusal(fault: Fault, *, instance_type: str = "such", zone: str = "any zone") -> Refusal:
     """Return the error response of a fault whose effect is an error code."""
     text = f"Refused by a fault of the local cloud ({fault.effect})."
     if fault.effect == "InsufficientInstanceCapacity":
@@ -113,7 +117,7 @@ def refusal(fault: Fault, *, instance_type: str = "such", zone: str = "any zone"
     return Refusal(fault.effect, text, status=STATUS.get(fault.effect, "400 Bad Request"))
 
 
-def mark(backend: Any) -> None:
+def set_creation_times(backend: Any) -> None:
     """Set the creation time of new resources in a region's back end."""
     for collection in _collections(backend):
         for resource in collection.values():
@@ -122,7 +126,7 @@ def mark(backend: Any) -> None:
 
 
 @contextmanager
-def unaware(backend: Any, *, younger_than_s: float) -> Iterator[None]:
+def hide_new_resources(backend: Any, *, younger_than_s: float) -> Iterator[None]:
     """Within the context, hide the resources of a region that were created less than `younger_than_s` ago."""
     limit = time.time() - younger_than_s
     hidden = []
@@ -142,7 +146,7 @@ def _collections(backend: Any) -> list[dict[str, Any]]:
     return [
         backend.reservations,
         backend.key_pairs,
-        kept(backend, "placement_groups"),
+        get_records(backend, "placement_groups"),
         *backend.groups.values(),
     ]
 
@@ -152,9 +156,9 @@ def _make_fault(options: dict[str, Any], *, number: int) -> Fault:
     fields = {"times": None, "seconds": 5.0, "only": "", **options}
     lasts_s = fields.pop("for_s", None)
     if lasts_s is not None and lasts_s <= 0:
-        raise invalid("the duration of a fault must be positive")
+        raise invalid_fault_error("the duration of a fault must be positive")
     heals_at = None if lasts_s is None else time.time() + lasts_s
-    if names_node(options["operation"]):
+    if is_instance_id(options["operation"]):
         return Fault(id=number, heals_at=heals_at, **fields)
     check_options(options, {"times", "seconds", "only", "for_s"})
     fault = Fault(id=number, heals_at=heals_at, **fields)
@@ -164,31 +168,31 @@ def _make_fault(options: dict[str, Any], *, number: int) -> Fault:
         similar = difflib.get_close_matches(fault.operation, operations, n=1)
         why = "it is one that the local cloud carries out, or *; or the id of an instance"
         why = f"did you mean {similar[0]}?" if similar else why
-        raise invalid(f"unknown operation {fault.operation}", why)
+        raise invalid_fault_error(f"unknown operation {fault.operation}", why)
     if fault.effect not in CALL_EFFECTS and not CODE.fullmatch(fault.effect):
         why = f"it is one of {', '.join(CALL_EFFECTS)}, or a code of AWS such as RequestLimitExceeded"
-        raise invalid(f"unknown fault {fault.effect}", why)
+        raise invalid_fault_error(f"unknown fault {fault.effect}", why)
     if fault.seconds < 0 or (fault.times is not None and fault.times < 1):
-        raise invalid("the seconds and times of a fault must be positive")
+        raise invalid_fault_error("the seconds and times of a fault must be positive")
     return fault
 
 
-LASTING = (
+LASTING_EFFECTS = (
     *("cut", "one-way", "slow-network", "slow-cpu", "frozen"),
     *("full-disk", "oom", "clock", "hostkey"),
 )
-ONCE: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
+ONE_TIME_EFFECTS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
 """The effects that happen once, with their options; lasting ones take `--for`."""
 NOTICE_S = 120.0
 """How long before a spot reclaim EC2 sends the spot notice."""
 
 
-def names_node(operation: str) -> bool:
+def is_instance_id(operation: str) -> bool:
     """Return True if the operation of a fault is an instance id: it is a fault of a node, not of calls."""
     return operation.startswith("i-")
 
 
-def check_node(options: Mapping[str, Any], instances: Mapping[str, Any], *, mode: str) -> None:
+def check_node_fault(options: Mapping[str, Any], instances: Mapping[str, Any], *, mode: str) -> None:
     """Check a fault of a node before it is added.
 
     :param options: the fields of the fault.
@@ -196,26 +200,33 @@ def check_node(options: Mapping[str, Any], instances: Mapping[str, Any], *, mode
     :raises UsageError: no such instance or effect, options for calls, or a mode without this effect.
     """
     instance_id, effect = options["operation"], options["effect"]
-    if effect not in (*LASTING, *ONCE):
-        raise invalid(f"invalid fault of a node: {effect}", f"it is one of {', '.join((*LASTING, *ONCE))}")
+    if effect not in (*LASTING_EFFECTS, *ONE_TIME_EFFECTS):
+        raise invalid_fault_error(
+            f"invalid fault of a node: {effect}",
+            f"it is one of {', '.join((*LASTING_EFFECTS, *ONE_TIME_EFFECTS))}",
+        )
     ids = [key for key, row in instances.items() if row.state not in ("shutting-down", "terminated")]
     if instance_id not in ids:
         valid = ", ".join(ids) or "none: run awsddp up --local"
-        raise invalid(f"instance not found: {instance_id}", f"the instances are {valid}")
-    check_options(options, ONCE.get(effect, {"for_s"}))
-    if effect in ONCE and instances[instance_id].state != "running":
-        raise invalid(f"{instance_id} is {instances[instance_id].state}", f"{effect} requires a running node")
+        raise invalid_fault_error(f"instance not found: {instance_id}", f"the instances are {valid}")
+    check_options(options, ONE_TIME_EFFECTS.get(effect, {"for_s"}))
+    if effect in ONE_TIME_EFFECTS and instances[instance_id].state != "running":
+        raise invalid_fault_error(
+            f"{instance_id} is {instances[instance_id].state}", f"{effect} requires a running node"
+        )
     if effect == "reclaim":
         if instances[instance_id].lifecycle != "spot":
-            raise invalid(f"{instance_id} is not a spot instance", "create one: awsddp up --local --spot")
+            raise invalid_fault_error(
+                f"{instance_id} is not a spot instance", "create one: awsddp up --local --spot"
+            )
     elif mode != "nspawn":
         why = f"this local cloud runs in {mode} mode; as root: awsddp local stop, then awsddp local start"
-        raise invalid(f"{effect} requires nodes that run in systemd-nspawn", why)
+        raise invalid_fault_error(f"{effect} requires nodes that run in systemd-nspawn", why)
     elif effect == "frozen" and not cgroups.can_freeze():
-        raise invalid("this machine cannot freeze a node", "it has no cgroup v2")
-    elif effect == "clock" and faketime() is None:
+        raise invalid_fault_error("this machine cannot freeze a node", "it has no cgroup v2")
+    elif effect == "clock" and find_faketime() is None:
         why = "Debian's package faketime is missing: apt-get install faketime"
-        raise invalid("this machine cannot shift a node's clock", why)
+        raise invalid_fault_error("this machine cannot shift a node's clock", why)
 
 
 def check_options(options: Mapping[str, Any], valid: Set[str]) -> None:
@@ -223,9 +234,11 @@ def check_options(options: Mapping[str, Any], valid: Set[str]) -> None:
     if invalid_names := sorted(set(options) - valid - {"operation", "effect"}):
         option = invalid_names[0].removesuffix("_s")
         flags = " and ".join(f"--{name.removesuffix('_s')}" for name in sorted(valid))
-        raise invalid(f"--{option} is not for {options['effect']}", f"it takes {flags or 'no options'}")
+        raise invalid_fault_error(
+            f"--{option} is not for {options['effect']}", f"it takes {flags or 'no options'}"
+        )
 
 
-def invalid(message: str, why: str = "") -> UsageError:
+def invalid_fault_error(message: str, why: str = "") -> UsageError:
     """Return the error for an invalid fault."""
     return UsageError(message, why, "awsddp local fault add --help")

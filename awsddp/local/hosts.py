@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from awsddp.local import image, loopback_cleanup
-from awsddp.local.machine import SEARCH, Place, run_into
+from awsddp.local.machine import SEARCH, CloudPaths, run_to_log
 
 MOMENT_S = 0.1  # how long a change of state takes if nothing boots
 
@@ -65,7 +65,7 @@ class Hosts:
 
     ssh_port = 22
 
-    def __init__(self, paths: Place) -> None:
+    def __init__(self, paths: CloudPaths) -> None:
         self._paths = paths
         self._conditions: dict[str, tuple[Condition, float]] = {}
 
@@ -95,7 +95,7 @@ class Hosts:
         condition, since = self._conditions.get(instance_id, (Condition.ABSENT, 0.0))
         return condition if time.monotonic() >= since else Condition.STARTING
 
-    def complaint(self, instance_id: str) -> str:
+    def failure_reason(self, instance_id: str) -> str:
         """Return why it is broken, in one line."""
         console, tail = self.folder(instance_id) / "console.log", ""
         with suppress(FileNotFoundError):
@@ -110,11 +110,11 @@ class Hosts:
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         """Apply the rules of its security groups (nftables)."""
 
-    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
+    def apply_faults(self, instance_id: str, effects: frozenset[str]) -> bool:
         """Apply these faults of faults.py and heal all others; return False while it has not booted."""
         return True
 
-    def announce(self, names: dict[str, str]) -> None:
+    def set_host_names(self, names: dict[str, str]) -> None:
         """Write the names of all hosts, by address, to every host."""
 
     def _read_number(self, instance_id: str, name: str) -> int | None:
@@ -188,7 +188,7 @@ class LoopbackHosts(Hosts):
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
-        loopback_cleanup.end(self._mark(spec.instance_id))
+        loopback_cleanup.kill_processes(self._mark(spec.instance_id))
         is_first = not (node / "booted").exists()
         if is_first:
             self._create(node, spec)
@@ -198,7 +198,9 @@ class LoopbackHosts(Hosts):
         (node / "root/run/cloud-init").mkdir(parents=True)
         environ = self._environ(node, spec.instance_id)
         with (node / "console.log").open("ab") as console:
-            carry_out(spec.user_data, root=node / "root", first=is_first, environ=environ, console=console)
+            run_user_data(
+                spec.user_data, root=node / "root", first=is_first, environ=environ, console=console
+            )
             (node / "booted").touch()
             if _next_condition(node) is None:
                 self._start_sshd(node, spec, environ, console)
@@ -226,7 +228,7 @@ class LoopbackHosts(Hosts):
             (node / "bin" / name).write_text(text.format(**values))
             (node / "bin" / name).chmod(0o755)
         if spec.has_torch:
-            _link_torch(root / "opt/pytorch", image.ensure("loopback"), spec.rehearsal)
+            _link_torch(root / "opt/pytorch", image.ensure_torch("loopback"), spec.rehearsal)
         key = root / "etc/ssh/ssh_host_ed25519_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
 
@@ -237,28 +239,28 @@ class LoopbackHosts(Hosts):
         # Fail here if the port is taken: sshd reports that only in its log, after it has become a daemon.
         socket.create_server((spec.address, self.ssh_port)).close()
         settings = ["-f", str(node / self._mark(spec.instance_id)), "-E", str(node / "sshd.log")]
-        run_into(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)
+        run_to_log(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
         node = self.folder(instance_id)
         command = [str(node / "bin/systemctl"), "reboot" if reboot else "poweroff"]
         environ = self._environ(node, instance_id)  # not the daemon's mark: it outlives the daemon
         with (node / "console.log").open("ab") as console:
-            run_into(console, "setsid", "--fork", *command, env=environ, check=True)
+            run_to_log(console, "setsid", "--fork", *command, env=environ, check=True)
 
     def cut_power(self, instance_id: str) -> None:
-        loopback_cleanup.end(self._mark(instance_id))
+        loopback_cleanup.kill_processes(self._mark(instance_id))
 
     def remove(self, instance_id: str) -> None:
-        loopback_cleanup.end(self._mark(instance_id))
+        loopback_cleanup.kill_processes(self._mark(instance_id))
         shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
     def condition(self, instance_id: str) -> Condition:
         mark, pid = self._mark(instance_id), self._read_number(instance_id, "sshd.pid")
         next_condition = _next_condition(self.folder(instance_id))
         if next_condition is None and pid is not None:
-            return Condition.UP if loopback_cleanup.carries(pid, mark) else Condition.ABSENT
-        is_alive = bool(loopback_cleanup.marked(mark))  # processes that start or shut down
+            return Condition.UP if loopback_cleanup.has_mark(pid, mark) else Condition.ABSENT
+        is_alive = bool(loopback_cleanup.find_processes(mark))  # processes that start or shut down
         if next_condition is not None:
             return Condition.UP if is_alive else next_condition
         return Condition.STARTING if is_alive else Condition.ABSENT
@@ -287,13 +289,13 @@ def _link_torch(environment: Path, torch: Path, instance_type: str | None) -> No
 
     :param instance_type: the type whose GPUs are rehearsed, None for none.
     """
-    image.point_at(image.BASE_PYTHON, environment)
+    image.set_python(image.BASE_PYTHON, environment)
     packages = environment / image.PACKAGES
     packages.mkdir(parents=True)
     for entry in (torch / image.PACKAGES).iterdir():
         (packages / entry.name).symlink_to(entry)
     if instance_type is not None:
-        image.rehearse(packages, instance_type)
+        image.install_rehearsal(packages, instance_type)
 
 
 PATIENCE_S = 120.0
@@ -304,7 +306,7 @@ Run = Callable[[list[str]], list[str]]
 """Runs a command and returns its errors."""
 
 
-def carry_out(
+def run_user_data(
     user_data: bytes, *, root: Path, first: bool, environ: dict[str, str], console: IO[bytes]
 ) -> None:
     """Run the user data and write cloud-init's result file.
@@ -359,7 +361,7 @@ def _write_host_keys(keys: dict[str, str], folder: Path) -> None:
 
 def _run(environ: dict[str, str], console: IO[bytes], argv: list[str]) -> list[str]:
     try:
-        status = run_into(console, *argv, env=environ, timeout=PATIENCE_S)
+        status = run_to_log(console, *argv, env=environ, timeout=PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [str(error)]
     return [f"{argv[0]}: exit {status}"] if status else []

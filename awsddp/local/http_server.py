@@ -32,22 +32,22 @@ from werkzeug.wrappers import Response
 
 from awsddp.errors import AwsddpError
 from awsddp.local import ec2_http, faults, operations, request_checks
-from awsddp.local.ec2_http import Refusal, Request, answered, internal_error
+from awsddp.local.ec2_http import Refusal, Request, internal_error, make_response
 from awsddp.local.emulator import Emulator, Store
 from awsddp.local.faults import Faults
 from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.network import METADATA_ADDRESS, NAMESPACES
 from awsddp.local.offers import Call
-from awsddp.local.s3_api import Buckets, hang_up
-from awsddp.local.serving import Handler
+from awsddp.local.s3_api import S3App, close_connection
+from awsddp.local.serving import KeepAliveHandler
 from awsddp.model.documents import Fault
-from awsddp.model.records import read_numbers
+from awsddp.model.records import parse_node_numbers
 
 ADMIN = "/_awsddp/"
 
 
 @dataclass(eq=False)
-class Front:
+class EndpointApp:
     """The WSGI application of the endpoint: EC2 and other APIs, S3, and the commands of `awsddp local`."""
 
     emulator: Emulator
@@ -56,20 +56,20 @@ class Front:
     faults: Faults
     secret: str = field(repr=False)
     mode: str
-    buckets: Buckets
-    asked_at: float = field(default_factory=time.monotonic)
+    buckets: S3App
+    last_call_at: float = field(default_factory=time.monotonic)
     """When the last API call came in, in monotonic time."""
     _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if _is_s3(environ):
-            self.asked_at = time.monotonic()
+            self.last_call_at = time.monotonic()
             return self.buckets(environ, start_response)
         try:
             is_admin = environ.get("PATH_INFO", "").startswith(ADMIN)
             response = self._respond_to_admin(environ) if is_admin else self._respond_to_call(environ)
         except ConnectionError:
-            hang_up(environ)
+            close_connection(environ)
             raise
         return response(environ, start_response)
 
@@ -83,7 +83,7 @@ class Front:
             with self.emulator.lock:
                 if self._run_one_time_fault(command.get("add", {})):
                     del command["add"]
-                active_faults = self.faults.act(command)
+                active_faults = self.faults.apply_command(command)
         except AwsddpError as error:
             return Response(json.dumps(error.document()), 400, content_type=ec2_http.JSON)
         if length:
@@ -114,11 +114,11 @@ class Front:
 
         :raises UsageError: the fault is invalid.
         """
-        if not faults.names_node(fault.get("operation", "")):
+        if not faults.is_instance_id(fault.get("operation", "")):
             return False
         instances = {instance.id: instance for instance in self.emulator.instances()}
-        faults.check_node(fault, instances, mode=self.mode)
-        if fault["effect"] not in faults.ONCE:
+        faults.check_node_fault(fault, instances, mode=self.mode)
+        if fault["effect"] not in faults.ONE_TIME_EFFECTS:
             return False
         if fault["effect"] == "reclaim":
             notice_s = fault.get("notice_s", faults.NOTICE_S)
@@ -131,9 +131,9 @@ class Front:
     def _respond_to_call(self, environ: dict[str, Any]) -> Response:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
         is_rest = environ.get("PATH_INFO", "/") != "/"  # of a service that is not supported: it expects JSON
-        self.asked_at = time.monotonic()
+        self.last_call_at = time.monotonic()
         try:
-            request = ec2_http.read(environ)
+            request = ec2_http.read_request(environ)
             service = request.service
             target = target or is_rest
             with self.emulator.lock:
@@ -153,8 +153,8 @@ class Front:
             if refusal is None:
                 traceback.print_exc()
                 refusal = internal_error("An internal error has occurred")
-            response = ec2_http.refuse(refusal, service=service, target=target)
-        return ec2_http.stamp(response)
+            response = ec2_http.make_error_response(refusal, service=service, target=target)
+        return ec2_http.finish_response(response)
 
     def _take_fault(self, request: Request) -> Fault | None:
         """Return the fault that affects this request, if any.
@@ -165,27 +165,27 @@ class Front:
         details, values = {}, [*request.parameters.values(), request.region]
         if request.service == "ec2" and request.action in ("RunInstances", "StartInstances"):
             with suppress(ServiceException):
-                instance_type, zone, grouped = Call(request, self._backend(request)).machines
+                instance_type, zone, grouped = Call(request, self._backend(request)).requested_machines
                 details = {"instance_type": instance_type, "zone": zone}
                 values += [instance_type, zone, *([faults.PLACEMENT_GROUP] if grouped else [])]
-        fault = self.faults.strike(request.action, tuple(values))
+        fault = self.faults.take_fault(request.action, tuple(values))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault
         if fault.effect == "cut":
             raise ConnectionResetError("a fault: the connection is cut")
-        raise faults.refusal(fault, **details)
+        raise faults.make_refusal(fault, **details)
 
     def _carry_out(self, request: Request, fault: Fault | None) -> Response:
         """Carry out a request and save the changed state; return the response."""
         with self.emulator.lock:
-            backend_count = self.store.size()
+            backend_count = self.store.count_backends()
             with self._stale_view(request, fault):
                 response = self._handle(request)
-            if request.changes and request.service == "ec2":
-                faults.mark(self._backend(request))
-            if request.changes or self.store.size() != backend_count:
+            if request.is_mutating and request.service == "ec2":
+                faults.set_creation_times(self._backend(request))
+            if request.is_mutating or self.store.count_backends() != backend_count:
                 self._save()
-        if request.changes and request.service == "ec2":
+        if request.is_mutating and request.service == "ec2":
             self.lifecycle.wake()
         return response
 
@@ -196,8 +196,8 @@ class Front:
             yield
             return
         region, seconds = request.region, fault.seconds
-        earlier = nullcontext() if request.changes else self.store.as_it_was(region, seconds=seconds)
-        with earlier, faults.unaware(self._backend(request), younger_than_s=seconds):
+        earlier = nullcontext() if request.is_mutating else self.store.show_past(region, seconds=seconds)
+        with earlier, faults.hide_new_resources(self._backend(request), younger_than_s=seconds):
             yield
 
     def _save(self) -> None:
@@ -218,12 +218,12 @@ class Front:
             raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
     def _handle(self, request: Request) -> Response:
-        row, call = operations.find(request), Call(request, self._backend(request))
-        request_checks.check(call)
-        if request.changes and request.dry:
-            raise ec2_http.dry_run()
-        if row.answer is not None:
-            return answered(request, row.answer(call))
+        row, call = operations.find_operation(request), Call(request, self._backend(request))
+        request_checks.check_call(call)
+        if request.is_mutating and request.is_dry_run:
+            raise ec2_http.dry_run_error()
+        if row.handler is not None:
+            return make_response(request, row.handler(call))
         environ = {**request.environ, "wsgi.input": BytesIO(request.body)}
         return Response.from_app(self._moto, environ, buffered=True)
 
@@ -233,7 +233,7 @@ class Front:
             alive = (row for row in self.emulator.instances() if row.state != "terminated")
             instance = next((row for row in alive if row.private_ip == environ["REMOTE_ADDR"]), None)
             session = getattr(instance, "role_session", None)
-            status, body = metadata(instance, environ, secret=self.secret) if instance else (404, b"")
+            status, body = read_metadata(instance, environ, secret=self.secret) if instance else (404, b"")
             if getattr(instance, "role_session", None) is not session:
                 self.store.save()
         return Response(body, status, mimetype="text/plain")(environ, start_response)
@@ -250,7 +250,7 @@ def _is_s3(environ: Mapping[str, Any]) -> bool:
 def _node_number(tags: dict[str, str], index: int) -> int | None:
     """Return the number of an instance in its cluster, None if it is in no cluster."""
     with suppress(KeyError, ValueError, IndexError):
-        return int(read_numbers(tags["awsddp:nodes"])[index])
+        return int(parse_node_numbers(tags["awsddp:nodes"])[index])
     return None
 
 
@@ -264,7 +264,7 @@ CLONE_NEWNET = 0x40000000
 StatusAndBody = tuple[int, bytes]
 
 
-def metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> StatusAndBody:
+def read_metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> StatusAndBody:
     """Return the metadata service's response to a request of an instance: HTTP status and body.
 
     This may set a new `role_session` of the instance, which the caller saves.
@@ -392,7 +392,12 @@ def serve_nodes(application: Any, namespace: str, port: int) -> None:
     with ThreadPoolExecutor(1) as pool:  # a thread of its own, as it stays in the namespace
         listening = pool.submit(_listen, namespace, port).result()
     server = make_server(
-        METADATA_ADDRESS, port, application, threaded=True, request_handler=Handler, fd=listening.detach()
+        METADATA_ADDRESS,
+        port,
+        application,
+        threaded=True,
+        request_handler=KeepAliveHandler,
+        fd=listening.detach(),
     )
     threading.Thread(target=server.serve_forever, name=f"port-{port}", daemon=True).start()
 

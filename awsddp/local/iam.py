@@ -67,7 +67,7 @@ def simulate(call: Call) -> dict[str, Any]:
 
     :raises ServiceException: moto's NoSuchEntity.
     """
-    arguments = call.asked
+    arguments = call.arguments
     role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(arguments["PolicySourceArn"])
     entries = arguments.get("ContextEntries", ())
     context = {entry["ContextKeyName"]: entry["ContextKeyValues"][0] for entry in entries}

@@ -196,12 +196,12 @@ def _write_accounts(layer: Path) -> None:
 
 TORCH_VERSION = "2.13.0"
 TORCHVISION_VERSION = "0.28.0"
-OTHERS = ("numpy", "pillow", "boto3")  # further packages that Deep Learning AMIs have
+OTHER_PACKAGES = ("numpy", "pillow", "boto3")  # further packages that Deep Learning AMIs have
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-_NAME = "-".join(("torch", TORCH_VERSION, "torchvision", TORCHVISION_VERSION, *OTHERS))
-AT = Path("/opt/pytorch")
+_NAME = "-".join(("torch", TORCH_VERSION, "torchvision", TORCHVISION_VERSION, *OTHER_PACKAGES))
+TORCH_FOLDER = Path("/opt/pytorch")
 BASE = Path(sys.base_prefix)
-BASE_AT = BASE if Path("/usr") == BASE else Path("/opt/python")
+BASE_IN_NODE = BASE if Path("/usr") == BASE else Path("/opt/python")
 """The folder in a node of the Python of this process."""
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE_PYTHON = BASE / "bin" / PYTHON
@@ -218,7 +218,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "awsddp"
 
 
-def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Path:
+def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Path:
     """Return the folder of torch's environment in the cache; install it if necessary (some minutes).
 
     :param mode: of the local cloud. In loopback mode only the packages are used, not the interpreter.
@@ -242,16 +242,16 @@ def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Pa
         raise LocalCloudError(
             "torch for the local cloud cannot be kept in its cache",
             why=str(error),
-            next="awsddp local stop   # then set AWSDDP_CACHE to a folder with 3 GB free, and try again",
+            next_step="awsddp local stop   # then set AWSDDP_CACHE to a folder with 3 GB free, and try again",
         ) from error
     return folder
 
 
-def library() -> Path | None:
+def find_python_library() -> Path | None:
     """Return the shared library of Python that a node needs from outside /usr, None if it needs none."""
     # Not from sysconfig: it returns None to the second of two threads that call it at once (Python 3.11).
     library = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
-    return library if BASE_AT != BASE and library.exists() else None
+    return library if BASE_IN_NODE != BASE and library.exists() else None
 
 
 def _install(folder: Path) -> None:
@@ -267,15 +267,17 @@ def _install(folder: Path) -> None:
     pip = [str(building / "bin/python"), "-I", "-m", "pip", "install", "--quiet"]
     options = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
-    install(*pip, *options, *indexes, f"torch=={TORCH_VERSION}", *OTHERS)
+    install(*pip, *options, *indexes, f"torch=={TORCH_VERSION}", *OTHER_PACKAGES)
     # --no-deps: its requirement of torch would install a CUDA build from an index without CPU builds.
     install(*pip, *options, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}")
     _declare_operators(next(building.glob("lib/python*/site-packages")))
     # From here on the environment works at /opt/pytorch in a node, and no longer on this machine.
-    point_at(BASE_AT / "bin" / PYTHON, building)
+    set_python(BASE_IN_NODE / "bin" / PYTHON, building)
     for script in (building / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
-            script.write_bytes(script.read_bytes().replace(str(building).encode(), str(AT).encode()))
+            script.write_bytes(
+                script.read_bytes().replace(str(building).encode(), str(TORCH_FOLDER).encode())
+            )
     building.rename(folder)
 
 
@@ -290,7 +292,7 @@ def _declare_operators(packages: Path) -> None:
         file.write(f"\n\nif not _has_ops():  # written by awsddp\n    import {name}\n")
 
 
-def point_at(python: Path, environment: Path) -> None:
+def set_python(python: Path, environment: Path) -> None:
     """Make an environment, which may have packages already, use this interpreter."""
     (environment / "bin").mkdir(parents=True, exist_ok=True)
     for name in ("python", "python3", PYTHON):
@@ -302,7 +304,7 @@ def point_at(python: Path, environment: Path) -> None:
     )
 
 
-def rehearse(packages: Path, instance_type: str) -> None:
+def install_rehearsal(packages: Path, instance_type: str) -> None:
     """Install templates/rehearse_gpu into these packages: torch simulates the GPUs of a type, if known."""
     shutil.copytree(
         shipped_folder("templates") / "rehearse_gpu", packages / "rehearse_gpu", dirs_exist_ok=True

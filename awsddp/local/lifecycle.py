@@ -20,7 +20,7 @@ from awsddp.local import emulator as records
 from awsddp.local.emulator import Emulator, Store
 from awsddp.local.faults import Faults
 from awsddp.local.hosts import Condition, Hosts, HostSpec
-from awsddp.local.network import fault_rules, group_rules
+from awsddp.local.network import make_fault_rules, make_group_rules
 
 BUSY_POLL_S = 0.05
 IDLE_POLL_S = 0.5
@@ -82,12 +82,12 @@ class Lifecycle:
                     self._step(instance)
             alive = [row for row in instances if row.state != "terminated"]
             has_changed = before != [(row.id, row.state, row.reboot_wanted) for row in instances]
-            if self._emulator.forget_old() or has_changed:
+            if self._emulator.drop_old_instances() or has_changed:
                 self._store.save()
-            self._faults.forget_nodes({row.id for row in alive})
-            effects = {row.id: self._faults.of(row.id) for row in alive}
+            self._faults.remove_gone_nodes({row.id for row in alive})
+            effects = {row.id: self._faults.get_effects(row.id) for row in alive}
             cut = {row.id: effects[row.id] | _OFF.get(row.state, set()) for row in alive}
-            rules = {row.id: _make_rules(row, alive) + fault_rules(cut[row.id]) for row in alive}
+            rules = {row.id: _make_rules(row, alive) + make_fault_rules(cut[row.id]) for row in alive}
             names = {row.private_ip: row.private_dns_name for row in alive}
             is_changing = bool(self._busy) or any(
                 row.state not in (*ENDED, "running") or row.reboot_wanted for row in alive
@@ -104,10 +104,12 @@ class Lifecycle:
                 self.hosts.apply_rules(instance_id, text)
                 self._applied_rules[instance_id] = text
             desired = effects[instance_id]
-            if self._applied_effects.get(instance_id) != desired and self.hosts.suffer(instance_id, desired):
+            if self._applied_effects.get(instance_id) != desired and self.hosts.apply_faults(
+                instance_id, desired
+            ):
                 self._applied_effects[instance_id] = desired
         if names != self._applied_names:
-            self.hosts.announce(names)
+            self.hosts.set_host_names(names)
             self._applied_names = names
         for instance_id in (self._applied_rules.keys() | self._applied_effects.keys()) - rules.keys():
             self._applied_rules.pop(instance_id, None)
@@ -129,7 +131,7 @@ class Lifecycle:
             records.set_state(instance, "running")
             self._booted_at.pop(instance.id, None)
         elif instance.id in self._errors or (condition is Condition.BROKEN and has_booted):
-            detail = self._errors.pop(instance.id, "") or self.hosts.complaint(instance.id)
+            detail = self._errors.pop(instance.id, "") or self.hosts.failure_reason(instance.id)
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.BROKEN, f"Internal error on launch: {detail}")
         elif condition is Condition.STARTING:
@@ -183,7 +185,7 @@ class Lifecycle:
     def _boot(self, instance: Any) -> None:
         spec = _make_spec(instance)
         alive = [row for row in self._emulator.instances() if row.state != "terminated"]
-        rules = _make_rules(instance, alive) + fault_rules(self._faults.of(instance.id))
+        rules = _make_rules(instance, alive) + make_fault_rules(self._faults.get_effects(instance.id))
 
         def boot() -> None:
             try:
@@ -243,4 +245,4 @@ def _make_rules(instance: Any, alive: list[Any]) -> str:
     for peer in alive:
         for group_id in _security_groups(peer):
             members.setdefault(group_id, []).append(peer.private_ip)
-    return group_rules(_security_groups(instance).values(), members)
+    return make_group_rules(_security_groups(instance).values(), members)

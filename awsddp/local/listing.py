@@ -6,17 +6,17 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from awsddp.local.s3_files import Stored
+from awsddp.local.s3_files import ObjectInfo
 
 
 class Listing:
     """Descriptions by name, in sorted order. Not thread-safe."""
 
-    def __init__(self, described: Mapping[str, Stored]) -> None:
+    def __init__(self, described: Mapping[str, ObjectInfo]) -> None:
         self._described = dict(described)
         self._names = sorted(self._described)  # by code points, which is also the order of their UTF-8
 
-    def put(self, name: str, info: Stored) -> None:
+    def put(self, name: str, info: ObjectInfo) -> None:
         """Add a name, or replace its description."""
         if name not in self._described:
             insort(self._names, name)
@@ -28,16 +28,16 @@ class Listing:
             del self._names[bisect_left(self._names, name)]
 
     def page(
-        self, prefix: str, *, after: str, room: int, delimiter: str = ""
-    ) -> tuple[dict[str, Stored | None], bool]:
+        self, prefix: str, *, after: str, limit: int, delimiter: str = ""
+    ) -> tuple[dict[str, ObjectInfo | None], bool]:
         """Return at most `limit` names with a prefix that sort after `after`, and True if there are more.
 
         Names with a delimiter after the prefix are cut after it, and listed once, without a description.
         """
-        entries = list(islice(self._entries(prefix, after, delimiter), room + 1))
-        return dict(entries[:room]), len(entries) > room > 0
+        entries = list(islice(self._entries(prefix, after, delimiter), limit + 1))
+        return dict(entries[:limit]), len(entries) > limit > 0
 
-    def _entries(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, Stored | None]]:
+    def _entries(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, ObjectInfo | None]]:
         names = self._names
         index = max(bisect_left(names, prefix), bisect_right(names, after))
         while index < len(names) and names[index].startswith(prefix):

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def marked(mark: str) -> "dict[int, str]":
+def find_processes(mark: str) -> "dict[int, str]":
     """Return the processes, and their start times, of all hosts whose mark begins so; never this process."""
     processes = _list_processes()
-    pids = {pid for pid in processes if pid != os.getpid() and carries(pid, mark)}
+    pids = {pid for pid in processes if pid != os.getpid() and has_mark(pid, mark)}
     while more := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids - {os.getpid()}:
         pids |= more
     return {pid: processes[pid][1] for pid in pids}
@@ -37,7 +37,7 @@ def _list_processes() -> "dict[int, tuple[int, str]]":
     return processes
 
 
-def carries(pid: int, mark: str) -> bool:
+def has_mark(pid: int, mark: str) -> bool:
     """Return True if the process itself has the mark of such a host."""
     process = Path("/proc", str(pid))
     try:
@@ -49,12 +49,12 @@ def carries(pid: int, mark: str) -> bool:
         return False
 
 
-def end(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
+def kill_processes(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
     """Kill the processes of the marked hosts: SIGTERM, after `grace_s` SIGKILL; False if any are left."""
     start = time.monotonic()
     targets: dict[int, str] = {}
     while True:
-        matches = marked(mark)
+        matches = find_processes(mark)
         new = matches.keys() - targets.keys()
         targets.update(matches)
         alive = _list_processes()
@@ -69,4 +69,4 @@ def end(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
 
 
 if __name__ == "__main__":
-    end(sys.argv[1], grace_s=2.0)
+    kill_processes(sys.argv[1], grace_s=2.0)

@@ -19,12 +19,12 @@ from typing import IO, Any
 from awsddp.errors import LocalCloudError
 
 
-class Place:
+class CloudPaths:
     """The paths and names of the local cloud of one AWSDDP_HOME; the only I/O is resolving that path."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.presence = home / "local.lock"
+        self.presence_lock = home / "local.lock"
         """A lock that every running client shares: it can be taken exclusively only if there is none."""
         self.folder = home / "local"
         self.settings = self.folder / "settings.json"
@@ -39,7 +39,7 @@ class Place:
         self.state = self.folder / "state.pickle"
         self.faults = self.folder / "faults.json"
         """The active faults."""
-        self.living = self.folder / "living"
+        self.live_mark = self.folder / "living"
         """Exists as long as an instance is not terminated."""
         self.nodes = self.folder / "nodes"
         self.uploads = self.folder / "uploads"
@@ -56,12 +56,12 @@ class Place:
         self.interface = f"ad{self.tag}"
         """The machine's interface in the network of the nodes (at most 15 characters)."""
 
-    def machine(self, instance_id: str) -> str:
+    def machine_name(self, instance_id: str) -> str:
         """Return the name of a node's container and of its network namespace."""
         return f"{self.switch}-{instance_id}"
 
 
-def run_into(log: IO[bytes], *argv: str, **settings: Any) -> int:
+def run_to_log(log: IO[bytes], *argv: str, **settings: Any) -> int:
     """Run a command without input, append its output to a log, and return its exit status."""
     process = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **settings)
     return process.returncode
@@ -92,14 +92,14 @@ def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
         raise LocalCloudError(
             "the local cloud runs on Linux only",
             why=f"this is {sys.platform}",
-            next="docker build -t awsddp .   # in a clone of awsddp: a container for it, docs/local.md",
+            next_step="docker build -t awsddp .   # in a clone of awsddp: a container for it, docs/local.md",
         )
     missing = [name for name in ("moto", "werkzeug") if importlib.util.find_spec(name) is None]
     if missing:
         raise LocalCloudError(
             "the packages of the local cloud are not installed",
             why=f"missing: {', '.join(missing)}; they come with the extra `local`",
-            next="pipx install --force '.[local]'   # in a clone of awsddp; or: pip install '.[local]'",
+            next_step="pipx install --force '.[local]'   # in a clone of awsddp; or: pip install '.[local]'",
         )
     if mode == "records":
         return "records", "requested: instances change state and nothing boots"
@@ -112,7 +112,7 @@ def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
         raise LocalCloudError(
             "hosts without root need an AWSDDP_HOME without spaces and quotes in its path",
             why=f"it is {str(home)!r}",
-            next="set AWSDDP_HOME to another folder",
+            next_step="set AWSDDP_HOME to another folder",
         )
     return "loopback", f"{why_loopback}: an sshd for each instance, no groups, no systemd"
 
@@ -133,7 +133,7 @@ def _check_packages(packages: dict[str, str], *alternatives: str) -> None:
         raise LocalCloudError(
             "Debian packages are missing for the local cloud",
             why=f"not installed: {', '.join(missing)}",
-            next="\n".join([install, *alternatives]),
+            next_step="\n".join([install, *alternatives]),
         )
 
 
@@ -150,7 +150,7 @@ def run(
     process = subprocess.run(argv, input=text, capture_output=True, text=True)
     if process.returncode:
         lines = (process.stderr or process.stdout).strip().splitlines()
-        raise LocalCloudError(failed, why="\n".join(lines[-5:]), next=next_step)
+        raise LocalCloudError(failed, why="\n".join(lines[-5:]), next_step=next_step)
     return process.stdout
 
 

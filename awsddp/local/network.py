@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.errors import LocalCloudError
-from awsddp.local.machine import Place, run
+from awsddp.local.machine import CloudPaths, run
 
 BLOCKS = tuple(ipaddress.IPv4Network(f"10.{second}.0.0/16") for second in range(77, 128))
 NAMESPACES = Path("/run/netns")
@@ -30,13 +30,13 @@ SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
 """The limit of nftables per direction."""
 
 
-def ip(*lines: str, namespace: str | None = None) -> None:
+def run_ip(*lines: str, namespace: str | None = None) -> None:
     """Run the lines of an `ip -batch` in order, in a network namespace or on the machine."""
     options = () if namespace is None else ("-n", namespace)
     run("ip", *options, "-batch", "-", text="\n".join(lines) + "\n")
 
 
-def free_blocks() -> list[ipaddress.IPv4Network]:
+def list_free_blocks() -> list[ipaddress.IPv4Network]:
     """Return the blocks that this machine does not route."""
     routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all") or "[]")
     taken = []
@@ -64,12 +64,12 @@ def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4N
     raise LocalCloudError(
         "no address block is free for the local cloud",
         why="other local clouds, or routes of this machine, use each /16 that it could take",
-        next="awsddp local stop",
+        next_step="awsddp local stop",
     )
 
 
 def open_switch(
-    paths: Place, block: ipaddress.IPv4Network | None
+    paths: CloudPaths, block: ipaddress.IPv4Network | None
 ) -> tuple[ipaddress.IPv4Network, socket.socket]:
     """Create the bridge if it does not exist; return its block, and the socket that reserves the block.
 
@@ -80,7 +80,7 @@ def open_switch(
     is_complete = block is not None and exists
     if not is_complete:
         close_network(paths)
-    block, holder = take_block(free_blocks() if block is None else [block])
+    block, holder = take_block(list_free_blocks() if block is None else [block])
     if not is_complete:
         try:
             _create_switch(paths, block)
@@ -90,15 +90,15 @@ def open_switch(
     return block, holder
 
 
-def _create_switch(paths: Place, block: ipaddress.IPv4Network) -> None:
+def _create_switch(paths: CloudPaths, block: ipaddress.IPv4Network) -> None:
     name, interface = paths.switch, paths.interface
-    ip(
+    run_ip(
         f"netns add {name}",
         f"link add {interface} type veth peer name machine netns {name}",
         f"addr add {block[1]}/16 dev {interface}",
         f"link set {interface} up",
     )
-    ip(
+    run_ip(
         "link set lo up",
         "link add vpc type bridge",
         "link set vpc up",
@@ -116,21 +116,21 @@ def _create_switch(paths: Place, block: ipaddress.IPv4Network) -> None:
         run("ip", "netns", "exec", name, "nft", "-f", "-", text=border)
 
 
-def hardware_address(address: str) -> str:
+def make_mac_address(address: str) -> str:
     """Return the fixed MAC of an IP address: neighbours' ARP caches stay valid if a host is created again."""
     return "02:0a:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
-def plug_in(paths: Place, instance_id: str, address: str) -> None:
+def plug_in(paths: CloudPaths, instance_id: str, address: str) -> None:
     """Create a node's namespace with the interface `ens5` on the bridge."""
-    name, port = paths.machine(instance_id), _port(instance_id)
-    ip(f"netns add {name}")
-    ip(
-        f"link add {port} type veth peer name ens5 address {hardware_address(address)} netns {name}",
+    name, port = paths.machine_name(instance_id), _port(instance_id)
+    run_ip(f"netns add {name}")
+    run_ip(
+        f"link add {port} type veth peer name ens5 address {make_mac_address(address)} netns {name}",
         f"link set {port} master vpc up",
         namespace=paths.switch,
     )
-    ip(
+    run_ip(
         "link set lo up",
         f"addr add {address}/16 dev ens5",
         "link set ens5 up",
@@ -139,13 +139,13 @@ def plug_in(paths: Place, instance_id: str, address: str) -> None:
     )
 
 
-def unplug(paths: Place, instance_id: str) -> None:
+def unplug(paths: CloudPaths, instance_id: str) -> None:
     """Remove a node's port and namespace, if they exist.
 
     The port is deleted explicitly: a namespace exists as long as a socket refers to it, and with its port it
     would still answer at an address that may be another node's by then.
     """
-    name = paths.machine(instance_id)
+    name = paths.machine_name(instance_id)
     with suppress(LocalCloudError):
         run("ip", "-n", paths.switch, "link", "del", _port(instance_id))
     if (NAMESPACES / name).exists():
@@ -156,25 +156,25 @@ def _port(instance_id: str) -> str:
     return f"v{instance_id[-12:]}"
 
 
-def load_rules(paths: Place, instance_id: str, ruleset: str) -> None:
+def load_rules(paths: CloudPaths, instance_id: str, ruleset: str) -> None:
     """Apply an nftables ruleset in a node's namespace, atomically."""
-    run("ip", "netns", "exec", paths.machine(instance_id), "nft", "-f", "-", text=ruleset)
+    run("ip", "netns", "exec", paths.machine_name(instance_id), "nft", "-f", "-", text=ruleset)
 
 
-def namespaces(paths: Place) -> list[str]:
+def list_namespaces(paths: CloudPaths) -> list[str]:
     """Return the network namespaces of this local cloud: of its bridge and of its nodes."""
     return [path.name for path in NAMESPACES.glob(f"{paths.switch}*")]
 
 
-def close_network(paths: Place) -> None:
+def close_network(paths: CloudPaths) -> None:
     """Remove every namespace and interface of this local cloud."""
-    for name in namespaces(paths):
+    for name in list_namespaces(paths):
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
     if Path("/sys/class/net", paths.interface).exists():
         subprocess.run(["ip", "link", "del", paths.interface], capture_output=True)
 
 
-def group_rules(groups: Collection[Any], members: Mapping[str, list[str]]) -> str:
+def make_group_rules(groups: Collection[Any], members: Mapping[str, list[str]]) -> str:
     """Return the whole ruleset of a node's security groups; loading it atomically replaces an earlier one.
 
     :param groups: the node's security groups, as moto's objects.
@@ -220,7 +220,7 @@ def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
     return f"{source}ip protocol {protocol}"
 
 
-def fault_rules(effects: frozenset[str]) -> str:
+def make_fault_rules(effects: frozenset[str]) -> str:
     """Return the ruleset of a node's faults; loading it replaces an earlier one.
 
     Packets are dropped, not rejected: connections continue once the fault heals.

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from awsddp.local import cgroups, image, network
 from awsddp.local.hosts import Condition, Hosts, HostSpec
-from awsddp.local.machine import Place, run, run_into
-from awsddp.state import take
+from awsddp.local.machine import CloudPaths, run, run_to_log
+from awsddp.state import try_lock
 
 REBOOT_STATUS = 133
 SEED = "var/lib/cloud/seed/nocloud"
@@ -59,25 +59,25 @@ echo $? > "$node/exit.new"; mv "$node/exit.new" "$node/exit"
 class NspawnHosts(Hosts):
     """All hosts of one local cloud."""
 
-    def __init__(self, paths: Place) -> None:
+    def __init__(self, paths: CloudPaths) -> None:
         super().__init__(paths)
         self._hosts = "127.0.0.1 localhost\n"
         self._layer_lock = threading.Lock()
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
-        cgroups.end(self._paths, spec.instance_id)
+        cgroups.remove(self._paths, spec.instance_id)
         if not (node / "made").exists():
             self._create(node, spec)
         _write_seed(node / "seed", spec)
         if spec.rehearsal is not None:
-            image.rehearse(node / "rehearsal" / image.PACKAGES, spec.rehearsal)
+            image.install_rehearsal(node / "rehearsal" / image.PACKAGES, spec.rehearsal)
         for name in ("exit", "pid", "wrapper", ANSWERS):
             (node / name).unlink(missing_ok=True)
         network.unplug(self._paths, spec.instance_id)
         network.plug_in(self._paths, spec.instance_id, spec.address)
         network.load_rules(self._paths, spec.instance_id, (node / "rules").read_text())
-        groups = cgroups.make(self._paths, spec.instance_id)
+        groups = cgroups.create(self._paths, spec.instance_id)
         with (node / "console.log").open("ab") as console:
             launch = ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
             environ = {
@@ -85,7 +85,7 @@ class NspawnHosts(Hosts):
                 "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
                 "SYSTEMD_NSPAWN_TMPFS_TMP": "0",
             }
-            run_into(console, *launch, *self._command(node, spec), env=environ, check=True)
+            run_to_log(console, *launch, *self._command(node, spec), env=environ, check=True)
 
     def _create(self, node: Path, spec: HostSpec) -> None:
         """Create the host's files."""
@@ -107,22 +107,28 @@ class NspawnHosts(Hosts):
         settings = json.loads(self._paths.settings.read_text())  # a later `local start --share` adds to it
         mounts = [f"--bind-ro={_escape(path)}" for path in settings["share"]]
         if spec.has_torch:
-            torch = _escape(image.ensure("nspawn"))
+            torch = _escape(image.ensure_torch("nspawn"))
             if spec.rehearsal is None:
-                mounts.append(f"--bind-ro={torch}:{image.AT}")
+                mounts.append(f"--bind-ro={torch}:{image.TORCH_FOLDER}")
             else:
-                mounts.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.AT}")
-            if image.BASE_AT != image.BASE:
-                mounts.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_AT}")
+                mounts.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.TORCH_FOLDER}")
+            if image.BASE_IN_NODE != image.BASE:
+                mounts.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_IN_NODE}")
             # Mounted over the machine's own library of that name, which may be another patch release.
-            if library := image.library():
+            if library := image.find_python_library():
                 lib = Path("/usr/lib")
                 folders = [lib, *(path.parent for path in lib.glob(f"*/{library.name}"))]
                 mounts += [f"--bind-ro={_escape(library)}:{folder}/{library.name}" for folder in folders]
         return [
             *("systemd-nspawn", "--quiet", f"--directory={node / 'root'}", "--boot", "--register=no"),
-            *("--keep-unit", f"--network-namespace-path=/run/netns/{self._paths.machine(spec.instance_id)}"),
-            *(f"--machine={self._paths.machine(spec.instance_id)}", f"--hostname={spec.name.split('.')[0]}"),
+            *(
+                "--keep-unit",
+                f"--network-namespace-path=/run/netns/{self._paths.machine_name(spec.instance_id)}",
+            ),
+            *(
+                f"--machine={self._paths.machine_name(spec.instance_id)}",
+                f"--hostname={spec.name.split('.')[0]}",
+            ),
             *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=read-only"),
             *(f"--bind={_escape(node / 'hosts')}:/etc/hosts", f"--bind={_escape(node / 'marks')}:/{MARKS}"),
             *(f"--bind-ro={_escape(node / 'seed')}:/{SEED}", "--tmpfs=/sys/block", *mounts),
@@ -135,10 +141,10 @@ class NspawnHosts(Hosts):
             os.kill(int(child), signal.SIGRTMIN + (5 if reboot else 4))  # its systemd reboots or powers off
 
     def cut_power(self, instance_id: str) -> None:
-        cgroups.end(self._paths, instance_id)
+        cgroups.remove(self._paths, instance_id)
 
     def remove(self, instance_id: str) -> None:
-        cgroups.end(self._paths, instance_id)
+        cgroups.remove(self._paths, instance_id)
         network.unplug(self._paths, instance_id)
         shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
@@ -149,7 +155,7 @@ class NspawnHosts(Hosts):
             if status == REBOOT_STATUS:
                 return Condition.RESTARTING
             return Condition.OFF if status == 0 or (node / ANSWERS).exists() else Condition.BROKEN
-        if not cgroups.processes(self._paths, instance_id):
+        if not cgroups.list_processes(self._paths, instance_id):
             return Condition.ABSENT
         if (node / ANSWERS).exists():
             return Condition.UP
@@ -159,23 +165,23 @@ class NspawnHosts(Hosts):
         node = self.folder(instance_id)
         node.mkdir(parents=True, exist_ok=True)
         (node / "rules").write_text(ruleset)
-        if (network.NAMESPACES / self._paths.machine(instance_id)).exists():
+        if (network.NAMESPACES / self._paths.machine_name(instance_id)).exists():
             network.load_rules(self._paths, instance_id, ruleset)
 
-    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
+    def apply_faults(self, instance_id: str, effects: frozenset[str]) -> bool:
         node, wrapper = self.folder(instance_id), self._pid(instance_id, "wrapper")
         if wrapper is None:
             return False
-        cgroups.freeze(self._paths, instance_id, frozen="frozen" in effects)
-        cgroups.slow_down(self._paths, instance_id, slow="slow-cpu" in effects)
-        cgroups.squeeze(self._paths, instance_id, tight="oom" in effects)
+        cgroups.set_frozen(self._paths, instance_id, frozen="frozen" in effects)
+        cgroups.limit_cpu(self._paths, instance_id, slow="slow-cpu" in effects)
+        cgroups.limit_memory(self._paths, instance_id, tight="oom" in effects)
         disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted only in its namespace
         root = Path(f"/proc/{wrapper}/root{node / 'root'}")
         if disk.stat().st_dev == node.stat().st_dev or not os.path.ismount(root):
             return False
         try:
             if "full-disk" in effects:
-                fill(disk)
+                fill_disk(disk)
             else:
                 (disk / FILLER).unlink(missing_ok=True)
             set_clock(root, ahead="clock" in effects)
@@ -186,12 +192,12 @@ class NspawnHosts(Hosts):
         return True
 
     def _reload_sshd(self, instance_id: str) -> None:
-        for pid in cgroups.processes(self._paths, instance_id):
+        for pid in cgroups.list_processes(self._paths, instance_id):
             with suppress(OSError):
                 if b"[listener]" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGHUP)
 
-    def announce(self, names: dict[str, str]) -> None:
+    def set_host_names(self, names: dict[str, str]) -> None:
         self._hosts = "127.0.0.1 localhost\n" + "".join(
             f"{address} {name} {name.split('.')[0]}\n" for address, name in sorted(names.items())
         )
@@ -203,14 +209,14 @@ class NspawnHosts(Hosts):
     def _pid(self, instance_id: str, name: str = "pid") -> int | None:
         """Return the recorded pid if that process is one of the host's: the pid may have been reused."""
         pid = self._read_number(instance_id, name)
-        return pid if pid in cgroups.processes(self._paths, instance_id) else None
+        return pid if pid in cgroups.list_processes(self._paths, instance_id) else None
 
 
-def forget_locks() -> None:
+def remove_stale_locks() -> None:
     """Remove the lock files of killed nspawns, as nspawn itself does when it ends."""
     for path in (RUNTIME / "locks").glob("inode-*"):
         with suppress(OSError), path.open() as lock:
-            if take(lock):
+            if try_lock(lock):
                 path.unlink()
 
 
@@ -245,7 +251,7 @@ def _escape(path: Path | str) -> str:
     return str(path).replace("\\", "\\\\").replace(":", "\\:")
 
 
-def fill(disk: Path) -> None:
+def fill_disk(disk: Path) -> None:
     """Allocate all free space of a file system."""
     with (disk / FILLER).open("ab") as file:
         block = os.statvfs(disk).f_frsize
@@ -257,7 +263,7 @@ def fill(disk: Path) -> None:
                 blocks //= 2
 
 
-def faketime() -> Path | None:
+def find_faketime() -> Path | None:
     """Return the library that shifts the clock of processes, None if it is not installed."""
     return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
@@ -267,7 +273,7 @@ def set_clock(root: Path, *, ahead: bool) -> None:
 
     :param root: the node's root folder.
     """
-    path, variables = root / "etc/environment", CLOCK.format(library=faketime())
+    path, variables = root / "etc/environment", CLOCK.format(library=find_faketime())
     text = path.read_text().replace(variables, "")
     path.write_text(text + variables if ahead else text)
 

@@ -22,7 +22,7 @@ from moto.ec2.utils import parse_user_data
 
 from awsddp.compat import types
 from awsddp.compat.types import GPU_TYPES
-from awsddp.local.ec2_http import Refusal, Request, kept
+from awsddp.local.ec2_http import Refusal, Request, get_records
 
 OWNER = "898082745236"
 ROOT_GIB = 75
@@ -47,18 +47,18 @@ def image_id(name: str, region: str) -> str:
     return "ami-" + hashlib.sha256(f"{region}/{name}".encode()).hexdigest()[:17]
 
 
-def architecture(name: str) -> str:
+def image_architecture(name: str) -> str:
     """Return the architecture of an image, as EC2 names it."""
     return "arm64" if "ARM64" in name else "x86_64"
 
 
-def parameters(region: str) -> dict[str, str]:
+def list_image_parameters(region: str) -> dict[str, str]:
     """Return the parameters of Systems Manager that name the newest image of each kind, with their values."""
     parameters = {}
     for name in IMAGES:
         torch, ubuntu = re.findall(r"(?:PyTorch (\S+) )?\(Ubuntu (\S+)\)", name)[0]
         kind = f"oss-nvidia-driver-gpu-pytorch-{torch}" if torch else "base-oss-nvidia-driver-gpu"
-        path = f"{architecture(name)}/{kind}-ubuntu-{ubuntu}/latest/ami-id"
+        path = f"{image_architecture(name)}/{kind}-ubuntu-{ubuntu}/latest/ami-id"
         parameters[f"/aws/service/deeplearning/ami/{path}"] = image_id(name, region)
     return parameters
 
@@ -68,22 +68,24 @@ class Call:
 
     def __init__(self, request: Request, backend: Any) -> None:
         self.request, self.backend = request, backend
-        self.asked = {"MinCount": 1, "MaxCount": 1, **request.asked}
-        self.type = str(self.asked.get("InstanceType", "m1.small"))
+        self.arguments = {"MinCount": 1, "MaxCount": 1, **request.arguments}
+        self.type = str(self.arguments.get("InstanceType", "m1.small"))
         offerings = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, [])
-        self.offered = {row["Location"] for row in offerings if row["InstanceType"] == self.type}
-        self.zones = ", ".join(sorted(self.offered))
-        self.nics: list[dict[str, Any]] = self.asked.get("NetworkInterfaces", [])
-        self.disks: list[dict[str, Any]] = self.asked.get("BlockDeviceMappings", [])
-        self.price = self.asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
-        self.group = self.asked.get("GroupName") or self.asked.get("Placement", {}).get("GroupName")
-        self.quota = self.asked.get("QuotaCode", "")
-        self.groups = kept(backend, "placement_groups")
-        target = self.asked.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+        self.offered_zones = {row["Location"] for row in offerings if row["InstanceType"] == self.type}
+        self.zones = ", ".join(sorted(self.offered_zones))
+        self.nics: list[dict[str, Any]] = self.arguments.get("NetworkInterfaces", [])
+        self.disks: list[dict[str, Any]] = self.arguments.get("BlockDeviceMappings", [])
+        self.price = self.arguments.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
+        self.group = self.arguments.get("GroupName") or self.arguments.get("Placement", {}).get("GroupName")
+        self.quota = self.arguments.get("QuotaCode", "")
+        self.groups = get_records(backend, "placement_groups")
+        target = self.arguments.get("CapacityReservationSpecification", {}).get(
+            "CapacityReservationTarget", {}
+        )
         self.named_reservation: str | None = target.get("CapacityReservationId")
         self.user_data: bytes | None = None
         with suppress(ValueError):
-            text = "".join(self.asked.get("UserData", "").split())
+            text = "".join(self.arguments.get("UserData", "").split())
             self.user_data = base64.b64decode(text, validate=True)
 
     @cached_property
@@ -92,7 +94,7 @@ class Call:
 
         :raises ServiceException: InvalidAMIID.NotFound.
         """
-        [image] = self.backend.describe_images(ami_ids=[self.asked.get("ImageId", "")])
+        [image] = self.backend.describe_images(ami_ids=[self.arguments.get("ImageId", "")])
         return image
 
     @cached_property
@@ -101,28 +103,28 @@ class Call:
 
         :raises ServiceException: InvalidSubnetID.NotFound; MissingInput: no default subnet fits.
         """
-        if subnet_id := self.asked.get("SubnetId") or [*self.nics, {}][0].get("SubnetId"):
+        if subnet_id := self.arguments.get("SubnetId") or [*self.nics, {}][0].get("SubnetId"):
             return self.backend.get_subnet(subnet_id)
-        zone = self.asked.get("Placement", {}).get("AvailabilityZone")
+        zone = self.arguments.get("Placement", {}).get("AvailabilityZone")
         for subnet_zone, subnet in sorted(self.backend.get_default_subnets().items()):
-            if subnet_zone in ({zone} if zone else self.offered):
+            if subnet_zone in ({zone} if zone else self.offered_zones):
                 return subnet
         raise Refusal("MissingInput", "No default subnet can take this instance type. Specify a subnet.")
 
     @cached_property
     def zone(self) -> str:
         """Return the zone of a launch or of a reservation."""
-        return str(self.asked.get("AvailabilityZone") or self.subnet.availability_zone)
+        return str(self.arguments.get("AvailabilityZone") or self.subnet.availability_zone)
 
     @property
-    def machines(self) -> tuple[str, str, bool]:
+    def requested_machines(self) -> tuple[str, str, bool]:
         """Return type and zone of the instances to launch or start, and True if in a placement group.
 
         :raises ServiceException: an id does not exist.
         """
         if self.request.action == "RunInstances":
             return self.type, self.zone, bool(self.group)
-        instances = self.backend.get_multi_instances_by_id(self.asked.get("InstanceIds", ()))
+        instances = self.backend.get_multi_instances_by_id(self.arguments.get("InstanceIds", ()))
         in_group = any(instance.placement.group_name for instance in instances)
         return instances[0].instance_type, instances[0].placement.zone, in_group
 
@@ -134,22 +136,22 @@ class Call:
     @property
     def reservation(self) -> CapacityReservation | None:
         """Return the reservation with capacity for the whole launch: the named one, else an open one."""
-        reservation_id, reservations = self.named_reservation, held(self.backend)
-        if "InstanceMarketOptions" in self.asked or (not reservation_id and self.group):
+        reservation_id, reservations = self.named_reservation, get_reservations(self.backend)
+        if "InstanceMarketOptions" in self.arguments or (not reservation_id and self.group):
             return None
         required = (self.type, self.zone, PRODUCT)
         for row in [reservations[reservation_id]] if reservation_id else reservations.values():
             matches = required == (row.instance_type, row.availability_zone, row.instance_platform)
             is_usable = reservation_id or row.instance_match_criteria == "open"
-            if matches and is_usable and row.available_instance_count >= self.asked["MaxCount"]:
+            if matches and is_usable and row.available_instance_count >= self.arguments["MaxCount"]:
                 return row
         return None
 
 
-def image_parameters(call: Call) -> dict[str, Any]:
+def get_image_parameters(call: Call) -> dict[str, Any]:
     """Answer GetParameter and GetParameters."""
-    ids = parameters(call.request.region)
-    names = call.asked.get("Names") or [call.asked.get("Name", "")]
+    ids = list_image_parameters(call.request.region)
+    names = call.arguments.get("Names") or [call.arguments.get("Name", "")]
     rows = [{"Name": name, "Type": "String", "Value": ids[name]} for name in names if name in ids]
     if call.request.action == "GetParameter":
         return {"Parameter": rows[0]}
@@ -184,9 +186,9 @@ def _on_demand_price(instance_type: str) -> float:
 def spot_prices(call: Call) -> dict[str, Any]:
     """Answer DescribeSpotPriceHistory: the prices since StartTime and those valid at it, the newest first."""
     now = datetime.now(UTC)
-    first = max(min(call.asked.get("StartTime", now - KEPT), now), now - KEPT).date()
+    first = max(min(call.arguments.get("StartTime", now - KEPT), now), now - KEPT).date()
     days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
-    names = call.asked.get("InstanceTypes", INSTANCE_TYPES)
+    names = call.arguments.get("InstanceTypes", INSTANCE_TYPES)
     entries = [
         {
             "InstanceType": offer["InstanceType"],
@@ -244,27 +246,27 @@ class CapacityReservation(TaggedEC2Resource):
 
 def create_reservation(call: Call) -> dict[str, Any]:
     """Answer CreateCapacityReservation."""
-    reservation = CapacityReservation(call.backend, call.asked, call.request.tags("capacity-reservation"))
-    held(call.backend)[reservation.id] = reservation
+    reservation = CapacityReservation(call.backend, call.arguments, call.request.tags("capacity-reservation"))
+    get_reservations(call.backend)[reservation.id] = reservation
     return {"CapacityReservation": reservation}
 
 
 def describe_reservations(call: Call) -> dict[str, Any]:
     """Answer DescribeCapacityReservations."""
-    reservations = held(call.backend)
-    rows = [reservations[key] for key in call.asked.get("CapacityReservationIds", reservations)]
+    reservations = get_reservations(call.backend)
+    rows = [reservations[key] for key in call.arguments.get("CapacityReservationIds", reservations)]
     return {"CapacityReservations": call.request.select(rows)}
 
 
 def cancel_reservation(call: Call) -> dict[str, Any]:
     """Answer CancelCapacityReservation."""
-    held(call.backend)[call.asked["CapacityReservationId"]].cancelled = True
+    get_reservations(call.backend)[call.arguments["CapacityReservationId"]].cancelled = True
     return {"Return": True}
 
 
-def held(backend: Any) -> dict[str, CapacityReservation]:
+def get_reservations(backend: Any) -> dict[str, CapacityReservation]:
     """Return the reservations of a region, by id."""
-    return kept(backend, "capacity_reservations")
+    return get_records(backend, "capacity_reservations")
 
 
 class PlacementGroup(TaggedEC2Resource):
@@ -278,27 +280,27 @@ class PlacementGroup(TaggedEC2Resource):
         self.add_tags(tags)
 
 
-def create_group(call: Call) -> dict[str, Any]:
+def create_placement_group(call: Call) -> dict[str, Any]:
     """Answer CreatePlacementGroup."""
     group = PlacementGroup(call.backend, call.group, call.request.tags("placement-group"))
     call.groups[call.group] = group
     return {"PlacementGroup": group}
 
 
-def describe_groups(call: Call) -> dict[str, Any]:
+def describe_placement_groups(call: Call) -> dict[str, Any]:
     """Answer DescribePlacementGroups."""
-    names = call.asked.get("GroupNames", call.groups)
+    names = call.arguments.get("GroupNames", call.groups)
     groups = [call.groups[name] for name in names if name in call.groups]
     return {"PlacementGroups": call.request.select(groups)}
 
 
-def move(call: Call) -> dict[str, Any]:
+def modify_placement(call: Call) -> dict[str, Any]:
     """Answer ModifyInstancePlacement: a stopped instance joins or leaves a placement group."""
-    call.backend.get_instance(call.asked["InstanceId"]).placement.group_name = call.group or ""
+    call.backend.get_instance(call.arguments["InstanceId"]).placement.group_name = call.group or ""
     return {"Return": True}
 
 
-def delete_group(call: Call) -> dict[str, Any]:
+def delete_placement_group(call: Call) -> dict[str, Any]:
     """Answer DeletePlacementGroup."""
     del call.groups[call.group]
     return {}
@@ -311,41 +313,43 @@ QUOTAS = dict((*_ON_DEMAND, types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPO
 """Codes and names: https://docs.aws.amazon.com/general/latest/gr/ec2-service.html"""
 
 
-def quota_value(backend: Any, code: str) -> float:
+def get_quota_value(backend: Any, code: str) -> float:
     """Return the value of a quota in a region."""
-    return float(kept(backend, "service_quotas").get(code, VCPUS))
+    return float(get_records(backend, "service_quotas").get(code, VCPUS))
 
 
-def exceeded_limit(
+def find_exceeded_quota(
     backend: Any, instance_type: str, count: int, *, market: types.Market = "on-demand"
 ) -> float | None:
     """Return the quota, in vCPUs, that `count` more instances would exceed, None if they are within it."""
-    quota = types.quota_of(instance_type, market)
+    quota = types.find_quota(instance_type, market)
     if quota is None:
         return None
     counts = Counter({instance_type: count})
     for row in backend.all_instances():
-        if row.state in RUNNING and quota == types.quota_of(row.instance_type, row.lifecycle or "on-demand"):
+        if row.state in RUNNING and quota == types.find_quota(
+            row.instance_type, row.lifecycle or "on-demand"
+        ):
             counts[row.instance_type] += 1
-    for reservation in held(backend).values():
-        if quota == types.quota_of(reservation.instance_type):
+    for reservation in get_reservations(backend).values():
+        if quota == types.find_quota(reservation.instance_type):
             counts[reservation.instance_type] += reservation.available_instance_count
     used = sum(
         INSTANCE_TYPES[name]["VCpuInfo"]["DefaultVCpus"] * type_count
         for name, type_count in counts.items()
         if name in INSTANCE_TYPES
     )
-    limit = quota_value(backend, quota[0])
+    limit = get_quota_value(backend, quota[0])
     return limit if used > limit else None
 
 
-def quota(call: Call) -> dict[str, Any]:
+def handle_quota(call: Call) -> dict[str, Any]:
     """Answer GetServiceQuota and RequestServiceQuotaIncrease. An increase is granted at once."""
     code = call.quota
     names = {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": QUOTAS[code]}
     if call.request.action == "GetServiceQuota":
-        return {"Quota": {**names, "Value": quota_value(call.backend, code), "Adjustable": True}}
-    value = kept(call.backend, "service_quotas")[code] = float(call.asked["DesiredValue"])
+        return {"Quota": {**names, "Value": get_quota_value(call.backend, code), "Adjustable": True}}
+    value = get_records(call.backend, "service_quotas")[code] = float(call.arguments["DesiredValue"])
     request = {"Id": uuid.uuid4().hex, "Status": "APPROVED", "DesiredValue": value}
     return {"RequestedQuota": {**names, **request}}
 
@@ -358,7 +362,11 @@ def launch(call: Call) -> Any:
 
     :raises Refusal: IdempotentParameterMismatch, IdempotentInstanceTerminated.
     """
-    arguments, launches, token = call.asked, kept(call.backend, "launches"), call.asked.get("ClientToken")
+    arguments, launches, token = (
+        call.arguments,
+        get_records(call.backend, "launches"),
+        call.arguments.get("ClientToken"),
+    )
     compared = sorted(item for item in call.request.parameters.items() if item[0] not in NOT_COMPARED)
     digest = hashlib.sha256(repr(compared).encode()).hexdigest()
     if token in launches:
@@ -405,7 +413,7 @@ def _root_disk(call: Call) -> dict[str, Any]:
 
 def _set_details(instance: Any, call: Call, reservation: CapacityReservation | None) -> None:
     """Set the details of a launch that moto ignores."""
-    arguments = call.asked
+    arguments = call.arguments
     instance.placement.group_name = arguments.get("Placement", {}).get("GroupName", "")
     for index, nic in instance.nics.items():
         nic.add_tags(call.request.tags("network-interface"))

@@ -14,7 +14,7 @@ from typing import Any
 from moto.core.utils import get_service_model
 
 from awsddp.local import iam, offers
-from awsddp.local.ec2_http import Refusal, Request, invalid, lacking
+from awsddp.local.ec2_http import Refusal, Request, invalid_value_error, unsupported_error
 
 COMMON = ("Action", "Version", "DryRun")
 TAGS = ("tag-key", "tag:")
@@ -30,8 +30,8 @@ class Operation:
 
     parameters: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
-    makes: tuple[str, ...] = ()
-    answer: Callable[[offers.Call], Any] | None = None
+    creates: tuple[str, ...] = ()
+    handler: Callable[[offers.Call], Any] | None = None
 
 
 def _row(
@@ -40,7 +40,7 @@ def _row(
     creates: tuple[str, ...] = (),
     handler: Callable[[offers.Call], Any] | None = None,
 ) -> Operation:
-    return Operation(parameters=parameters, filters=filters, makes=creates, answer=handler)
+    return Operation(parameters=parameters, filters=filters, creates=creates, handler=handler)
 
 
 _LAUNCH = (
@@ -115,13 +115,13 @@ _EC2: dict[str, Operation] = {
     "DescribeKeyPairs": _row("KeyName", "IncludePublicKey", filters=("key-name", *TAGS)),
     "DeleteKeyPair": _row("KeyName"),
     "CreatePlacementGroup": _row(
-        "GroupName", "Strategy", creates=("placement-group",), handler=offers.create_group
+        "GroupName", "Strategy", creates=("placement-group",), handler=offers.create_placement_group
     ),
     "DescribePlacementGroups": _row(
-        "GroupName", filters=("group-name", "state", *TAGS), handler=offers.describe_groups
+        "GroupName", filters=("group-name", "state", *TAGS), handler=offers.describe_placement_groups
     ),
-    "DeletePlacementGroup": _row("GroupName", handler=offers.delete_group),
-    "ModifyInstancePlacement": _row("InstanceId", "GroupName", handler=offers.move),
+    "DeletePlacementGroup": _row("GroupName", handler=offers.delete_placement_group),
+    "ModifyInstancePlacement": _row("InstanceId", "GroupName", handler=offers.modify_placement),
     "CreateSecurityGroup": _row("GroupName", "GroupDescription", "VpcId", creates=("security-group",)),
     "DescribeSecurityGroups": _row(
         "GroupId", "GroupName", filters=("group-id", "group-name", "vpc-id", *TAGS)
@@ -177,8 +177,8 @@ _QUOTA = ("ServiceCode", "QuotaCode")
 OPERATIONS: dict[str, dict[str, Operation]] = {
     "ec2": _EC2,
     "ssm": {
-        "GetParameter": _row("Name", handler=offers.image_parameters),
-        "GetParameters": _row("Names", handler=offers.image_parameters),
+        "GetParameter": _row("Name", handler=offers.get_image_parameters),
+        "GetParameters": _row("Names", handler=offers.get_image_parameters),
     },
     "sts": {
         "GetCallerIdentity": _row(),
@@ -206,13 +206,13 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         ("CreateKey", "CreateAlias", "ListAliases", "DescribeKey", "EnableKey", "DisableKey"), _row()
     ),
     "servicequotas": {
-        "GetServiceQuota": _row(*_QUOTA, handler=offers.quota),
-        "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", handler=offers.quota),
+        "GetServiceQuota": _row(*_QUOTA, handler=offers.handle_quota),
+        "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", handler=offers.handle_quota),
     },
 }
 
 
-def find(request: Request) -> Operation:
+def find_operation(request: Request) -> Operation:
     """Return the row of a request's operation.
 
     :raises Refusal: the operation, a parameter, a value or a filter is not supported; the text names it.
@@ -224,19 +224,19 @@ def find(request: Request) -> Operation:
     if row is None:
         if service == "ec2" and action not in get_service_model("ec2").operation_names:
             raise Refusal("InvalidAction", f"The action {action} is not valid for this web service.")
-        raise lacking(action, service=service)
+        raise unsupported_error(action, service=service)
     supported = (*COMMON, *(row.parameters or _list_required(service, action)))
     supported += ("Filter",) if row.filters else ()
-    supported += ("TagSpecification", "TagSpecifications") if row.makes else ()
+    supported += ("TagSpecification", "TagSpecifications") if row.creates else ()
     for numbered_name, value in request.parameters.items():
         name = re.sub(r"\.\d+(?=\.|$)", "", numbered_name)
         if not any(f"{name}.".startswith(f"{prefix}.") for prefix in supported):
-            raise lacking(f"{action} with {name}", service=service)
+            raise unsupported_error(f"{action} with {name}", service=service)
         is_tagged_kind = re.fullmatch(r"TagSpecifications?\.ResourceType", name)
-        values = row.makes if is_tagged_kind else VALUES.get(name, (value,))
+        values = row.creates if is_tagged_kind else VALUES.get(name, (value,))
         if value not in values:
-            raise invalid(value, name, f"The local cloud carries out {', '.join(values)}.")
-    filters = request.asked.get("Filters", ()) if row.filters else ()
+            raise invalid_value_error(value, name, f"The local cloud carries out {', '.join(values)}.")
+    filters = request.arguments.get("Filters", ()) if row.filters else ()
     for filter_name in (entry["Name"] for entry in filters):
         if re.sub("^tag:.*", "tag:", filter_name) not in row.filters:
             raise Refusal("InvalidParameterValue", f"The filter '{filter_name}' is invalid")

@@ -18,7 +18,7 @@ from moto.iam.models import iam_backends
 
 from awsddp.compat.types import Market
 from awsddp.local import offers
-from awsddp.local.ec2_http import Refusal, kept
+from awsddp.local.ec2_http import Refusal, get_records
 from awsddp.local.offers import Call
 from awsddp.settings import ec2_limits
 
@@ -26,21 +26,21 @@ from awsddp.settings import ec2_limits
 USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd"})
 
 
-Found = dict[str, Callable[[Call], Any]]
+Checks = dict[str, Callable[[Call], Any]]
 """Refusals, each with a check that returns a true value if it applies to a call.
 
 The check may return a dict: further values for the text, which has the call and its parameters.
 """
 
 
-def check(call: Call) -> None:
+def check_call(call: Call) -> None:
     """Check a call against all rows, except a launch that is sent again.
 
     :raises ServiceException: the call is refused; moto's own if a named resource does not exist.
     """
-    request, arguments, backend = call.request, call.asked, call.backend
+    request, arguments, backend = call.request, call.arguments, call.backend
     if request.action == "RunInstances":
-        if arguments.get("ClientToken") in kept(backend, "launches"):
+        if arguments.get("ClientToken") in get_records(backend, "launches"):
             return
         _ = call.image
         backend.describe_key_pairs([arguments.get("KeyName")])
@@ -64,60 +64,60 @@ def _bad_text(names: str, pattern: str, call: Call) -> dict[str, str] | None:
 
 def _tags(call: Call) -> list[dict[str, str]]:
     """Return the tags that a call sets: its own, then those of each tag specification."""
-    specs = (call.asked, *call.asked.get("TagSpecifications", ()))
+    specs = (call.arguments, *call.arguments.get("TagSpecifications", ()))
     return [{tag.get("Key", ""): tag.get("Value", "") for tag in spec.get("Tags", ())} for spec in specs]
 
 
 def _long_filter(call: Call) -> bool:
-    filters = call.asked.get("Filters", ())
-    return any(len(row.get("Values", ())) > ec2_limits.FILTER_VALUES for row in filters)
+    filters = call.arguments.get("Filters", ())
+    return any(len(row.get("Values", ())) > ec2_limits.MAX_FILTER_VALUES for row in filters)
 
 
 def _bad_tag(call: Call) -> dict[str, str] | None:
     for key, value in (pair for tags in _tags(call) for pair in tags.items()):
-        if fault := ec2_limits.tag_fault(key, value):
+        if fault := ec2_limits.find_tag_fault(key, value):
             return {"key": key[:200], "fault": fault}
     return None
 
 
 def _too_many_tags(call: Call) -> bool:
-    existing = [call.backend.tags.get(key, {}).keys() for key in call.asked.get("Resources", [""])]
-    return any(len(keys | tags.keys()) > ec2_limits.TAGS for keys in existing for tags in _tags(call))
+    existing = [call.backend.tags.get(key, {}).keys() for key in call.arguments.get("Resources", [""])]
+    return any(len(keys | tags.keys()) > ec2_limits.MAX_TAGS for keys in existing for tags in _tags(call))
 
 
 def _too_many_rules(call: Call) -> bool:
     """Count a group's rules with the new ones; a rule that names a group counts as IPv4 and as IPv6."""
-    group = call.backend.get_security_group_from_id(call.asked.get("GroupId", ""))
+    group = call.backend.get_security_group_from_id(call.arguments.get("GroupId", ""))
     if group is None:
         return False
     rules = group.ingress_rules if call.request.action.endswith("Ingress") else group.egress_rules
-    added = call.asked.get("IpPermissions", ())
+    added = call.arguments.get("IpPermissions", ())
     counts = [
         sum(bool(rule.source_group or rule.ip_range.get(key)) for rule in rules)
         + sum(len(row.get(kind, ())) + len(row.get("UserIdGroupPairs", ())) for row in added)
         for kind, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"))
     ]
-    return max(counts) > ec2_limits.RULES
+    return max(counts) > ec2_limits.MAX_RULES
 
 
 def _used_subnet(call: Call) -> bool:
-    return any(nic.subnet.id == call.asked.get("SubnetId") for nic in call.backend.enis.values())
+    return any(nic.subnet.id == call.arguments.get("SubnetId") for nic in call.backend.enis.values())
 
 
 def _used_vpc(call: Call) -> bool:
-    vpc_id = call.asked.get("VpcId", "")
+    vpc_id = call.arguments.get("VpcId", "")
     gateways = call.backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]})
     groups = call.backend.groups.get(vpc_id, {}).values()
     return bool(gateways) or any(group.name != "default" for group in groups)
 
 
 def _used_interface(call: Call) -> Any:
-    return getattr(call.backend.enis.get(call.asked.get("NetworkInterfaceId")), "instance", None)
+    return getattr(call.backend.enis.get(call.arguments.get("NetworkInterfaceId")), "instance", None)
 
 
 def _used_group(call: Call) -> bool:
     """Return True if an interface, or a rule of another group, uses a group."""
-    group_id = call.asked.get("GroupId", "")
+    group_id = call.arguments.get("GroupId", "")
     users = {group.id for eni in call.backend.enis.values() for group in eni.group_set}
     users |= {
         rule.source_group.get("GroupId")
@@ -130,7 +130,7 @@ def _used_group(call: Call) -> bool:
 
 def _unknown_profile(call: Call) -> dict[str, str] | None:
     profiles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values()
-    for key, text in call.asked.get("IamInstanceProfile", {}).items():
+    for key, text in call.arguments.get("IamInstanceProfile", {}).items():
         if text not in {row.name if key == "Name" else row.arn for row in profiles}:
             return {"value": text[:300], "key": key.lower(), "what": "ARN" if key == "Arn" else "name"}
     return None
@@ -144,7 +144,7 @@ def _unsupported_interfaces(call: Call) -> bool:
 
 def _unknown_group(call: Call) -> dict[str, str] | None:
     """Return the first unknown security group, which moto would create."""
-    ids = [*call.asked.get("SecurityGroupIds", ())]
+    ids = [*call.arguments.get("SecurityGroupIds", ())]
     ids += [key for nic in call.nics for key in nic.get("Groups", ())]
     unknown = [key for key in ids if call.backend.get_security_group_from_id(key) is None]
     return {"group": unknown[0]} if unknown else None
@@ -196,25 +196,25 @@ def _used_placement_group(call: Call) -> bool:
 
 
 def _unknown_reservation(call: Call) -> dict[str, str] | None:
-    ids = [call.named_reservation, call.asked.get("CapacityReservationId")]
-    ids += call.asked.get("CapacityReservationIds", ())
-    unknown = [key for key in ids if key and key not in offers.held(call.backend)]
+    ids = [call.named_reservation, call.arguments.get("CapacityReservationId")]
+    ids += call.arguments.get("CapacityReservationIds", ())
+    unknown = [key for key in ids if key and key not in offers.get_reservations(call.backend)]
     return {"id": unknown[0]} if unknown else None
 
 
 def _wrong_state(call: Call) -> dict[str, str] | None:
     change, wrong_states = _WRONG_STATES[call.request.action]
-    instances = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
+    instances = call.backend.get_multi_instances_by_id(call.arguments.get("InstanceIds", ()))
     ids = [row.id for row in instances if row.state in wrong_states]
     return {"id": ids[0], "change": change} if ids else None
 
 
 def _list_unreserved(call: Call) -> list[Any]:
     """Return the stopped instances to start that have no reservation, or whose reservation is full."""
-    instances = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
+    instances = call.backend.get_multi_instances_by_id(call.arguments.get("InstanceIds", ()))
     stopped = [row for row in instances if row.state == "stopped"]
     counts = Counter(row.capacity_reservation_id for row in stopped)
-    free = {key: row.available_instance_count for key, row in offers.held(call.backend).items()}
+    free = {key: row.available_instance_count for key, row in offers.get_reservations(call.backend).items()}
     full = {key for key, count in counts.items() if count > free.get(key, 0)}
     return [row for row in stopped if row.capacity_reservation_id in full]
 
@@ -231,15 +231,15 @@ def _full_reservation(call: Call) -> bool:
 
 def _over_quota(call: Call, *, market: Market = "on-demand") -> dict[str, float] | None:
     """Return the exceeded quota. Launches and starts outside a reservation count, and new reservations."""
-    if (market == "spot") != ("InstanceMarketOptions" in call.asked):
+    if (market == "spot") != ("InstanceMarketOptions" in call.arguments):
         return None
     if call.request.action == "RunInstances" and call.reservation is not None:
         return None
-    counts = Counter({call.type: call.asked.get("InstanceCount", call.asked["MaxCount"])})
+    counts = Counter({call.type: call.arguments.get("InstanceCount", call.arguments["MaxCount"])})
     if call.request.action == "StartInstances":
         counts = Counter(row.instance_type for row in _list_unreserved(call))
     for instance_type, count in counts.items():
-        limit = offers.exceeded_limit(call.backend, instance_type, count, market=market)
+        limit = offers.find_exceeded_quota(call.backend, instance_type, count, market=market)
         if limit is not None:
             return {"limit": limit}
     return None
@@ -256,19 +256,21 @@ _NAMING = r"(Create|Import)\w+"
 _NAMES = "KeyName|GroupName|GroupDescription"
 _TAGGING = "(?!Describe|Get|List|DeleteTags).*"
 _USING = "(Run|Start)Instances|CreateCapacityReservation"
-_LAUNCH: Found = {
+_LAUNCH: Checks = {
     "InvalidParameterValue: Value ({MinCount}) for parameter minCount is invalid. It must be at least 1 and "
-    "at most maxCount ({MaxCount}).": lambda call: not 1 <= call.asked["MinCount"] <= call.asked["MaxCount"],
+    "at most maxCount ({MaxCount}).": lambda call: (
+        not 1 <= call.arguments["MinCount"] <= call.arguments["MaxCount"]
+    ),
     "InvalidParameterValue: Invalid BASE64 encoding of user data.": lambda call: call.user_data is None,
-    f"InvalidParameterValue: User data is limited to {ec2_limits.USER_DATA_BYTES} bytes": (
-        lambda call: len(call.user_data or b"") > ec2_limits.USER_DATA_BYTES
+    f"InvalidParameterValue: User data is limited to {ec2_limits.MAX_USER_DATA_BYTES} bytes": (
+        lambda call: len(call.user_data or b"") > ec2_limits.MAX_USER_DATA_BYTES
     ),
     f"{_INVALID} iamInstanceProfile.{{key}} is invalid. Invalid IAM Instance Profile {{what}}": (
         _unknown_profile
     ),
     "InvalidParameterCombination: Network interfaces and an instance-level security groups may not be "
     "specified on the same request": lambda call: (
-        call.nics and {"SecurityGroupIds", "SecurityGroups"} & call.asked.keys()
+        call.nics and {"SecurityGroupIds", "SecurityGroups"} & call.arguments.keys()
     ),
     "InvalidParameterCombination: The associatePublicIPAddress parameter cannot be specified when launching "
     "with multiple network interfaces.": lambda call: (
@@ -287,7 +289,7 @@ _LAUNCH: Found = {
         lambda call: call.type not in _list_types()
     ),
     "Unsupported: The requested configuration is currently not supported. Please check the documentation for "
-    "supported configurations.": lambda call: not call.offered,
+    "supported configurations.": lambda call: not call.offered_zones,
     "InvalidParameterValue: The architecture '{supported}' of the specified instance type does not match the "
     "architecture '{call.image.architecture}' of the specified AMI. Specify an instance type and an AMI that "
     "have matching architectures, and try again.": _wrong_architecture,
@@ -301,9 +303,9 @@ _LAUNCH: Found = {
     ),
     f"{_LACKING} {{what}}.": _unsupported_by_hosts,
 }
-ROWS: Found = {
+ROWS: Checks = {
     ".*: FilterLimitExceeded: The maximum number of filter values specified on a single call is "
-    f"{ec2_limits.FILTER_VALUES}": _long_filter,
+    f"{ec2_limits.MAX_FILTER_VALUES}": _long_filter,
     f"{_NAMING}: {_INVALID} {{name}} is invalid. Length exceeds maximum of 255.": (
         partial(_bad_text, _NAMES, r"[\s\S]{0,255}")
     ),
@@ -311,13 +313,13 @@ ROWS: Found = {
         partial(_bad_text, _NAMES, r"[\x00-\x7f]*")
     ),
     f"CreateSecurityGroup: {_INVALID} {{name}} is invalid. Valid characters are a-zA-Z0-9 and "
-    "._-:/()#,@[]+=&;{{}}!$*": partial(_bad_text, _NAMES, ec2_limits.GROUP_TEXT.pattern),
+    "._-:/()#,@[]+=&;{{}}!$*": partial(_bad_text, _NAMES, ec2_limits.GROUP_DESCRIPTION.pattern),
     f"CreateSecurityGroup: {_INVALID} {{name}} is invalid. Group names may not be in the format sg-*.": (
         partial(_bad_text, "GroupName", "(?!sg-).*")
     ),
     f"(?!Describe|Get|List).*: {_INVALID} clientToken is invalid. It must be at most "
-    f"{ec2_limits.CLIENT_TOKEN} ASCII characters.": partial(
-        _bad_text, "ClientToken", rf"[\x00-\x7f]{{0,{ec2_limits.CLIENT_TOKEN}}}"
+    f"{ec2_limits.MAX_CLIENT_TOKEN} ASCII characters.": partial(
+        _bad_text, "ClientToken", rf"[\x00-\x7f]{{0,{ec2_limits.MAX_CLIENT_TOKEN}}}"
     ),
     f"{_TAGGING}: InvalidTagKey.Malformed: Tag '' is not valid: its key is empty.": (
         lambda call: any("" in tags for tags in _tags(call))
@@ -338,12 +340,14 @@ ROWS: Found = {
     "(Stop|Start|Reboot)Instances: IncorrectInstanceState: The instance '{id}' is not in a state from which "
     "it can be {change}.": _wrong_state,
     "ModifyInstancePlacement: IncorrectInstanceState: The instance '{InstanceId}' is not in the 'stopped' "
-    "state.": lambda call: call.backend.get_instance(call.asked["InstanceId"]).state != "stopped",
+    "state.": lambda call: call.backend.get_instance(call.arguments["InstanceId"]).state != "stopped",
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
     **{f"RunInstances: {row}": is_refused for row, is_refused in _LAUNCH.items()},
     "RunInstances|CreateCapacityReservation: Unsupported: Your requested instance type ({call.type}) is not "
     "supported in your requested Availability Zone ({call.zone}). Please retry your request by not "
-    "specifying an Availability Zone or choosing {call.zones}.": lambda call: call.zone not in call.offered,
+    "specifying an Availability Zone or choosing {call.zones}.": lambda call: (
+        call.zone not in call.offered_zones
+    ),
     "CreatePlacementGroup: InvalidPlacementGroup.Duplicate: The Placement Group '{GroupName}' already "
     "exists.": lambda call: call.group in call.groups,
     "RunInstances|DeletePlacementGroup|ModifyInstancePlacement: InvalidPlacementGroup.Unknown: The Placement "
@@ -361,13 +365,13 @@ ROWS: Found = {
     "{limit:.0f} allows for the instance bucket that the specified instance type belongs to. Please visit "
     "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.": _over_quota,
     ".*ServiceQuota.*: NoSuchResourceException: The request failed because the specified quota does not "
-    "exist.": lambda call: call.asked.get("ServiceCode") != "ec2" or call.quota not in offers.QUOTAS,
+    "exist.": lambda call: call.arguments.get("ServiceCode") != "ec2" or call.quota not in offers.QUOTAS,
     "RequestServiceQuotaIncrease: IllegalArgumentException: You must provide a quota value greater than the "
     "current quota value": (
-        lambda call: float(call.asked["DesiredValue"]) <= offers.quota_value(call.backend, call.quota)
+        lambda call: float(call.arguments["DesiredValue"]) <= offers.get_quota_value(call.backend, call.quota)
     ),
     "GetParameter: ParameterNotFound: Parameter {Name} not found.": (
-        lambda call: call.asked.get("Name") not in offers.parameters(call.request.region)
+        lambda call: call.arguments.get("Name") not in offers.list_image_parameters(call.request.region)
     ),
 }
 """By operations (a pattern), error code and text: the check of a refusal."""

@@ -37,19 +37,19 @@ from awsddp.local.faults import Faults
 from awsddp.local.listing import Listing
 from awsddp.local.machine import write_json
 from awsddp.local.s3_files import (
-    BODIES,
-    NAME,
+    BUCKET_NAME,
+    STREAMED_OPERATIONS,
     Bucket,
-    Call,
-    Stored,
+    ObjectInfo,
+    S3Call,
     check_condition,
-    description,
-    exactly,
-    identify,
-    named_parts,
-    no_such_key,
-    part_number,
-    read,
+    get_part_number,
+    identify_caller,
+    no_such_key_error,
+    parse_description,
+    parse_parts,
+    read_description,
+    read_exactly,
 )
 
 PAGE = 1000
@@ -58,7 +58,7 @@ LAST = chr(sys.maxunicode)
 PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
 
 
-class Buckets:
+class S3App:
     """The WSGI application of S3. Its lock is held while names change, never while a body is transferred."""
 
     def __init__(self, folder: Path, unfinished: Path, emulator: Emulator, faults: Faults) -> None:
@@ -76,12 +76,12 @@ class Buckets:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
-            call = Call(environ)
+            call = S3Call(environ)
             response = self._handle(call)
         except NotFound as error:
             return error(environ, start_response)
         except ConnectionError:
-            hang_up(environ)
+            close_connection(environ)
             raise
         except ServiceException as error:
             response = _make_response("HeadBucket", error)
@@ -89,23 +89,23 @@ class Buckets:
             traceback.print_exc()
             response = _make_response("HeadBucket", internal_error("We encountered an internal error."))
         response.headers["x-amz-request-id"] = uuid.uuid4().hex[:16].upper()
-        if call.found is not None:
-            response.headers["x-amz-bucket-region"] = call.found.region
+        if call.bucket_info is not None:
+            response.headers["x-amz-bucket-region"] = call.bucket_info.region
         return response(environ, start_response)
 
-    def _handle(self, call: Call) -> Response:
+    def _handle(self, call: S3Call) -> Response:
         with self._emulator.lock:
             if "authorization" in call.headers:
-                identify(call)
-            fault = self._faults.strike(call.operation, (call.bucket, call.key, call.region))
+                identify_caller(call)
+            fault = self._faults.take_fault(call.operation, (call.bucket, call.key, call.region))
         effect, seconds = (fault.effect, fault.seconds) if fault else ("", 0.0)
         if fault and effect not in faults.CALL_EFFECTS:
-            raise faults.refusal(fault)
+            raise faults.make_refusal(fault)
         if effect == "delay":
             time.sleep(seconds)
         self._authorize(call)
-        call.cut = effect == "cut"
-        if call.cut and call.operation not in BODIES:
+        call.is_cut = effect == "cut"
+        if call.is_cut and call.operation not in STREAMED_OPERATIONS:
             raise ConnectionResetError("a fault: the connection is cut")
         result = getattr(self, f"_{xform_name(call.operation)}")(call) or {}
         response = _make_response(call.operation, result, result.pop("Body", None))
@@ -117,35 +117,35 @@ class Buckets:
             raise ConnectionResetError("a fault: the response is lost")
         return response
 
-    def _authorize(self, call: Call) -> None:
+    def _authorize(self, call: S3Call) -> None:
         """Set the bucket of a call. Raises Refusal if it does not exist or the caller has no permission."""
         is_own, is_public = True, False
         if call.operation not in ("ListBuckets", "CreateBucket"):
-            bucket = call.found = self._read_bucket(call.bucket)
+            bucket = call.bucket_info = self._read_bucket(call.bucket)
             if call.region not in ("", bucket.region):
                 why = "The bucket you are attempting to access is in another region."
                 raise Refusal("PermanentRedirect", why, status="301")
             is_own = bucket.owner == DEFAULT_ACCOUNT_ID
-            can_pay = (bool(call.caller) and "RequestPayer" in call.asked) or not bucket.requester_pays
+            can_pay = (bool(call.caller) and "RequestPayer" in call.arguments) or not bucket.requester_pays
             is_public = bucket.public and call.operation in PUBLIC and can_pay
         if is_public and (is_own or not call.caller):
             return
         if not call.caller or not (is_own or is_public):
             raise Refusal("AccessDenied", "Access Denied")
-        call.may(call.operation, "/".join(filter(None, (call.bucket, call.key))) or "*")
+        call.check_permission(call.operation, "/".join(filter(None, (call.bucket, call.key))) or "*")
 
     def _read_bucket(self, name: str) -> Bucket:
         with suppress(FileNotFoundError):
-            if NAME.fullmatch(name):
+            if BUCKET_NAME.fullmatch(name):
                 return msgspec.json.decode((self._folder / name / "bucket.json").read_bytes(), type=Bucket)
         raise Refusal("NoSuchBucket", "The specified bucket does not exist")
 
-    def _change_bucket(self, call: Call, **fields: Any) -> None:
+    def _change_bucket(self, call: S3Call, **fields: Any) -> None:
         with self._lock:
             changed = msgspec.structs.replace(self._read_bucket(call.bucket), **fields)
             write_json(self._folder / call.bucket / "bucket.json", msgspec.to_builtins(changed))
 
-    def _list_buckets(self, call: Call) -> dict[str, Any]:
+    def _list_buckets(self, call: S3Call) -> dict[str, Any]:
         with self._lock:
             names = sorted(path.parent.name for path in self._folder.glob("*/bucket.json"))
             buckets = [(name, self._read_bucket(name)) for name in names]
@@ -156,10 +156,10 @@ class Buckets:
         ]
         return {"Owner": {"ID": DEFAULT_ACCOUNT_ID}, "Buckets": rows}
 
-    def _create_bucket(self, call: Call) -> dict[str, Any]:
-        if not NAME.fullmatch(call.bucket):
+    def _create_bucket(self, call: S3Call) -> dict[str, Any]:
+        if not BUCKET_NAME.fullmatch(call.bucket):
             raise Refusal("InvalidBucketName", "The specified bucket is not valid.")
-        region = call.asked.get("CreateBucketConfiguration", {}).get("LocationConstraint", call.region)
+        region = call.arguments.get("CreateBucketConfiguration", {}).get("LocationConstraint", call.region)
         folder = self._folder / call.bucket
         with self._lock:
             if folder.exists():
@@ -173,7 +173,7 @@ class Buckets:
             write_json(folder / "bucket.json", msgspec.to_builtins(bucket))
         return {"Location": f"/{call.bucket}"}
 
-    def _delete_bucket(self, call: Call) -> None:
+    def _delete_bucket(self, call: S3Call) -> None:
         with self._lock:
             if any((self._folder / call.bucket / "objects").iterdir()):
                 raise Refusal("BucketNotEmpty", "The bucket you tried to delete is not empty")
@@ -181,22 +181,22 @@ class Buckets:
             self._upload_listings.pop(call.bucket, None)
             shutil.rmtree(self._folder / call.bucket)
 
-    def _head_bucket(self, call: Call) -> None:
+    def _head_bucket(self, call: S3Call) -> None:
         pass
 
-    def _get_bucket_lifecycle_configuration(self, call: Call) -> dict[str, Any]:
+    def _get_bucket_lifecycle_configuration(self, call: S3Call) -> dict[str, Any]:
         if lifecycle := self._read_bucket(call.bucket).lifecycle:
             return lifecycle
         raise Refusal("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist")
 
-    def _put_bucket_lifecycle_configuration(self, call: Call) -> None:
-        self._change_bucket(call, lifecycle=call.asked["LifecycleConfiguration"])
+    def _put_bucket_lifecycle_configuration(self, call: S3Call) -> None:
+        self._change_bucket(call, lifecycle=call.arguments["LifecycleConfiguration"])
 
-    def _put_bucket_acl(self, call: Call) -> None:
-        self._change_bucket(call, public=call.asked["ACL"] == "public-read")
+    def _put_bucket_acl(self, call: S3Call) -> None:
+        self._change_bucket(call, public=call.arguments["ACL"] == "public-read")
 
-    def _list_objects_v2(self, call: Call) -> dict[str, Any]:
-        arguments = call.asked
+    def _list_objects_v2(self, call: S3Call) -> dict[str, Any]:
+        arguments = call.arguments
         try:
             after = base64.urlsafe_b64decode(arguments.get("ContinuationToken", "")).decode()
         except ValueError:
@@ -205,15 +205,15 @@ class Buckets:
             page, has_more = self._objects(call.bucket).page(
                 arguments.get("Prefix", ""),
                 after=after,
-                room=min(arguments.get("MaxKeys", PAGE), PAGE),
+                limit=min(arguments.get("MaxKeys", PAGE), PAGE),
                 delimiter=arguments.get("Delimiter", ""),
             )
         contents = [
-            {"Key": call.shown(name), "Size": info.size, "ETag": info.tag, "LastModified": info.modified}
+            {"Key": call.encode_key(name), "Size": info.size, "ETag": info.tag, "LastModified": info.modified}
             for name, info in page.items()
             if info
         ]
-        prefixes = [{"Prefix": call.shown(name)} for name, info in page.items() if info is None]
+        prefixes = [{"Prefix": call.encode_key(name)} for name, info in page.items() if info is None]
         token = base64.urlsafe_b64encode(list(page)[-1].encode()).decode() if has_more else None
         return {
             "EncodingType": arguments.get("EncodingType"),
@@ -227,82 +227,89 @@ class Buckets:
     def _objects(self, bucket: str) -> Listing:
         """Return the objects of a bucket by key. The caller holds the lock."""
         if bucket not in self._object_listings:
-            objects = map(read, (self._folder / bucket / "objects").iterdir())
+            objects = map(read_description, (self._folder / bucket / "objects").iterdir())
             self._object_listings[bucket] = Listing({info.key: info for info in objects})
         return self._object_listings[bucket]
 
     def _uploads(self, bucket: str) -> Listing:
         """Return the incomplete multipart uploads of a bucket, by key and id. The caller holds the lock."""
         if bucket not in self._upload_listings:
-            uploads = [(path.parent, read(path)) for path in (self._folder / bucket).glob("uploads/*/upload")]
+            uploads = [
+                (path.parent, read_description(path))
+                for path in (self._folder / bucket).glob("uploads/*/upload")
+            ]
             self._upload_listings[bucket] = Listing(
                 {_upload_name(info.key, folder): info for folder, info in uploads}
             )
         return self._upload_listings[bucket]
 
-    def _object_path(self, call: Call) -> Path:
+    def _object_path(self, call: S3Call) -> Path:
         """Return the path of an object's file, which may not exist."""
         name = hashlib.sha256(call.key.encode()).hexdigest()
         return self._folder / call.bucket / "objects" / name
 
-    def _put_object(self, call: Call) -> dict[str, Any]:
+    def _put_object(self, call: S3Call) -> dict[str, Any]:
         return self._receive(call, self._object_path(call))
 
-    def _get_object(self, call: Call) -> dict[str, Any]:
+    def _get_object(self, call: S3Call) -> dict[str, Any]:
         try:
             file = self._object_path(call).open("rb")
         except FileNotFoundError:
-            if call.found is not None and not call.found.public:
-                call.may("ListObjectsV2", call.bucket)
-            raise no_such_key() from None
-        info = description(file)
-        check_condition(call.asked.get("IfMatch", info.tag).strip('"') == info.tag.strip('"'))
+            if call.bucket_info is not None and not call.bucket_info.public:
+                call.check_permission("ListObjectsV2", call.bucket)
+            raise no_such_key_error() from None
+        info = parse_description(file)
+        check_condition(call.arguments.get("IfMatch", info.tag).strip('"') == info.tag.strip('"'))
         result = {**info.kept, "ETag": info.tag, "LastModified": info.modified}
         start, end = 0, info.size
-        if requested := parse_range_header(call.asked.get("Range")):
+        if requested := parse_range_header(call.arguments.get("Range")):
             if (part := requested.range_for_length(info.size)) is None:
                 raise Refusal("InvalidRange", "The requested range is not satisfiable")
             start, end = part
             result["ContentRange"] = f"bytes {start}-{end - 1}/{info.size}"
         file.seek(start)
         size = end - start
-        body = exactly(file, size // 2 if call.cut else size)
+        body = read_exactly(file, size // 2 if call.is_cut else size)
         return {**result, "ContentLength": size, "Body": body}
 
     _head_object = _get_object
 
-    def _delete_object(self, call: Call) -> None:
+    def _delete_object(self, call: S3Call) -> None:
         with self._lock:
             self._objects(call.bucket).drop(call.key)
             self._object_path(call).unlink(missing_ok=True)
 
-    def _find_upload(self, call: Call) -> Path:
+    def _find_upload(self, call: S3Call) -> Path:
         """Return the folder of an upload. Raises Refusal if its key has no such upload."""
-        upload_id = call.asked["UploadId"]
+        upload_id = call.arguments["UploadId"]
         folder: Path = self._folder / call.bucket / "uploads" / upload_id
         with suppress(FileNotFoundError):
-            if upload_id.isalnum() and read(folder / "upload").key == call.key:
+            if upload_id.isalnum() and read_description(folder / "upload").key == call.key:
                 return folder
         raise Refusal("NoSuchUpload", "The specified multipart upload does not exist.")
 
-    def _create_multipart_upload(self, call: Call) -> dict[str, Any]:
+    def _create_multipart_upload(self, call: S3Call) -> dict[str, Any]:
         upload_id = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # sorts in order of creation
         folder = self._folder / call.bucket / "uploads" / upload_id
         folder.mkdir(mode=0o700)
-        info = Stored(call.key, kept=call.kept())
+        info = ObjectInfo(call.key, kept=call.get_object_metadata())
         with self._open_temporary() as file:
             self._save(call, file, info, folder / "upload")
         return {"Bucket": call.bucket, "Key": call.key, "UploadId": upload_id}
 
-    def _list_multipart_uploads(self, call: Call) -> dict[str, Any]:
-        arguments, key = call.asked, call.asked.get("KeyMarker", "")
+    def _list_multipart_uploads(self, call: S3Call) -> dict[str, Any]:
+        arguments, key = call.arguments, call.arguments.get("KeyMarker", "")
         prefix = arguments.get("Prefix", "")
         after = f"{key}\0{arguments.get('UploadIdMarker', LAST)}" if key else ""
         limit = min(arguments.get("MaxUploads", PAGE), PAGE)
         with self._lock:
-            page, has_more = self._uploads(call.bucket).page(prefix, after=after, room=limit)
+            page, has_more = self._uploads(call.bucket).page(prefix, after=after, limit=limit)
         uploads = [
-            {"Key": call.shown(info.key), "UploadId": name.rpartition("\0")[2], "Initiated": info.modified}
+            {
+                "Key": call.encode_key(info.key),
+                "UploadId": name.rpartition("\0")[2],
+                "Initiated": info.modified,
+            }
             for name, info in page.items()
             if info
         ]
@@ -316,18 +323,18 @@ class Buckets:
             "EncodingType": arguments.get("EncodingType"),
         }
 
-    def _upload_part(self, call: Call) -> dict[str, Any]:
-        return self._receive(call, self._find_upload(call) / str(part_number(call)))
+    def _upload_part(self, call: S3Call) -> dict[str, Any]:
+        return self._receive(call, self._find_upload(call) / str(get_part_number(call)))
 
-    def _list_parts(self, call: Call) -> dict[str, Any]:
-        folder, after = self._find_upload(call), call.asked.get("PartNumberMarker", 0)
-        limit = min(call.asked.get("MaxParts", PAGE), PAGE)
+    def _list_parts(self, call: S3Call) -> dict[str, Any]:
+        folder, after = self._find_upload(call), call.arguments.get("PartNumberMarker", 0)
+        limit = min(call.arguments.get("MaxParts", PAGE), PAGE)
         with self._lock:
             numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
             page = [number for number in numbers if number > after][:limit]
-            parts = [(number, read(folder / str(number))) for number in page]
+            parts = [(number, read_description(folder / str(number))) for number in page]
         return {
-            **{name: call.asked[name] for name in ("Bucket", "Key", "UploadId")},
+            **{name: call.arguments[name] for name in ("Bucket", "Key", "UploadId")},
             "PartNumberMarker": after,
             "NextPartNumberMarker": page[-1] if page else 0,
             "MaxParts": limit,
@@ -338,42 +345,42 @@ class Buckets:
             ],
         }
 
-    def _complete_multipart_upload(self, call: Call) -> dict[str, Any]:
+    def _complete_multipart_upload(self, call: S3Call) -> dict[str, Any]:
         folder, md5, sizes = self._find_upload(call), hashlib.md5(), list[int]()
         with self._open_temporary() as file:
-            for number, tag in named_parts(call):
+            for number, tag in parse_parts(call):
                 if sizes and sizes[-1] < PART_AT_LEAST:
                     raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
                 with suppress(FileNotFoundError), (folder / str(number)).open("rb") as part_file:
-                    part = description(part_file)
+                    part = parse_description(part_file)
                     if part.tag.strip('"') == tag:
-                        for data in exactly(part_file, part.size):
+                        for data in read_exactly(part_file, part.size):
                             file.write(data)
                         md5.update(bytes.fromhex(tag))
                         sizes.append(part.size)
                         continue
                 raise Refusal("InvalidPart", "One or more of the specified parts could not be found.")
             tag = f'"{md5.hexdigest()}-{len(sizes)}"'
-            info = Stored(call.key, sum(sizes), tag, kept=read(folder / "upload").kept)
+            info = ObjectInfo(call.key, sum(sizes), tag, kept=read_description(folder / "upload").kept)
             self._save(call, file, info, self._object_path(call))
         with self._lock, suppress(Refusal):  # another request may have removed it
             self._remove_upload(call)
         return {"Bucket": call.bucket, "Key": call.key, "ETag": tag}
 
-    def _abort_multipart_upload(self, call: Call) -> None:
+    def _abort_multipart_upload(self, call: S3Call) -> None:
         with self._lock:
             self._remove_upload(call)
 
-    def _remove_upload(self, call: Call) -> None:
+    def _remove_upload(self, call: S3Call) -> None:
         """Remove an upload. Raises Refusal if it does not exist."""
         folder = self._find_upload(call)
         self._uploads(call.bucket).drop(_upload_name(call.key, folder))
         shutil.rmtree(folder)
 
-    def _receive(self, call: Call, path: Path) -> dict[str, Any]:
+    def _receive(self, call: S3Call, path: Path) -> dict[str, Any]:
         with self._open_temporary() as file:
-            size, tag = call.receive(file)
-            self._save(call, file, Stored(call.key, size, tag, kept=call.kept()), path)
+            size, tag = call.receive_body(file)
+            self._save(call, file, ObjectInfo(call.key, size, tag, kept=call.get_object_metadata()), path)
         return {"ETag": tag}
 
     @contextmanager
@@ -386,7 +393,7 @@ class Buckets:
         finally:
             path.unlink(missing_ok=True)
 
-    def _save(self, call: Call, file: IO[bytes], info: Stored, path: Path) -> None:
+    def _save(self, call: S3Call, file: IO[bytes], info: ObjectInfo, path: Path) -> None:
         """Append the description to a temporary file and rename the file to `path`.
 
         :raises Refusal: the bucket or the upload no longer exists, or a precondition does not hold.
@@ -407,18 +414,18 @@ class Buckets:
             elif path.name == "upload":
                 self._uploads(call.bucket).put(_upload_name(call.key, path.parent), info)
 
-    def _check_conditions(self, call: Call, path: Path) -> None:
+    def _check_conditions(self, call: S3Call, path: Path) -> None:
         """Raise Refusal if a precondition of the request does not hold for the existing object.
 
         https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
         """
-        check_condition("IfNoneMatch" not in call.asked or not path.exists())
-        if (expected := call.asked.get("IfMatch")) is not None:
-            call.may("GetObject", f"{call.bucket}/{call.key}")
+        check_condition("IfNoneMatch" not in call.arguments or not path.exists())
+        if (expected := call.arguments.get("IfMatch")) is not None:
+            call.check_permission("GetObject", f"{call.bucket}/{call.key}")
             try:
-                check_condition(read(path).tag.strip('"') == expected.strip('"'))
+                check_condition(read_description(path).tag.strip('"') == expected.strip('"'))
             except FileNotFoundError:
-                raise no_such_key() from None
+                raise no_such_key_error() from None
 
 
 def _upload_name(key: str, upload: Path) -> str:
@@ -426,7 +433,7 @@ def _upload_name(key: str, upload: Path) -> str:
     return f"{key}\0{upload.name}"
 
 
-def hang_up(environ: dict[str, Any]) -> None:
+def close_connection(environ: dict[str, Any]) -> None:
     """Close the connection of a request without a response."""
     with suppress(OSError):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)

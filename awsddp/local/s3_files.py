@@ -29,10 +29,10 @@ from awsddp.local.ec2_http import Refusal
 from awsddp.local.emulator import USER
 
 CHUNK = 1 << 20
-MOST_PARTS = 10_000
-NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-BODIES = ("GetObject", "PutObject", "UploadPart")
-TAKEN = {
+MAX_PARTS = 10_000
+BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+STREAMED_OPERATIONS = ("GetObject", "PutObject", "UploadPart")
+SUPPORTED_PARAMETERS = {
     *("Bucket", "Key", "ContentLength", "ContentType", "ContentEncoding", "ContentMD5", "Metadata", "Range"),
     *("RequestPayer", "Prefix", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
     *("MultipartUpload", "CreateBucketConfiguration", "LifecycleConfiguration", "MaxBuckets"),
@@ -77,7 +77,7 @@ class Bucket(msgspec.Struct, frozen=True):
     lifecycle: dict[str, Any] = {}
 
 
-class Stored(msgspec.Struct, frozen=True):
+class ObjectInfo(msgspec.Struct, frozen=True):
     """The description of an object, of a part, or of an upload.
 
     `tag`: its ETag; `kept`: its content type and user metadata.
@@ -91,7 +91,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Call:
+class S3Call:
     """One request. `caller`: the signer's ARN, "" if it is unsigned; `policies`: None allows everything.
 
     `bucket_info`: the bucket, once it is known; `is_cut`: a fault cuts the connection within the body.
@@ -103,8 +103,8 @@ class Call:
     caller: str = ""
     region: str = ""
     policies: list[str] | None = None
-    found: Bucket | None = None
-    cut: bool = False
+    bucket_info: Bucket | None = None
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         request: Any = Request(self.environ)
@@ -116,7 +116,7 @@ class Call:
         self.key: str = self._labels.get("Key", "")
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The parsed parameters as boto3 names them, without a streamed body.
 
         :raises Refusal: a parameter is invalid or not supported.
@@ -124,8 +124,8 @@ class Call:
         if self.operation not in iam.ACTIONS:
             raise _unsupported(self.operation)
         body = io.BytesIO()
-        if self.operation not in BODIES and "content-length" in self.headers:
-            self.receive(body)
+        if self.operation not in STREAMED_OPERATIONS and "content-length" in self.headers:
+            self.receive_body(body)
         request: Any = {"headers": self.headers, "values": self.query, "url_params": self._labels}
         request["body"] = body.getvalue()
         try:
@@ -133,20 +133,23 @@ class Call:
         except (ValueError, RequestParserError) as error:
             raise Refusal("InvalidArgument", str(error)) from None
         for name, value in arguments.items():
-            is_supported = name.startswith("Checksum") or TAKEN & {name, f"{self.operation}.{name}"}
+            is_supported = name.startswith("Checksum") or SUPPORTED_PARAMETERS & {
+                name,
+                f"{self.operation}.{name}",
+            }
             if not is_supported or value not in VALUES.get(name, (value,)):
                 raise _unsupported(f"{name} in {self.operation}")
         return arguments
 
-    def kept(self) -> dict[str, Any]:
+    def get_object_metadata(self) -> dict[str, Any]:
         """Return what is stored and returned with an object: its content type and user metadata."""
-        return {name: self.asked[name] for name in ("ContentType", "Metadata") if name in self.asked}
+        return {name: self.arguments[name] for name in ("ContentType", "Metadata") if name in self.arguments}
 
-    def shown(self, text: str) -> str:
+    def encode_key(self, text: str) -> str:
         """Return a key as a listing shows it, URL-encoded if the caller requests that."""
-        return quote(text, safe="/*-._") if "EncodingType" in self.asked else text
+        return quote(text, safe="/*-._") if "EncodingType" in self.arguments else text
 
-    def may(self, operation: str, resource: str) -> None:
+    def check_permission(self, operation: str, resource: str) -> None:
         """Raise Refusal if the caller's policies do not allow an operation on a resource."""
         if self.policies is None:
             return
@@ -158,7 +161,7 @@ class Call:
             text = f'is not authorized to perform: {action} on resource: "arn:aws:s3:::{resource}"'
             raise Refusal("AccessDenied", f"User: {self.caller} {text} {why}")
 
-    def receive(self, file: IO[bytes]) -> tuple[int, str]:
+    def receive_body(self, file: IO[bytes]) -> tuple[int, str]:
         """Write the body into a file; return its size and its ETag.
 
         :raises Refusal: a checksum is wrong.
@@ -169,18 +172,18 @@ class Call:
         if content_hash.startswith("STREAMING-"):
             if self.environ.get("wsgi.input_terminated"):
                 source = io.BufferedReader(source, CHUNK)
-            chunks = unchunked(source, self.headers)
+            chunks = decode_chunks(source, self.headers)
         else:
-            chunks = exactly(source, length)
+            chunks = read_exactly(source, length)
         md5, sha256, crc32, size = hashlib.md5(), hashlib.sha256(), 0, 0
         for data in chunks:
             file.write(data)
             md5.update(data)
             sha256.update(data)
             crc32, size = zlib.crc32(data, crc32), size + len(data)
-            if self.cut and 2 * size >= length:
+            if self.is_cut and 2 * size >= length:
                 break
-        if self.cut or size != length:
+        if self.is_cut or size != length:
             raise ConnectionResetError("the body does not have the announced length")
         checksums = [
             (content_hash if len(content_hash) == 2 * sha256.digest_size else "", sha256.hexdigest()),
@@ -192,12 +195,12 @@ class Call:
         return size, f'"{md5.hexdigest()}"'
 
 
-def identify(call: Call) -> None:
+def identify_caller(call: S3Call) -> None:
     """Set the caller of a signed request and the policies of the caller. Raises ServiceException."""
     match = ec2_http.SCOPE.fullmatch(call.headers["authorization"])
     if match is None or match[3] != "s3":
         raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
-    if abs(ec2_http.seconds_late(call.environ)) > ec2_http.SIGNED_FOR_S:
+    if abs(ec2_http.signature_age_s(call.environ)) > ec2_http.SIGNED_FOR_S:
         why = "The difference between the request time and the server's is too large."
         raise Refusal("RequestTimeTooSkewed", why, status="403")
     key = ec2_http.find_signer(call.environ, S3IAMRequest, url=f"http://local{call.environ['RAW_URI']}")
@@ -215,27 +218,27 @@ def check_condition(holds: bool) -> None:
         raise Refusal("PreconditionFailed", why, status="412")
 
 
-def no_such_key() -> Refusal:
+def no_such_key_error() -> Refusal:
     """Return the error for a key without an object."""
     return Refusal("NoSuchKey", "The specified key does not exist.", status="404")
 
 
-def part_number(call: Call) -> int:
+def get_part_number(call: S3Call) -> int:
     """Return the number of the uploaded part. Raises Refusal if it is out of range."""
-    number: int = call.asked["PartNumber"]
-    if not 1 <= number <= MOST_PARTS:
-        why = f"Part number must be an integer between 1 and {MOST_PARTS}, inclusive"
+    number: int = call.arguments["PartNumber"]
+    if not 1 <= number <= MAX_PARTS:
+        why = f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive"
         raise Refusal("InvalidArgument", why)
     return number
 
 
-def named_parts(call: Call) -> list[tuple[int, str]]:
+def parse_parts(call: S3Call) -> list[tuple[int, str]]:
     """Return number and ETag of each part that a request to complete an upload lists.
 
     :raises Refusal: there are none, one lacks a number or an ETag, or they are not in order.
     """
     try:
-        rows = call.asked["MultipartUpload"]["Parts"]
+        rows = call.arguments["MultipartUpload"]["Parts"]
         parts = [(row["PartNumber"], row["ETag"].strip('"')) for row in rows]
     except KeyError:
         parts = []
@@ -252,7 +255,7 @@ def _unsupported(feature: str) -> Refusal:
     return Refusal("NotImplemented", f"The local cloud does not carry out {feature}.", status="501")
 
 
-def exactly(source: Any, size: int) -> Iterator[bytes]:
+def read_exactly(source: Any, size: int) -> Iterator[bytes]:
     """Yield the next `size` bytes of a file, in chunks. Raises ConnectionError if it ends before."""
     while size:
         data = source.read(min(size, CHUNK))
@@ -262,14 +265,14 @@ def exactly(source: Any, size: int) -> Iterator[bytes]:
         yield data
 
 
-def unchunked(source: Any, headers: Headers) -> Iterator[bytes]:
+def decode_chunks(source: Any, headers: Headers) -> Iterator[bytes]:
     """Yield the content of an aws-chunked body, and add its trailers to `headers`.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
     """
     try:
         while size := int(source.readline(CHUNK).partition(b";")[0], 16):
-            yield from exactly(source, size)
+            yield from read_exactly(source, size)
             source.readline(CHUNK)
     except ValueError:
         raise ConnectionResetError("a chunk without a length") from None
@@ -278,17 +281,17 @@ def unchunked(source: Any, headers: Headers) -> Iterator[bytes]:
         headers[name] = value.strip()
 
 
-def description(file: IO[bytes]) -> Stored:
+def parse_description(file: IO[bytes]) -> ObjectInfo:
     """Return the description at the end of an object's file, and seek to the start of the file."""
     file.seek(-8, io.SEEK_END)
     length = int.from_bytes(file.read(8))
     file.seek(-8 - length, io.SEEK_END)
-    info = msgspec.json.decode(file.read(length), type=Stored)
+    info = msgspec.json.decode(file.read(length), type=ObjectInfo)
     file.seek(0)
     return info
 
 
-def read(path: Path) -> Stored:
+def read_description(path: Path) -> ObjectInfo:
     """Return the description in a file. Raises FileNotFoundError if there is no file."""
     with path.open("rb") as file:
-        return description(file)
+        return parse_description(file)

@@ -41,7 +41,7 @@ class Body:
         return data
 
 
-class Handler(WSGIRequestHandler):
+class KeepAliveHandler(WSGIRequestHandler):
     """One connection. It is closed if a body or a response is incomplete."""
 
     protocol_version = "HTTP/1.1"

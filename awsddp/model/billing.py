@@ -15,21 +15,21 @@ from typing import Annotated, Any
 import msgspec
 
 from awsddp.errors import ConfigError
-from awsddp.model.records import ENDED, Frozen, Node, TargetName
+from awsddp.model.records import ENDED_STATES, Frozen, Node, TargetName
 from awsddp.util.format import duration
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-LEAST = timedelta(seconds=60)
-LEAST_BUDGET_S = 300.0
+MIN_BILLED = timedelta(seconds=60)
+MIN_BUDGET_S = 300.0
 """The minimum time that a budget must last (s): booting and preparing the nodes takes most of it."""
-SETTLES = timedelta(minutes=10)
+LISTING_DELAY = timedelta(minutes=10)
 """The age from which EC2 certainly lists an instance, until an hour after the instance's end."""
-History = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
+SpotPrices = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
 """Spot prices by instance type and zone: pairs of time and US dollars per instance-hour from then on."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row of a ledger: a change of a cluster. Fields that are None or empty are not written.
 
     `event` is "launched", "started", "stopped", "resized", "ended", "extended" (a new expiry), "repriced" (a
@@ -58,23 +58,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     home: str | None = None
 
     @property
-    def moment(self) -> datetime:
+    def happened_at(self) -> datetime:
         """The time of the event, as precisely as known."""
         return self.at or self.time
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def written_fields(self) -> dict[str, Any]:
         """The written fields, without event and time."""
         written = msgspec.to_builtins(self, builtin_types=(datetime,))
         return {key: value for key, value in written.items() if key not in ("time", "event")}
 
 
-def ledger_rows(text: str) -> list[Row]:
+def parse_ledger(text: str) -> list[LedgerRow]:
     """Return the rows of a ledger; invalid lines are skipped."""
     rows = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
-            rows.append(msgspec.json.decode(line, type=Row))
+            rows.append(msgspec.json.decode(line, type=LedgerRow))
     return rows
 
 
@@ -109,9 +109,9 @@ class Budget(Rate):
             return float("inf")
         remaining_usd = max(0.0, self.usd - self.spent_usd)
         term_s = remaining_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
-        if term_s < LEAST_BUDGET_S:
+        if term_s < MIN_BUDGET_S:
             raise ConfigError(
-                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(LEAST_BUDGET_S)}",
+                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(MIN_BUDGET_S)}",
                 f"the budget is {self}",
                 "a larger --budget, fewer --nodes, or another --instance-type",
             )
@@ -135,24 +135,26 @@ class _Meter:
     ended: datetime | None = None
     runs: list[tuple[datetime, datetime]] = field(default_factory=list)
 
-    def apply(self, row: Row) -> None:
+    def apply(self, row: LedgerRow) -> None:
         """Apply a row of the ledger."""
         match row.event:
             case "started" if self.running_since is None and self.ended is None:
-                self.running_since, self.expires = row.moment, row.expires or self.expires
+                self.running_since, self.expires = row.happened_at, row.expires or self.expires
             case "stopped":
-                self.stop(row.moment)
+                self.stop(row.happened_at)
             case "resized" | "ended":
-                self.end(row.moment)
+                self.end(row.happened_at)
             case "extended":
                 self.expires = row.expires
             case "repriced":
-                self.rates = sorted([*self.rates, (row.moment, row.node_usd_per_hour)], key=itemgetter(0))
+                self.rates = sorted(
+                    [*self.rates, (row.happened_at, row.node_usd_per_hour)], key=itemgetter(0)
+                )
 
     def stop(self, at: datetime) -> None:
         """End the current run; the disk continues to cost."""
         if self.running_since is not None:
-            self.runs.append((self.running_since, max(at, self.running_since + LEAST)))
+            self.runs.append((self.running_since, max(at, self.running_since + MIN_BILLED)))
             self.running_since = None
 
     def end(self, at: datetime) -> None:
@@ -168,7 +170,7 @@ class _Meter:
         """Return the cost of the instance and its disk until a moment, or until they stopped or ended."""
         runs = list(self.runs)
         if self.running_since is not None:
-            runs.append((self.running_since, max(until, self.running_since + LEAST)))
+            runs.append((self.running_since, max(until, self.running_since + MIN_BILLED)))
         total = max(0.0, _hours(self.since, self.ended or until)) * self.disk
         for start, end in runs:
             changes = [since for since, _ in self.rates if start < since < end]
@@ -206,12 +208,12 @@ class Account:
     """
 
     def __init__(self) -> None:
-        self._launches: list[Row] = []
+        self._launches: list[LedgerRow] = []
         self._ended: datetime | None = None
         self._meters: dict[str, _Meter] = {}
         self._fees_usd = 0.0
 
-    def read(self, row: Row) -> None:
+    def apply(self, row: LedgerRow) -> None:
         """Apply a row of the ledger."""
         first = next(iter(self._launches), row)
         if row.id not in (None, first.id) or (first is row and row.event != "launched"):
@@ -220,17 +222,17 @@ class Account:
             case "launched":
                 self._read_launch(row)
             case "ended":
-                self._ended = row.moment
+                self._ended = row.happened_at
         self._fees_usd += row.usd or 0.0
         for key in self._meters.keys() & (row.instances or self._meters):
             self._meters[key].apply(row)
 
-    def _read_launch(self, row: Row) -> None:
+    def _read_launch(self, row: LedgerRow) -> None:
         self._launches.append(row)
         self._ended = None
         for key in row.instances:
             rates, disk = [(_ALWAYS, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
-            begins = row.moment
+            begins = row.happened_at
             meter = _Meter(since=begins, running_since=begins, rates=rates, disk=disk, expires=row.expires)
             self._meters.setdefault(key, meter)  # a concurrent `status` may have written it before
 
@@ -259,33 +261,33 @@ class Account:
             region=launch.region,
             instance_type=launch.instance_type or "",
             nodes=len(meters) if launch.nodes is None else launch.nodes,
-            began=self._launches[0].moment,
+            began=self._launches[0].happened_at,
             ended=self._ended,
             cost_usd=round(cost, 2) if has_prices else None,
             price_usd_per_hour=round(price, 4) if has_prices else None,
             running=frozenset(running_keys),
             stopped=frozenset(existing) - frozenset(running_keys),
-            settled=frozenset(key for key in existing if meters[key].since <= now - SETTLES),
+            settled=frozenset(key for key in existing if meters[key].since <= now - LISTING_DELAY),
         )
 
 
-def account(rows: Iterable[Row], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
+def make_bill(rows: Iterable[LedgerRow], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
     """Return the bill of a ledger; `now` and `running` as in `Account.bill`."""
     ledger = Account()
     for row in rows:
-        ledger.read(row)
+        ledger.apply(row)
     return ledger.bill(now, running=running)
 
 
-def cost_until(rows: Sequence[Row], moment: datetime) -> float:
+def compute_cost_until(rows: Sequence[LedgerRow], moment: datetime) -> float:
     """Return the cost of a cluster (US dollars) until a moment in the past, by its present ledger."""
-    past_rows = [row for row in rows if row.moment <= moment]
+    past_rows = [row for row in rows if row.happened_at <= moment]
     running = {key for row in rows if row.event == "launched" for key in row.instances}
-    bill = account(past_rows, moment, running=running)
+    bill = make_bill(past_rows, moment, running=running)
     return (bill.cost_usd or 0.0) if bill is not None else 0.0
 
 
-def shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
+def compute_shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
     """Return the share of its instances' time that each job pays, from 0 to 1.
 
     A span is begin, end and instance ids of a job. Jobs that run on one instance at the same time share its
@@ -305,7 +307,9 @@ def shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[
     return [hours / total if total > 0 else 1.0 for hours, total in zip(shared_hours, all_hours, strict=True)]
 
 
-def unwritten(bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Row, now: datetime) -> list[Row]:
+def find_missing_rows(
+    bill: Bill | None, nodes: Sequence[Node] | None, *, launch_row: LedgerRow, now: datetime
+) -> list[LedgerRow]:
     """Return the rows missing in the ledger according to AWS: launches, starts, stops and ends.
 
     `nodes` are all nodes that AWS lists for the cluster (None: no listing). Instances that are no longer
@@ -315,20 +319,20 @@ def unwritten(bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Row,
     if nodes is None:
         return []
 
-    def row(event: str, *instances: str, at: datetime) -> Row:
-        return Row(event=event, time=now, id=launched.id, instances=instances, at=at)
+    def row(event: str, *instances: str, at: datetime) -> LedgerRow:
+        return LedgerRow(event=event, time=now, id=launch_row.id, instances=instances, at=at)
 
-    rows: list[Row] = []
+    rows: list[LedgerRow] = []
     if bill is not None and (unlisted := bill.settled - {node.instance_id for node in nodes}):
-        rows.append(row("resized", *sorted(unlisted), at=min(now, launched.expires or now)))
+        rows.append(row("resized", *sorted(unlisted), at=min(now, launch_row.expires or now)))
     running, stopped = (bill.running, bill.stopped) if bill else (frozenset(), frozenset())
     for node in nodes:
         key, changed, began = node.instance_id, node.changed or now, node.launched or now
-        if node.state in ENDED:
+        if node.state in ENDED_STATES:
             if key in running | stopped:
                 rows.append(row("resized", key, at=changed))
         elif key not in running | stopped:
-            rows.append(msgspec.structs.replace(launched, instances=(key,), at=began))
+            rows.append(msgspec.structs.replace(launch_row, instances=(key,), at=began))
         elif key in running and node.state in ("stopping", "stopped"):
             rows.append(row("stopped", key, at=changed))
         elif key in stopped and node.state == "running":
@@ -336,7 +340,9 @@ def unwritten(bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Row,
     return rows
 
 
-def repriced(rows: Iterable[Row], nodes: Iterable[Node], history: History, *, now: datetime) -> Iterator[Row]:
+def make_price_rows(
+    rows: Iterable[LedgerRow], nodes: Iterable[Node], spot_prices: SpotPrices, *, now: datetime
+) -> Iterator[LedgerRow]:
     """Yield the missing ledger rows for the spot prices since the launch of each spot node."""
     from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 
@@ -345,13 +351,15 @@ def repriced(rows: Iterable[Row], nodes: Iterable[Node], history: History, *, no
         launched, key = node.launched, node.instance_id
         if not (node.spot and launched):
             continue
-        prices = sorted(history.get((node.instance_type, node.zone), ()))
+        prices = sorted(spot_prices.get((node.instance_type, node.zone), ()))
         address = ADDRESS_USD_PER_HOUR if node.public_ip else 0.0
         first = max((n for n, (at, _) in enumerate(prices) if at <= launched), default=0)
         for at, usd in prices[first:]:
             since, rate = max(at, launched), round(usd + address, 6)
             if (key, since) not in written:
-                yield Row(event="repriced", time=now, instances=(key,), at=since, node_usd_per_hour=rate)
+                yield LedgerRow(
+                    event="repriced", time=now, instances=(key,), at=since, node_usd_per_hour=rate
+                )
 
 
 def _hours(start: datetime, end: datetime) -> float:

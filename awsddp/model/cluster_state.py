@@ -1,10 +1,14 @@
 """Derive the state of a cluster."""
 
-from awsddp.model.records import ClusterState, Listed
+from awsddp.model.records import ClusterListing, ClusterState
 
 
 def cluster_state(
-    cluster: Listed | None, *, prepared: frozenset[str] | None, launching: bool, size: int | None = None
+    cluster: ClusterListing | None,
+    *,
+    prepared: frozenset[str] | None,
+    launching: bool,
+    size: int | None = None,
 ) -> ClusterState:
     """Return the state of a cluster from the states of its nodes.
 

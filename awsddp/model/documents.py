@@ -420,6 +420,6 @@ class WhyDocument(Document):
     result: JobDocument | None = None
 
 
-def in_order(files: Mapping[int, NodeFiles]) -> tuple[NodeFiles, ...]:
+def sort_by_node(files: Mapping[int, NodeFiles]) -> tuple[NodeFiles, ...]:
     """Return the values of `files`, sorted by node number."""
     return tuple(node_files for _, node_files in sorted(files.items()))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def json_lines(text: str) -> list[dict[str, Any]]:
+def parse_json_lines(text: str) -> list[dict[str, Any]]:
     """Return the rows of a metrics.jsonl or a ledger; a line that is not a JSON object is skipped."""
     rows = []
     for line in text.splitlines():
@@ -16,25 +16,25 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return rows
 
 
-def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+def read_values(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
     """Return the numbers under `key` of the lowest rank that has some; they stand for the job.
 
     A row without a rank belongs to rank 0.
     """
     by_rank: dict[float, list[float]] = {}
     for row in rows:
-        if (value := number(row.get(key))) is not None:
-            by_rank.setdefault(number(row.get("rank")) or 0.0, []).append(value)
+        if (value := as_number(row.get(key))) is not None:
+            by_rank.setdefault(as_number(row.get("rank")) or 0.0, []).append(value)
     return by_rank[min(by_rank)] if by_rank else []
 
 
-def last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+def read_last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
     """Return the last of `read_values`, None without any."""
-    values = values_of(rows, key)
+    values = read_values(rows, key)
     return values[-1] if values else None
 
 
-def number(value: object) -> float | None:
+def as_number(value: object) -> float | None:
     """Return a finite number below 1e15 as a float, None for anything else (docs/results.md)."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:
         return float(value)

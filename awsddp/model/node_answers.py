@@ -24,14 +24,14 @@ from awsddp.model.records import (
     RankUsage,
     Saving,
     Seconds,
+    ShortText,
     Text,
-    Word,
 )
 
 Answer = TypeVar("Answer")
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """The maximum length of an answer, including stderr."""
-OURS = ".awsddp/"
+PRIVATE_FOLDER = ".awsddp/"
 """The results subfolder for files that only awsddp reads; the user's files are in node0/ and so on."""
 _MAX_TEXT = 1 << 20
 _MAX_ITEMS = 1_000_000
@@ -117,13 +117,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     ready: bool = False
     python: _Remote | None = None
-    facts: dict[Word, str | int | None] = msgspec.field(default_factory=dict)
+    facts: dict[ShortText, str | int | None] = msgspec.field(default_factory=dict)
     platform: Platform | None = None
     failed: Text = ""
     said: Text = ""
 
 
-class RankLine(RankResult):
+class ReportedRank(RankResult):
     """A rank as its node reports it; `started` is Unix time, None before the start."""
 
     started: Seconds | None = None
@@ -134,17 +134,17 @@ class RankLine(RankResult):
         return RankResult(**{key: getattr(self, key) for key in RankResult.__dataclass_fields__})
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a job's launch that the nodes store."""
 
     script: Text | None = None
     args: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
-    commit: Word | None = None
+    commit: ShortText | None = None
     dirty: bool | None = None
-    launcher: Word = "ssh"
+    launcher: ShortText = "ssh"
     options: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
-    resumed: Word | None = None
-    instance_type: Word | None = None
+    resumed: ShortText | None = None
+    instance_type: ShortText | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     save_to: Text | None = None
 
@@ -160,9 +160,9 @@ class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause | None
     complete: bool
     created: Annotated[datetime, Meta(tz=True)]
-    ranks: Annotated[tuple[RankLine, ...], Meta(min_length=1, max_length=100_000)]
+    ranks: Annotated[tuple[ReportedRank, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[JobNode, ...], Meta(max_length=10_000)] = ()
-    facts: Facts = Facts()
+    facts: LaunchFacts = LaunchFacts()
     restarts: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
     metrics: Annotated[tuple[RankProgress, ...], Meta(max_length=100_000)] = ()
     samples: Annotated[tuple[RankUsage, ...], Meta(max_length=100_000)] = ()
@@ -186,7 +186,7 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Records(msgspec.Struct, frozen=True, kw_only=True):
-    records: Annotated[tuple[tuple[_Size, Word, Word, bool], ...], Meta(max_length=1000)]
+    records: Annotated[tuple[tuple[_Size, ShortText, ShortText, bool], ...], Meta(max_length=1000)]
     age: Seconds
 
 
@@ -197,7 +197,7 @@ class _Process(msgspec.Struct, frozen=True, kw_only=True):
     joined: bool
     state: Annotated[str, Meta(pattern=r"^[A-Za-z]\Z")]
     stacks: Text
-    records: Annotated[dict[Word, _Records], Meta(max_length=10_000)]
+    records: Annotated[dict[ShortText, _Records], Meta(max_length=10_000)]
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,19 +206,19 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     workdir: Text
     silent_s: Seconds
     processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
-    sources: Annotated[dict[Text, Word], Meta(max_length=1000)] = {}
+    sources: Annotated[dict[Text, ShortText], Meta(max_length=1000)] = {}
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU: `errors` counts uncorrectable memory errors, `faults` describes why it is unfit."""
 
-    name: Word
+    name: ShortText
     memory_mib: _Size
     errors: _Size
-    faults: Annotated[tuple[Word, ...], Meta(max_length=100)]
+    faults: Annotated[tuple[ShortText, ...], Meta(max_length=100)]
 
 
-class Probed(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a node (bytes; `time` is Unix time). `smi` and later fields: only in a full probe."""
 
     ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
@@ -228,38 +228,38 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     memory_size: _Size
     cpus: Annotated[float, Meta(ge=0, le=100_000)]
     time: Seconds
-    kernel: Word = ""
+    kernel: ShortText = ""
     smi: Annotated[tuple[Gpu, ...], Meta(max_length=1024)] | None = None
     links_down: _Size = 0
     xids: Annotated[tuple[_Size, ...], Meta(max_length=1000)] = ()
 
 
-class Dialed(msgspec.Struct, frozen=True, kw_only=True):
+class DialResult(msgspec.Struct, frozen=True, kw_only=True):
     """The results of connection attempts: node, port, and the error ("": connected)."""
 
-    dials: Annotated[tuple[tuple[NodeNumber, _Port, Word], ...], Meta(max_length=100_000)]
+    dials: Annotated[tuple[tuple[NodeNumber, _Port, ShortText], ...], Meta(max_length=100_000)]
 
 
-class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the client has the right to start a job, and how long no client had it before (s)."""
 
     claimed: bool
     free_s: Seconds
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class ReportReceived(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an agent received the report."""
 
     heard: bool
 
 
-class Launched(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The started job."""
 
     job: _Name
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
+class NameClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of claiming a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 
     `what` is the missing right, or the bucket's region. `names` are the taken names with the same prefix.
@@ -269,7 +269,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     code: Literal[
         "", "taken", "right", "bucket", "region", "role", "boto3", "throttled", "unreachable", "other"
     ]
-    what: Word = ""
+    what: ShortText = ""
     said: Text = ""
     names: Annotated[tuple[_Name, ...], Meta(max_length=100_000)] = ()
 
@@ -282,13 +282,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["usage", "taken", "busy", "notfound", "node", "job"]
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True):
+class FailureResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The response in place of an answer after an error."""
 
     error: Failure
 
 
-class Inspected(msgspec.Struct, frozen=True, kw_only=True):
+class InspectionResult(msgspec.Struct, frozen=True, kw_only=True):
     """The properties that templates/prepare.py finds on a node."""
 
     home: _PrintablePath
@@ -309,20 +309,20 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = False) -> _Kind:
     """Return an answer of this type; with `paths` texts may be non-Unicode file names. Raises NodeError."""
-    with refused(node):
-        return converted(parsed(output), kind, paths=paths)
+    with naming_node(node):
+        return convert_answer(parse_answer(output), kind, paths=paths)
 
 
-def converted(answer: object, kind: type[_Kind], *, paths: bool = False) -> _Kind:
+def convert_answer(answer: object, kind: type[_Kind], *, paths: bool = False) -> _Kind:
     """Return a parsed answer as this type. Raises ValueError."""
     _check_text(answer, paths=paths)
     return msgspec.convert(answer, kind)
 
 
-def node_job(payload: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int]) -> NodeJob:
+def read_node_job(payload: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int]) -> NodeJob:
     """Return a job's document from a node's stream. `ranks` has the node of each rank. Raises NodeError."""
-    with refused(node):
-        document = converted(parsed(payload), NodeJob)
+    with naming_node(node):
+        document = convert_answer(parse_answer(payload), NodeJob)
         check_job(document, node, job)
         if {rank.rank: rank.node for rank in document.ranks} != dict(ranks):
             raise ValueError("its ranks do not match the job")
@@ -338,24 +338,24 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     why: Text = ""
 
 
-def rank_step(line: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
+def read_rank_step(line: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
     """Return a line of train/probe.py, None for lines of other programs. Raises NodeError."""
     if not line.startswith(b"{"):
         return None
     step = read_answer(line, RankStep, node=node)
     if step.rank not in ranks:
-        raise malformed(node, "answer is for the wrong rank")
+        raise make_malformed_error(node, "answer is for the wrong rank")
     return step
 
 
-def take(output: bytearray, data: bytes, *, node: int) -> None:
+def append_output(output: bytearray, data: bytes, *, node: int) -> None:
     """Append `data` to the output of a node. Raises NodeError if it exceeds MAX_BYTES."""
     output += data
-    if len(output) > MOST_BYTES:
-        raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+    if len(output) > MAX_BYTES:
+        raise make_malformed_error(node, f"over {MAX_BYTES >> 20} MB")
 
 
-def malformed(node: int, why: str) -> NodeError:
+def make_malformed_error(node: int, why: str) -> NodeError:
     """Return the error for a malformed answer."""
     return NodeError(
         f"node{node} gave a malformed answer",
@@ -365,18 +365,18 @@ def malformed(node: int, why: str) -> NodeError:
 
 
 @contextlib.contextmanager
-def refused(node: int) -> Iterator[None]:
+def naming_node(node: int) -> Iterator[None]:
     """Raise NodeError for validation errors in the context, which are those of the node's answer."""
     try:
         yield
     except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
-        raise malformed(node, str(error)) from error
+        raise make_malformed_error(node, str(error)) from error
 
 
-def parsed(output: bytes) -> dict[str, Any]:
+def parse_answer(output: bytes) -> dict[str, Any]:
     """Return the JSON object of an answer, unchecked. Raises ValueError."""
-    if len(output) > MOST_BYTES:
-        raise ValueError(f"over {MOST_BYTES >> 20} MB")
+    if len(output) > MAX_BYTES:
+        raise ValueError(f"over {MAX_BYTES >> 20} MB")
     answer = json.loads(output.decode("utf-8"), parse_constant=_refuse_constant)
     if not isinstance(answer, dict):
         raise ValueError("not a JSON object")
@@ -423,7 +423,7 @@ def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> Non
     """Raise ValueError if a listed path is outside the folders of a node on which `ranks` run."""
     logs = {f"logs/rank{rank}.log" for rank in ranks}
     own_logs = (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
-    logs |= {f"{OURS}{name}" for name in own_logs}
+    logs |= {f"{PRIVATE_FOLDER}{name}" for name in own_logs}
     for file in manifest.files:
         _check_path(file.path[1:])
         if file.target is not None or file.home not in logs:

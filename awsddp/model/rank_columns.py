@@ -28,12 +28,12 @@ class Column(Frozen):
     shown: dict[int, str]
 
 
-def rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsage]) -> Iterator[Column]:
+def make_rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsage]) -> Iterator[Column]:
     """Yield the columns of a job's ranks; outliers of usage are marked with a star."""
     rows: tuple[RankProgress | RankUsage, ...] = (*progress, *usage)
     for heading, key, form, noise in _COLUMNS:
         values = {row.rank: value for row in rows if (value := getattr(row, key, None)) is not None}
-        outliers = frozenset() if noise is None else far_from_others(values, noise=noise)
+        outliers = frozenset() if noise is None else find_outliers(values, noise=noise)
         shown = {
             rank: form.format(size_text(int(value)) if "bytes" in key else value) + " *" * (rank in outliers)
             for rank, value in values.items()
@@ -43,7 +43,7 @@ def rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsage]) -
             yield Column(heading=heading, key=key, source=source, values=values, shown=shown)
 
 
-def far_from_others(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
+def find_outliers(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
     """Return the ranks whose value differs from the median by more than half of it and more than `noise`.
 
     Returns no ranks if half of them or more differ.

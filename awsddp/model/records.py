@@ -21,18 +21,18 @@ Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
 Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Text = Annotated[str, Meta(max_length=100_000)]
-Word = Annotated[str, Meta(max_length=200)]
+ShortText = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
-MOST_LINES = 1000
+MAX_LINES = 1000
 """The maximum number of lines of a log tail."""
 
 _Kind = TypeVar("_Kind")
 
-ENDED = ("shutting-down", "terminated")
+ENDED_STATES = ("shutting-down", "terminated")
 """EC2's states of an instance that has terminated or is terminating."""
-SAVER_SILENT_S = 60.0
+UPLOADER_SILENT_S = 60.0
 """After how long without a heartbeat an uploader counts as dead (s); it sends one every few seconds."""
-MORE = "..."
+OLDER_JOBS = "..."
 """Stands in a node's tag for older unfetched jobs, for which it has no room. Not a valid job name."""
 
 
@@ -75,7 +75,7 @@ class Target(Frozen):
     node_s3: str | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """A description of the location for messages."""
         return "the local cloud" if self.name == "local" else (self.region or "the configured region")
 
@@ -116,7 +116,7 @@ class Node(Frozen):
         return self.public_ip or self.private_ip
 
 
-class Listed(Frozen):
+class ClusterListing(Frozen):
     """A cluster as AWS lists it by its tags: one name of one owner. `nodes` is sorted by node number.
 
     `leftovers` are the ids of the cluster's other resources (security groups, keys). `group` is its own
@@ -138,15 +138,15 @@ class Listed(Frozen):
     @property
     def live(self) -> tuple[Node, ...]:
         """The nodes that are neither terminated nor terminating."""
-        return tuple(node for node in self.nodes if node.state not in ENDED)
+        return tuple(node for node in self.nodes if node.state not in ENDED_STATES)
 
     @property
     def unfetched(self) -> list[str]:
         """The unfetched jobs in the tags of the live nodes."""
-        return unfetched_jobs(self.live)
+        return list_unfetched_jobs(self.live)
 
 
-class Remembered(Frozen):
+class RecordedCluster(Frozen):
     """A cluster's `awsddp:id` and the node number of each instance id, from the record of this machine.
 
     They are valid even if the tags change.
@@ -156,7 +156,7 @@ class Remembered(Frozen):
     numbers: Mapping[str, int]
 
 
-class Intent(Frozen):
+class LaunchIntent(Frozen):
     """The request of a launch, recorded before it is sent so that it can be repeated identically.
 
     `host_key` is the public part of the temporary host key of its nodes.
@@ -169,7 +169,7 @@ class Intent(Frozen):
     host_key: str = ""
 
 
-class Prepared(Frozen):
+class PreparedNode(Frozen):
     """The properties of a prepared node (nodes/provision.py), recorded in the cluster folder.
 
     `python` is the image's interpreter, `environment` the interpreter of a built environment (None: none was
@@ -207,11 +207,11 @@ class Cause(Frozen):
     node: NodeNumber | None
     kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}$(?!\n)")] = "unknown"
     retryable: bool = False
-    values: Annotated[dict[Word, Text], Meta(max_length=100)] = field(default_factory=dict, hash=False)
-    instance_id: Word | None = None
+    values: Annotated[dict[ShortText, Text], Meta(max_length=100)] = field(default_factory=dict, hash=False)
+    instance_id: ShortText | None = None
     exit_code: ExitCode | None = None
     signal: ExitCode | None = None
-    tail: Annotated[tuple[Text, ...], Meta(max_length=MOST_LINES)] = ()
+    tail: Annotated[tuple[Text, ...], Meta(max_length=MAX_LINES)] = ()
     explanation: Text = ""
     next: Text = ""
 
@@ -271,21 +271,21 @@ class Saving(Frozen):
     unasked: Annotated[tuple[NodeNumber, ...], Meta(max_length=10_000)] = ()
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return True if all results are saved."""
         return self.ended and not self.error and not self.unasked
 
     @property
     def is_silent(self) -> bool:
         """Return True if uploads have stopped because the uploader of a node has died or hangs."""
-        return not self.ended and self.silent_s > SAVER_SILENT_S
+        return not self.ended and self.silent_s > UPLOADER_SILENT_S
 
 
 class JobNode(Frozen):
     """An instance on which a job runs or ran, and its node number at that time."""
 
     node: NodeNumber
-    instance_id: Word
+    instance_id: ShortText
 
 
 class JobRecord(Frozen, Keyed):
@@ -385,20 +385,20 @@ class RankStack(Frozen, Keyed):
     source: str | None = None
 
 
-def widened(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
+def merge_records(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
     """Return a record with fields from `more`, or else from the last of `records` that has the field."""
     names = getattr(kind, "__struct_fields__", None) or [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
     values = {name: getattr(record, name) for record in records for name in names if hasattr(record, name)}
     return kind(**values | more)
 
 
-def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
+def list_unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
     """Return the unfetched jobs in the nodes' tags: the oldest first, `OLDER_JOBS` last."""
     jobs = dict.fromkeys(job for node in nodes for job in node.unfetched)
-    return sorted(jobs, key=MORE.__eq__)
+    return sorted(jobs, key=OLDER_JOBS.__eq__)
 
 
-def write_numbers(numbers: Iterable[int]) -> str:
+def format_node_numbers(numbers: Iterable[int]) -> str:
     """Return node numbers in the form of the tag `awsddp:nodes`: "0,1"; from three in a row on "0-63"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
@@ -409,7 +409,7 @@ def write_numbers(numbers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
-def read_numbers(text: str) -> tuple[int, ...]:
+def parse_node_numbers(text: str) -> tuple[int, ...]:
     """Return the node numbers of a tag `awsddp:nodes`, in its order. Raises ValueError if it is invalid."""
     numbers: list[int] = []
     for part in filter(None, text.split(",")):

@@ -1,14 +1,14 @@
 """Describe the progress of uploads to S3."""
 
 from awsddp.model.records import Saving
-from awsddp.util.format import amount, duration, node_name
+from awsddp.util.format import duration, files_text, node_name
 
 
-def saving_text(saving: Saving) -> str:
+def describe_saving(saving: Saving) -> str:
     """Return a text on the progress of uploads and their error: "5 files, 2 MB in S3, 1 file left"."""
-    parts = [f"{amount(saving.files, saving.bytes)} in S3"]
+    parts = [f"{files_text(saving.files, saving.bytes)} in S3"]
     if saving.pending_files:
-        parts.append(f"{amount(saving.pending_files, saving.pending_bytes)} left")
+        parts.append(f"{files_text(saving.pending_files, saving.pending_bytes)} left")
     if saving.unasked:
         parts.append(f"{', '.join(map(node_name, saving.unasked))} cannot be asked")
     if saving.error:

@@ -16,12 +16,12 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from awsddp.nodes.upstream import Grant, Kind, RefusedError, host_port, origin, without_login
+from awsddp.nodes.upstream import Grant, Kind, RefusedError, host_port, origin, strip_login
 
 _HOST = "awsddp.invalid"
-FILES = f"files.{_HOST}"
+FILES_HOST = f"files.{_HOST}"
 """Host name of signed links."""
-METADATA = ".metadata"
+METADATA_SUFFIX = ".metadata"
 """Suffix of a wheel's URL for its metadata (PEP 658)."""
 _CONDA = "https://conda.anaconda.org"
 _DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
@@ -29,7 +29,7 @@ _URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
 _SOURCE = re.compile(rf"(?P<git>git\+)?(?P<url>{_URL.pattern})")
 _REVISION = re.compile(r"(?P<url>https?://[^/]+/.+?)(?P<revision>@[^@]*)?")
 _LOGIN = re.compile(r"https?://([^/@\s]+)@")
-_LINK = re.compile(rf"http://{re.escape(FILES)}/[0-9a-f]+/([\w-]+)/[^\s\"'<>)]*")
+_LINK = re.compile(rf"http://{re.escape(FILES_HOST)}/[0-9a-f]+/([\w-]+)/[^\s\"'<>)]*")
 _CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
 """Matches the channel of a package in environment.yml: conda-forge::numpy, numpy[channel=conda-forge]."""
 
@@ -48,11 +48,11 @@ class Catalog:
         self._key = key
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def host_names(self) -> tuple[str, ...]:
         """The host names under which nodes request from the mirror."""
-        return (FILES, *self.origins) if self.grants else ()
+        return (FILES_HOST, *self.origins) if self.grants else ()
 
-    def name(self, url: str) -> str:
+    def rewrite_url(self, url: str) -> str:
         """Return the URL under which a node requests `url`, without granting it."""
         host = f"{hashlib.sha256(origin(url).encode()).hexdigest()[:12]}.{_HOST}"
         parts = urlsplit(url)
@@ -61,61 +61,61 @@ class Catalog:
 
     def grant(self, kind: Kind, url: str) -> str:
         """Grant a URL, which may contain a login, and return its URL for nodes. Raises ValueError."""
-        plain, login = without_login(url), _LOGIN.match(url)
+        plain, login = strip_login(url), _LOGIN.match(url)
         grant = Grant(kind, plain.rstrip("/") if kind == "git" else plain, login[1] if login else "")
         if grant not in self.grants:
             self.grants.append(grant)
-        return self.link(plain, is_named=True) if kind == "file" else self.name(plain)
+        return self.sign_link(plain, is_named=True) if kind == "file" else self.rewrite_url(plain)
 
-    def show(self, location: str, kind: Kind) -> str:
+    def rewrite_location(self, location: str, kind: Kind) -> str:
         """Grant a URL or a folder if the mirror serves it; return its URL for nodes, or else `location`."""
         is_served = _LOGIN.match(location) or (self.everything and _URL.fullmatch(location))
-        if not (is_served and host_port(location)) and not is_here(location):
+        if not (is_served and host_port(location)) and not exists_locally(location):
             return location
         if _URL.match(location):
             return self.grant(kind, location)
         path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location).resolve()
         return self.grant(kind, path.as_uri() + "/" * path.is_dir())
 
-    def show_index(self, location: str) -> str:
+    def rewrite_index(self, location: str) -> str:
         """Grant an index; see `rewrite_location`."""
-        return self.show(location, "index")
+        return self.rewrite_location(location, "index")
 
-    def show_links(self, location: str) -> str:
+    def rewrite_links_page(self, location: str) -> str:
         """Grant a page or a folder of links; see `rewrite_location`."""
-        return self.show(location, "page")
+        return self.rewrite_location(location, "page")
 
-    def show_line(self, line: str) -> str:
+    def rewrite_requirement(self, line: str) -> str:
         """Return a requirement with its URL rewritten for nodes, and its revision unchanged."""
 
         def rewrite(match: re.Match[str]) -> str:
             repository = _REVISION.fullmatch(match["url"]) if match["git"] else None
             if repository is None:
-                return self.show(match["url"], "file")
-            return f"git+{self.show(repository['url'], 'git')}{repository['revision'] or ''}"
+                return self.rewrite_location(match["url"], "file")
+            return f"git+{self.rewrite_location(repository['url'], 'git')}{repository['revision'] or ''}"
 
         return _SOURCE.sub(rewrite, line)
 
-    def show_conda(self, text: str) -> str:
+    def rewrite_conda_file(self, text: str) -> str:
         """Return an environment.yml with its channels and URLs rewritten for nodes."""
         document = json.loads(text)
         if channels := document.get("channels"):
-            document["channels"] = [self.show_channel(channel) for channel in channels]
+            document["channels"] = [self.rewrite_channel(channel) for channel in channels]
         document["dependencies"] = [self._rewrite_package(package) for package in document["dependencies"]]
         return json.dumps(document)
 
     def _rewrite_package(self, package: str | dict[str, list[str]]) -> str | dict[str, list[str]]:
         """Return a conda package, or a list of pip packages, rewritten for nodes."""
         if isinstance(package, dict):
-            return {"pip": [self.show_line(line) for line in package["pip"]]}
+            return {"pip": [self.rewrite_requirement(line) for line in package["pip"]]}
         match = _CHANNEL.search(package)
         channel = (match[1] or match[2]) if match else ""
-        return package.replace(channel, self.show_channel(channel), 1) if channel else package
+        return package.replace(channel, self.rewrite_channel(channel), 1) if channel else package
 
-    def show_channel(self, channel: str) -> str:
+    def rewrite_channel(self, channel: str) -> str:
         """Return a channel rewritten for nodes; `conda_environ` resolves channels without a URL."""
         if _URL.match(channel):
-            return self.show(channel, "tree")
+            return self.rewrite_location(channel, "tree")
         if self.everything and re.match(r"\w", channel):
             for url in _DEFAULTS if channel == "defaults" else [f"{_CONDA}/{channel}"]:
                 self.grant("tree", url)
@@ -124,42 +124,42 @@ class Catalog:
     def conda_environ(self) -> dict[str, str]:
         """Return the variables with which conda resolves channels without a URL."""
         for channel in ("conda-forge", "defaults"):
-            self.show_channel(channel)
-        defaults = ",".join(self.name(url) for url in _DEFAULTS)
-        return {"CONDA_CHANNEL_ALIAS": self.name(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
+            self.rewrite_channel(channel)
+        defaults = ",".join(self.rewrite_url(url) for url in _DEFAULTS)
+        return {"CONDA_CHANNEL_ALIAS": self.rewrite_url(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
 
-    def real_names(self, text: str) -> str:
+    def restore_urls(self, text: str) -> str:
         """Return a text with the original URLs of indexes and files."""
         text = _LINK.sub(lambda link: _decode(link[1])[1:], text)
         for host, original in self.origins.items():
             text = text.replace(f"http://{host}", original)
         return text
 
-    def link(self, url: str, *, is_named: bool) -> str:
+    def sign_link(self, url: str, *, is_named: bool) -> str:
         """Return a signed link to a URL; `is_named`: its host may have a private address."""
         payload = ("+" if is_named else "-") + url
         text = base64.urlsafe_b64encode(payload.encode()).decode().rstrip("=")
-        return f"http://{FILES}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
+        return f"http://{FILES_HOST}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
 
-    def read_link(self, path: str) -> tuple[str, bool]:
+    def verify_link(self, path: str) -> tuple[str, bool]:
         """Return the URL and `is_named` of a signed link. Raises RefusedError."""
         _, signature, text, name, *_ = [*path.split("/"), "", "", "", ""]
         if not hmac.compare_digest(signature.encode(), self._sign(text).encode()):
-            raise RefusedError(FILES, "no page has this link")
+            raise RefusedError(FILES_HOST, "no page has this link")
         payload = _decode(text)
-        return payload[1:] + METADATA * name.endswith(METADATA), payload.startswith("+")
+        return payload[1:] + METADATA_SUFFIX * name.endswith(METADATA_SUFFIX), payload.startswith("+")
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()[:32]
 
 
-def is_here(location: str) -> bool:
+def exists_locally(location: str) -> bool:
     """Return True if the location of an index or of links is a local folder or file."""
     path = Path(unquote(urlsplit(location).path)) if location.startswith("file:") else Path(location)
     return bool(location) and path.exists()
 
 
-def urls_in(text: str) -> list[str]:
+def find_urls(text: str) -> list[str]:
     """Return the URLs in a text that have a host."""
     return list(filter(host_port, _URL.findall(text)))
 

@@ -21,10 +21,10 @@ import paramiko
 from awsddp.errors import ConfigError
 from awsddp.model.events import Event, OnEvent
 from awsddp.nodes import hostkeys
-from awsddp.nodes.login import Endpoint, Jump, Line, Login
+from awsddp.nodes.login import Endpoint, Jump, Login, NodeSocket
 from awsddp.nodes.node_failures import NodeFailure, find_program, tail
 from awsddp.util.format import node_name
-from awsddp.util.parallel import ignore, soon
+from awsddp.util.parallel import ignore_event, run_in_thread
 
 # paramiko logs each failed handshake, which awsddp's own errors report.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -53,7 +53,7 @@ class Connection:
     """An authenticated SSH transport to a node; `host_key` is the public key that verified it."""
 
     endpoint: Endpoint
-    line: Line
+    node_socket: NodeSocket
     transport: paramiko.Transport
     host_key: str
     channels: "SimpleQueue[Future[paramiko.Channel]]" = field(default_factory=SimpleQueue, repr=False)
@@ -68,7 +68,7 @@ class Connection:
         return channel.result()
 
     def _open_ahead(self) -> None:
-        self.channels.put(soon(self.transport.open_session, window_size=_WINDOW))
+        self.channels.put(run_in_thread(self.transport.open_session, window_size=_WINDOW))
 
     def forward(self, serve: Callable[[paramiko.Channel], None]) -> int:
         """Listen on a port of the node's loopback interface, and return the port.
@@ -95,9 +95,9 @@ class Connection:
     def drop(self) -> None:
         """Close the connection without waiting; blocked reads and writes fail."""
         with contextlib.suppress(OSError):  # it may be closed already
-            self.line.socket.shutdown(socket.SHUT_RDWR)
+            self.node_socket.socket.shutdown(socket.SHUT_RDWR)
         self.transport.close()
-        self.line.close()
+        self.node_socket.close()
 
 
 Preconnect = dict[Endpoint, Future[Connection]]
@@ -118,7 +118,7 @@ def load_key(path: Path) -> paramiko.PKey:
         raise ConfigError(f"cannot use the login key {path}", str(error)) from error
 
 
-def check_own_key(path: Path, *, name: str, public: str) -> None:
+def check_key_file(path: Path, *, name: str, public: str) -> None:
     """Check that `access.key_file` is a usable private key, and belongs to the key pair `name`.
 
     `public` is the public key from EC2, "" if EC2 does not return it. Raises ConfigError.
@@ -193,7 +193,7 @@ class _LoginClosed(NodeFailure):
 
 def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
     """Return True if the only accepted host key of the node is the temporary key of the launch."""
-    return hostkeys.read(login.known_hosts).get(endpoint.instance_id) == (login.boot_key,)
+    return hostkeys.load_keys(login.known_hosts).get(endpoint.instance_id) == (login.boot_key,)
 
 
 def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
@@ -205,17 +205,20 @@ def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
     no_retry = threading.Event()
     no_retry.set()
     dial = partial(connect, key=load_key(login.key), login=login, deadline_s=_PRECONNECT_S)
-    return {endpoint: soon(dial, endpoint, stop=no_retry, on_event=ignore) for endpoint in endpoints}
+    return {
+        endpoint: run_in_thread(dial, endpoint, stop=no_retry, on_event=ignore_event)
+        for endpoint in endpoints
+    }
 
 
-def cut(future: Future[Connection]) -> None:
+def close_when_connected(future: Future[Connection]) -> None:
     """Close an unused connection once it is open, as the callback of its future."""
     if future.exception() is None:
         future.result().drop()
 
 
 def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float) -> Connection:
-    accepted = hostkeys.read(login.known_hosts).get(endpoint.instance_id, ())
+    accepted = hostkeys.load_keys(login.known_hosts).get(endpoint.instance_id, ())
     if not accepted:
         raise endpoint.failure("host key", "unknown host key", f"nothing for it in {login.known_hosts}")
     with contextlib.ExitStack() as on_failure:
@@ -233,13 +236,13 @@ def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float
         _log_in(endpoint, transport, key)
         on_failure.pop_all()
     transport.set_keepalive(_KEEPALIVE_S)
-    return Connection(endpoint=endpoint, line=line, transport=transport, host_key=host_key)
+    return Connection(endpoint=endpoint, node_socket=line, transport=transport, host_key=host_key)
 
 
-def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
+def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> NodeSocket:
     try:
         if jump is not None:
-            return jump.dial(endpoint.host, endpoint.port, min(jump.dial_s, left_s))
+            return jump.dial(endpoint.host, endpoint.port, min(jump.dial_timeout_s, left_s))
         connected = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # a limit of this machine
@@ -256,7 +259,7 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
     )  # else each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: fail if the peer acknowledges nothing
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
-    return Line(connected)
+    return NodeSocket(connected)
 
 
 def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tuple[str, ...]) -> None:

@@ -20,12 +20,12 @@ from awsddp.model.documents import NodeFiles
 from awsddp.model.events import Event, OnEvent
 from awsddp.model.node_answers import ResultFile
 from awsddp.nodes import rsync
-from awsddp.util.format import amount, node_name, size_text
-from awsddp.util.parallel import ignore, run_on_nodes, split
+from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.parallel import ignore_event, results_or_raise, run_on_nodes
 
-PART = ".part"
+STAGING_FOLDER = ".part"
 """The staging folder within the results; an interrupted fetch is resumed from it."""
-ALIKE_BYTES = 1 << 20
+DEDUPLICATE_FROM_BYTES = 1 << 20
 """Files of this size or larger are fetched as a delta against a local file that is probably identical."""
 SAMPLED_BYTES = 128 << 10
 """For files up to this size a sample covers all bytes."""
@@ -35,8 +35,8 @@ _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
 """Timestamp resolutions of file systems in ns: 2 s on FAT."""
 Listed = Mapping[tuple[int, str], ResultFile]
 """Files by node and path."""
-Look = Callable[[Collection[int]], Listed]
-Begins = Callable[[Path, ResultFile], bool]
+ListFiles = Callable[[Collection[int]], Listed]
+MatchesSample = Callable[[Path, ResultFile], bool]
 Transfer = Callable[[Sequence[ResultFile], Path, rsync.Progress, threading.Event], None]
 """Downloads files of a node to their paths below a folder, with their mtimes, until the event is set."""
 
@@ -46,11 +46,11 @@ def pull(
     target: Path,
     *,
     transfer: Transfer,
-    look: Look = lambda _: {},
-    begins: Begins = lambda path, file: True,
-    grown: bool = False,
-    also: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
-    on_event: OnEvent = ignore,
+    list_files: ListFiles = lambda _: {},
+    matches_sample: MatchesSample = lambda path, file: True,
+    accept_grown: bool = False,
+    last_files: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
+    on_event: OnEvent = ignore_event,
 ) -> dict[int, NodeFiles]:
     """Fetch files of several nodes into the folder `target`, from all nodes at once.
 
@@ -63,21 +63,21 @@ def pull(
     ConfigError if the disk has too little space.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
-    results = _Results(target, transfer, wanted, begins=begins, grown=grown)
+    results = _Results(target, transfer, wanted, begins=matches_sample, grown=accept_grown)
     try:
-        results.make_room(clear=also is not None)
+        results.make_room(clear=last_files is not None)
         outcomes = run_on_nodes(partial(results.download, results.missing), wanted, on_event=on_event)
         similar = {node: files for node, files in results.similar.items() if outcomes[node] is None}
         outcomes |= run_on_nodes(partial(results.download, similar), similar, on_event=on_event)
         succeeded = [node for node, failure in outcomes.items() if failure is None]
-        results.move(succeeded, look)
+        results.move(succeeded, list_files)
         for counts in results.fetched.values():
-            text = f"fetched: {amount(counts.files, counts.bytes)}"
+            text = f"fetched: {files_text(counts.files, counts.bytes)}"
             on_event(Event(text, who=node_name(counts.node), fraction=1.0))
-        split(outcomes)
+        results_or_raise(outcomes)
         results.make_links()
-        if also is not None:
-            results.write_last({**also(results.changed), **results.versions()})
+        if last_files is not None:
+            results.write_last({**last_files(results.changed), **results.versions()})
     except OSError as error:
         raise ConfigError(
             f"cannot write {target}",
@@ -89,7 +89,7 @@ def pull(
     return results.fetched
 
 
-def by_rsync(ssh_config: Path) -> Transfer:
+def rsync_transfer(ssh_config: Path) -> Transfer:
     """Return a Transfer that uses rsync over ssh."""
 
     def transfer(
@@ -107,7 +107,7 @@ def by_rsync(ssh_config: Path) -> Transfer:
                 ssh_config=ssh_config,
                 stop=stop,
                 progress=progress,
-                partly=True,
+                allow_partial=True,
             )
         finally:
             missing = [path for file in files if not (path := staging / file.path.lstrip("/")).exists()]
@@ -138,10 +138,10 @@ class _Results:
         transfer: Transfer,
         wanted: Mapping[int, Sequence[ResultFile]],
         *,
-        begins: Begins,
+        begins: MatchesSample,
         grown: bool,
     ) -> None:
-        self.top, self.part, self._transfer = top, top / PART, transfer
+        self.top, self.part, self._transfer = top, top / STAGING_FOLDER, transfer
         self._begins, self._grown = begins, grown
         self._versions = _read_versions(top / VERSIONS)
         self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
@@ -155,7 +155,7 @@ class _Results:
         current = {file.home for file in local if self._versions.get(file.home) in (None, _version(file))}
         self._sources = {(file.sample, file.size): self.top / file.home for file in local}
         for file in (file for file in files if file.home not in current):
-            if file.size >= ALIKE_BYTES and (file.sample, file.size) in self._sources:
+            if file.size >= DEDUPLICATE_FROM_BYTES and (file.sample, file.size) in self._sources:
                 self.similar.setdefault(file.node, []).append(file)
             else:
                 self._sources.setdefault((file.sample, file.size), self._staging_path(file))
@@ -203,11 +203,11 @@ class _Results:
                 shutil.copyfile(source, path, follow_symlinks=False)  # rsync transfers the differences
         if not remote:
             return
-        progress = rsync.Progress(node, f"fetching {amount(len(files[node]), size)}", size, on_event)
+        progress = rsync.Progress(node, f"fetching {files_text(len(files[node]), size)}", size, on_event)
         progress.report(0)
         self._transfer(remote, staging, progress, stop)
 
-    def move(self, nodes: Sequence[int], look: Look) -> None:
+    def move(self, nodes: Sequence[int], look: ListFiles) -> None:
         """Move staged files to their final paths if their nodes list them unchanged. Raises OSError."""
         similar = [file for node in nodes for file in self.similar.get(node, ())]
         remote = [file.node for node in nodes for file in self.missing[node] if file.data is None]
@@ -238,7 +238,7 @@ class _Results:
         has_same_stamp = (latest.size, latest.modified) == (file.size, file.modified)
         if has_same_stamp and file.size > SAMPLED_BYTES and _version(latest) != _version(file):
             return False  # it was rewritten in place during the transfer
-        if is_here(path, latest, self._begins):
+        if is_downloaded(path, latest, self._begins):
             return True
         size = _size(path)
         is_longer = size is not None and file.size <= size <= latest.size and not latest.writing
@@ -286,7 +286,7 @@ class _Results:
             return False
         if file.home.endswith(".log") and not file.home.startswith("node"):  # written while following the job
             return size == file.size or (self._grown and size > file.size)
-        return is_here(path, file, self._begins)
+        return is_downloaded(path, file, self._begins)
 
     def versions(self) -> dict[str, bytes]:
         """Return the path and content of the versions file, {} if there are no versions."""
@@ -310,7 +310,7 @@ def _remove_empty(part: Path) -> None:
             folder.rmdir()
 
 
-def is_here(path: Path, file: ResultFile, begins: Begins) -> bool:
+def is_downloaded(path: Path, file: ResultFile, matches_sample: MatchesSample) -> bool:
     """Return True if `path` has the size, mtime and sample of `file`.
 
     The sample is compared by `matches_sample`, because a file that was rewritten in place may have kept size
@@ -318,7 +318,7 @@ def is_here(path: Path, file: ResultFile, begins: Begins) -> bool:
     """
     if _size(path) != file.size or not _has_mtime(path, file.modified):
         return False
-    return file.sample is None or begins(path, file)
+    return file.sample is None or matches_sample(path, file)
 
 
 def _version(file: ResultFile) -> list[int]:

@@ -16,17 +16,22 @@ import msgspec
 
 from awsddp.errors import NodeError
 from awsddp.model.events import Event
-from awsddp.model.node_answers import Answer, Environment, Platform, read_answer, take
+from awsddp.model.node_answers import Answer, Environment, Platform, append_output, read_answer
 from awsddp.model.records import Count
-from awsddp.nodes.catalog import Catalog, signing_key, urls_in
+from awsddp.nodes.catalog import Catalog, find_urls, signing_key
 from awsddp.nodes.fleet import Fleet, Request, Result
 from awsddp.nodes.node_failures import NodeFailure, tail
 from awsddp.nodes.package_mirror import Mirror
-from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
-from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
+from awsddp.plan.environment import (
+    EnvironmentPlan,
+    check_identical_nodes,
+    explain_failure,
+    pin_image_packages,
+)
+from awsddp.plan.indexes import Indexes, is_local_folder, read_pip_indexes
 from awsddp.plan.project import SCM_VERSION, UNKNOWN_VERSION, Project
 from awsddp.util.format import node_name
-from awsddp.util.parallel import split
+from awsddp.util.parallel import results_or_raise
 from awsddp.util.shipped_files import template
 
 _PYPI = "https://pypi.org/simple"
@@ -42,7 +47,7 @@ _SILENT_S = 2400.0
 _WAITING_FOR_BUILD = re.compile(r"waiting for a build of .*?, process (\d+): .*", re.DOTALL)
 
 
-def ensure(
+def ensure_environments(
     fleet: Fleet,
     plan: EnvironmentPlan,
     *,
@@ -63,12 +68,12 @@ def ensure(
         _report_unknown_versions(fleet, plan.projects)
         if plan.setup:
             send_files()
-        local_indexes = functools.cache(indexes_here)
+        local_indexes = functools.cache(read_pip_indexes)
         resolved = _resolve_versions(fleet, plan, environments[missing[0]].platform, cache, local_indexes)
         source = _package_source(fleet, resolved, missing, local_indexes, signing_key(cache))
         with source as (node_plan, variables, mirror):
             is_conda = plan.kind == "conda"
-            miniforge = mirror.catalog.show(_MINIFORGE, "tree") if is_conda else _MINIFORGE
+            miniforge = mirror.catalog.rewrite_location(_MINIFORGE, "tree") if is_conda else _MINIFORGE
             builds = {
                 node: _request(
                     node_plan,
@@ -81,13 +86,13 @@ def ensure(
                 )
                 for node in missing
             }
-            environments |= _run(fleet, plan, builds, _SILENT_S, mirror.translate)
+            environments |= _run(fleet, plan, builds, _SILENT_S, mirror.explain_output)
         for node in missing:
             torch = environments[node].facts.get("torch")
             fleet.on_event(
                 Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0)
             )
-    refuse_unlike({node: environment.facts for node, environment in environments.items()})
+    check_identical_nodes({node: environment.facts for node, environment in environments.items()})
     return environments
 
 
@@ -115,10 +120,10 @@ def _resolve_versions(
     """
     if not plan.lines or platform is None:
         return plan
-    from awsddp.plan.resolve import choose, target_of
+    from awsddp.plan.resolve import choose_packages, make_target
 
     fleet.on_event(Event(f"choosing packages for {plan.name}", ""))
-    pins, why = choose(plan, target_of(plan, platform), cache=cache, here=local_indexes)
+    pins, why = choose_packages(plan, make_target(plan, platform), cache=cache, read_indexes=local_indexes)
     if why:
         fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose its packages", ""))
     return plan if pins is None or plan.kind == "conda" else replace(plan, lines=pins)
@@ -126,7 +131,7 @@ def _resolve_versions(
 
 def _image_pins(plan: EnvironmentPlan, environment: Environment) -> tuple[str, ...]:
     platform = environment.platform
-    return image_constraints(platform.packages) if platform and plan.kind == "image" else ()
+    return pin_image_packages(platform.packages) if platform and plan.kind == "image" else ()
 
 
 @contextlib.contextmanager
@@ -142,25 +147,25 @@ def _package_source(
     The mirror serves all packages, or only those of local folders and of indexes with a password.
     Raises NodesFailed.
     """
-    everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(local_indexes())
+    everything, indexes = plan.packages_from == "client", plan.indexes.with_defaults(local_indexes())
     proxy = plan.environ.get("https_proxy", "")
     catalog = Catalog(everything=everything, key=key)
     with Mirror(catalog, ca=indexes.ca, proxy=proxy) as mirror:
         if plan.packages_from == "node" or not plan.has_packages:
-            remote_links = tuple(link for link in indexes.find_links if not is_folder_here(link))
+            remote_links = tuple(link for link in indexes.find_links if not is_local_folder(link))
             yield replace(plan, indexes=replace(indexes, find_links=remote_links)), {}, mirror
             return
         node_plan = _rewrite_plan(replace(plan, indexes=indexes), catalog)
-        if not everything and not catalog.names:
+        if not everything and not catalog.host_names:
             yield node_plan, {}, mirror
             return
-        trusted = (*indexes.trusted_hosts, *catalog.names)
+        trusted = (*indexes.trusted_hosts, *catalog.host_names)
         node_plan = replace(node_plan, indexes=replace(node_plan.indexes, trusted_hosts=trusted))
         if everything:
             fleet.on_event(Event("packages come through this machine", ""))
         tool_variables = _tool_variables(plan, catalog) if everything else {}
-        urls = urls_in(json.dumps(asdict(node_plan)))
-        with fleet.forwarded(nodes, mirror.serve) as ports:
+        urls = find_urls(json.dumps(asdict(node_plan)))
+        with fleet.forward_ports(nodes, mirror.serve) as ports:
             yield (
                 node_plan,
                 {node: mirror.environ(port, urls) | tool_variables for node, port in ports.items()},
@@ -178,16 +183,16 @@ def _rewrite_plan(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
         plan,
         indexes=replace(
             indexes,
-            index_url=catalog.show_index(indexes.index_url),
-            extra_index_urls=tuple(map(catalog.show_index, indexes.extra_index_urls)),
-            find_links=tuple(map(catalog.show_links, indexes.find_links)),
+            index_url=catalog.rewrite_index(indexes.index_url),
+            extra_index_urls=tuple(map(catalog.rewrite_index, indexes.extra_index_urls)),
+            find_links=tuple(map(catalog.rewrite_links_page, indexes.find_links)),
         ),
-        torch=tuple(catalog.show_index(word.replace("--index", "--extra-index")) for word in torch)
+        torch=tuple(catalog.rewrite_index(word.replace("--index", "--extra-index")) for word in torch)
         if catalog.everything
         else plan.torch,
-        lines=tuple(map(catalog.show_line, plan.lines)),
-        constraints=tuple(map(catalog.show_line, plan.constraints)),
-        conda=catalog.show_conda(plan.conda) if plan.conda else "",
+        lines=tuple(map(catalog.rewrite_requirement, plan.lines)),
+        constraints=tuple(map(catalog.rewrite_requirement, plan.constraints)),
+        conda=catalog.rewrite_conda_file(plan.conda) if plan.conda else "",
     )
 
 
@@ -195,7 +200,11 @@ def _tool_variables(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
     """Return the variables for the downloads of uv and conda that are not packages."""
     if plan.kind == "conda":
         return catalog.conda_environ()
-    return {"UV_PYTHON_INSTALL_MIRROR": catalog.show(_UV_PYTHONS, "tree")} if plan.kind == "venv" else {}
+    return (
+        {"UV_PYTHON_INSTALL_MIRROR": catalog.rewrite_location(_UV_PYTHONS, "tree")}
+        if plan.kind == "venv"
+        else {}
+    )
 
 
 def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Request:
@@ -231,12 +240,12 @@ class _Step(msgspec.Struct, frozen=True):
     size: Count | None = None
 
 
-def answers(
+def run_programs(
     fleet: Fleet,
     requests: Mapping[int, Request],
     kind: type[Answer],
     *,
-    failed: str,
+    failure_message: str,
     silent_s: float,
     translate: Callable[[str], str] = str,
 ) -> dict[int, Answer | NodeError]:
@@ -249,7 +258,7 @@ def answers(
     results: dict[int, bytes] = {}
 
     def on_data(node: int, data: bytes) -> None:
-        take(received[node], data, node=node)
+        append_output(received[node], data, node=node)
         *lines, received[node] = received[node].split(b"\n")
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError):  # startup files of a login shell may print text
@@ -264,7 +273,7 @@ def answers(
         if isinstance(end, NodeError):
             return end
         if node not in results:
-            return NodeFailure(node, "command", failed, end.tail())
+            return NodeFailure(node, "command", failure_message, end.tail())
         try:
             return read_answer(results[node], kind, node=node)
         except NodeError as error:
@@ -282,8 +291,12 @@ def _run(
     translate: Callable[[str], str] = str,
 ) -> dict[int, Environment]:
     failed = "its environment could not be created"
-    outcomes = answers(fleet, requests, Environment, failed=failed, silent_s=silent_s, translate=translate)
-    return split({node: _outcome(plan, node, outcome, translate) for node, outcome in outcomes.items()})
+    outcomes = run_programs(
+        fleet, requests, Environment, failure_message=failed, silent_s=silent_s, translate=translate
+    )
+    return results_or_raise(
+        {node: _outcome(plan, node, outcome, translate) for node, outcome in outcomes.items()}
+    )
 
 
 def _outcome(
@@ -301,5 +314,5 @@ def _outcome(
         return NodeFailure(node, "command", result.failed, result.said, advice)
     name = "[env]" if plan.name == plan.kind else plan.name
     output = translate(result.said)
-    refusal = explain(output, name=name, internet=plan.internet, packages_from=plan.packages_from)
+    refusal = explain_failure(output, name=name, internet=plan.internet, packages_from=plan.packages_from)
     return NodeFailure(node, "command", f"{result.failed}: {refusal.message}", refusal.why, refusal.next)

@@ -23,7 +23,7 @@ def fabric_group(endpoints: Iterable[Endpoint], login: Login) -> fabric.Group:
 
     Connections open when they are first used. Raises ConfigError.
     """
-    pinned = hostkeys.read(login.known_hosts)
+    pinned = hostkeys.load_keys(login.known_hosts)
     proxy = login.jump.proxy_command() if login.jump is not None else None
     return fabric.ThreadingGroup.from_connections(
         [

@@ -13,12 +13,12 @@ import paramiko
 
 from awsddp.errors import NodeError
 from awsddp.model.events import OnEvent
-from awsddp.model.node_answers import MOST_BYTES, take
+from awsddp.model.node_answers import MAX_BYTES, append_output
 from awsddp.model.records import JobRecord
 from awsddp.nodes.connection import Connection, Preconnect, connect, load_key
 from awsddp.nodes.login import Endpoint, JumpFailure, Login
 from awsddp.nodes.node_failures import Layer, NodeFailure, tail
-from awsddp.util.parallel import ignore, run_on_nodes, soon, split
+from awsddp.util.parallel import ignore_event, results_or_raise, run_in_thread, run_on_nodes
 
 _CHECK_S = 0.25  # between checks of the deadlines while no data arrives
 _CHUNK = 256 * 1024
@@ -105,8 +105,8 @@ class RemoteCommand:
             if channel.recv_stderr_ready():
                 self._stderr += channel.recv_stderr(_CHUNK)
                 self._last_output = time.monotonic()
-                if len(self._stderr) > MOST_BYTES:
-                    raise EOFError(f"over {MOST_BYTES >> 20} MB on stderr")
+                if len(self._stderr) > MAX_BYTES:
+                    raise EOFError(f"over {MAX_BYTES >> 20} MB on stderr")
             if not channel.recv_ready():
                 return b""
             self._last_output = time.monotonic()
@@ -137,7 +137,7 @@ class RemoteCommand:
         cause = self._error or self.connection.transport.get_exception()
         return self.failure("lost", str(cause or "") or "the connection ended")
 
-    def overdue(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
+    def timeout_error(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
         """Return the error of a command that exceeds a timeout, else None."""
         now = time.monotonic()
         if timeout_s is not None and now - self._started > timeout_s:
@@ -164,7 +164,7 @@ class RemoteCommand:
 
     def _run_in_background(self, act: Callable[[], None]) -> None:
         self._started = self._last_output = time.monotonic()
-        self._sending = soon(act)
+        self._sending = run_in_thread(act)
         self._sending.add_done_callback(lambda _: self._wakeup.set())
 
     def _start(self, argv: Sequence[str], stdin: bytes, *, persistent: bool) -> None:
@@ -198,8 +198,8 @@ class Fleet:
     deadline_s: float = 600
     partial: bool = False
     preconnect: Preconnect = field(default_factory=dict)
-    meanwhile: Callable[[], None] | None = None
-    on_event: OnEvent = ignore
+    on_idle: Callable[[], None] | None = None
+    on_event: OnEvent = ignore_event
     failures: dict[int, NodeError] = field(default_factory=dict, init=False)
     _connections: dict[int, Connection] = field(default_factory=dict, init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
@@ -225,14 +225,14 @@ class Fleet:
         return tuple(sorted(self._connections))
 
     @property
-    def answering(self) -> list[int]:
+    def responsive_nodes(self) -> list[int]:
         """The numbers of the connected nodes without a failure."""
         return [node for node in self.nodes if node not in self.failures]
 
-    def holders(self, job: JobRecord) -> list[int]:
+    def nodes_of_job(self, job: JobRecord) -> list[int]:
         """Return the numbers of the responsive nodes whose instances ran the job."""
         ran_on = {node.instance_id for node in job.nodes}
-        return [node for node in self.answering if self.endpoints[node].instance_id in ran_on]
+        return [node for node in self.responsive_nodes if self.endpoints[node].instance_id in ran_on]
 
     def host_key(self, node: int) -> str:
         """Return the public host key that verified the connection to `node`."""
@@ -263,8 +263,8 @@ class Fleet:
             self._drop(node)
         try:
             if self.login.jump is not None:
-                self.login.jump.reach()
-            outcomes = run_on_nodes(work, numbers, meanwhile=self.meanwhile, on_event=self.on_event)
+                self.login.jump.ensure_connected()
+            outcomes = run_on_nodes(work, numbers, on_idle=self.on_idle, on_event=self.on_event)
         except JumpFailure as failure:
             if not partial:
                 raise
@@ -276,7 +276,7 @@ class Fleet:
                 self.failures.pop(node, None)
                 self._connections[node] = outcome
         if not partial:
-            split(outcomes)
+            results_or_raise(outcomes)
 
     def close(self) -> None:
         """Close all connections. Commands on nodes keep running unless they use stdin, stdout or stderr."""
@@ -284,14 +284,14 @@ class Fleet:
             self._drop(node)
 
     @contextlib.contextmanager
-    def forwarded(
+    def forward_ports(
         self, nodes: Iterable[int], serve: Callable[[paramiko.Channel], None]
     ) -> Iterator[dict[int, int]]:
         """Listen on a port of the loopback interface of each node, and yield the ports by node.
 
         `serve` is called with each connection, on a thread that it must not block. Raises NodesFailed.
         """
-        ports = split(
+        ports = results_or_raise(
             run_on_nodes(
                 lambda node, *_: self._connections[node].forward(serve), nodes, on_event=self.on_event
             )
@@ -311,7 +311,7 @@ class Fleet:
         raise for exit codes.
         """
         numbers = self.nodes if nodes is None else nodes
-        return split(self.run_each(dict.fromkeys(numbers, (argv, stdin)), timeout_s=timeout_s))
+        return results_or_raise(self.run_each(dict.fromkeys(numbers, (argv, stdin)), timeout_s=timeout_s))
 
     def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result | NodeError]:
         """Run a different command on each node, all at once, and return the Result by node.
@@ -321,7 +321,7 @@ class Fleet:
         output = {node: bytearray() for node in requests}
 
         def on_data(node: int, data: bytes) -> None:
-            take(output[node], data, node=node)
+            append_output(output[node], data, node=node)
 
         outcomes = self.stream(requests, on_data, timeout_s=timeout_s)
         return {
@@ -412,7 +412,7 @@ class Fleet:
                         outcomes[node] = Result(exit_code=0, stdout=b"", stderr=b"")
                         self._programs[node] = running.pop(node)
                         continue
-                    outcome = (None if data else command.outcome()) or command.overdue(*limits)
+                    outcome = (None if data else command.outcome()) or command.timeout_error(*limits)
                     if outcome is not None:
                         outcomes[node] = outcome
                         self._end(running.pop(node), outcome)

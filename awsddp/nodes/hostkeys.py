@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from awsddp.errors import ConfigError
-from awsddp.state import Folder, make_folder, write_private
+from awsddp.state import ClusterFolder, make_folder, write_private
 
 _KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}")
 
@@ -38,15 +38,15 @@ def make_key(comment: str) -> KeyPair:
     return KeyPair(private=private.decode(), public=f"{public.decode()} {comment}")
 
 
-def login_key(folder: Folder, *, own: Path | None) -> str:
+def ensure_login_key(folder: ClusterFolder, *, user_key: Path | None) -> str:
     """Create the cluster's login key if it does not exist, and return its public half.
 
     With the user's own private key (`user_key`) create a symbolic link to it instead, and return "".
     """
-    if own is not None:
+    if user_key is not None:
         make_folder(folder.path)
         folder.key.unlink(missing_ok=True)
-        folder.key.symlink_to(own)
+        folder.key.symlink_to(user_key)
         return ""
     public = folder.path / "key.pub"
     if not (folder.key.exists() and public.exists()):
@@ -56,7 +56,7 @@ def login_key(folder: Folder, *, own: Path | None) -> str:
     return public.read_text(encoding="utf-8").strip()
 
 
-def bare(public: str) -> str:
+def strip_comment(public: str) -> str:
     """Return a public key line without its comment: type and key. Raises ConfigError if it is invalid."""
     line = " ".join(public.split()[:2])
     if not _KEY.fullmatch(line):
@@ -64,7 +64,7 @@ def bare(public: str) -> str:
     return line
 
 
-def read(known_hosts: Path) -> dict[str, tuple[str, ...]]:
+def load_keys(known_hosts: Path) -> dict[str, tuple[str, ...]]:
     """Return the accepted keys by instance id, {} if the file does not exist. Raises ConfigError."""
     try:
         lines = known_hosts.read_text(encoding="utf-8").splitlines()
@@ -80,23 +80,25 @@ def read(known_hosts: Path) -> dict[str, tuple[str, ...]]:
     return keys
 
 
-def accept(known_hosts: Path, keys: Mapping[str, str]) -> None:
+def add_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
     """Add one accepted public key for each instance. Raises ConfigError."""
-    accepted = read(known_hosts)
+    accepted = load_keys(known_hosts)
     for instance_id, public in keys.items():
-        accepted[instance_id] = tuple(dict.fromkeys((*accepted.get(instance_id, ()), bare(public))))
+        accepted[instance_id] = tuple(dict.fromkeys((*accepted.get(instance_id, ()), strip_comment(public))))
     _write(known_hosts, accepted)
 
 
-def settle(known_hosts: Path, keys: Mapping[str, str]) -> None:
+def set_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
     """Replace the accepted keys of each instance by one public key. Raises ConfigError."""
-    accepted = read(known_hosts) | {instance_id: (bare(public),) for instance_id, public in keys.items()}
+    accepted = load_keys(known_hosts) | {
+        instance_id: (strip_comment(public),) for instance_id, public in keys.items()
+    }
     _write(known_hosts, accepted)
 
 
-def forget(known_hosts: Path, instance_ids: Iterable[str]) -> None:
+def remove_instances(known_hosts: Path, instance_ids: Iterable[str]) -> None:
     """Remove all keys of terminated instances. Raises ConfigError."""
-    accepted = read(known_hosts)
+    accepted = load_keys(known_hosts)
     for instance_id in instance_ids:
         accepted.pop(instance_id, None)
     _write(known_hosts, accepted)

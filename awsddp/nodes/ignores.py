@@ -23,17 +23,17 @@ class Rules(NamedTuple):
     one, which then has the path `prefix` in it.
     """
 
-    by: str
+    source: str
     spec: GitIgnoreSpec
     folder: str = ""
-    below: str = ""
+    prefix: str = ""
 
     def verdict(self, path: str) -> bool | None:
         """Return whether a path of the synced folder is ignored, None if no pattern matches it.
 
         A pattern that matches only a parent folder does not count: it is applied to the folder itself.
         """
-        path = self.below + path[len(self.folder) :]
+        path = self.prefix + path[len(self.folder) :]
         pattern: Any
         for pattern in reversed(self.spec.patterns):
             if pattern.include is not None and pattern.regex.search(path) and _matches_itself(pattern, path):
@@ -56,24 +56,24 @@ def _matches_itself(pattern: Any, path: str) -> bool:
     )
 
 
-def rules(lines: Iterable[str], by: str, *, folder: str = "", below: str = "") -> Rules:
+def parse_rules(lines: Iterable[str], source: str, *, folder: str = "", prefix: str = "") -> Rules:
     """Parse lines of an ignore file. Raises ConfigError."""
     try:
-        return Rules(by, GitIgnoreSpec.from_lines(lines), folder, below)
+        return Rules(source, GitIgnoreSpec.from_lines(lines), folder, prefix)
     except ValueError as error:
-        raise ConfigError(f"{by}: not a gitignore pattern", str(error)) from error
+        raise ConfigError(f"{source}: not a gitignore pattern", str(error)) from error
 
 
-def rules_of(file: Path, by: str, *, folder: str = "", below: str = "") -> Rules:
+def read_rules(file: Path, source: str, *, folder: str = "", prefix: str = "") -> Rules:
     """Read an ignore file. Raises ConfigError."""
     try:
         text = file.read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
-        raise ConfigError(f"cannot read {by}", error.strerror or str(error)) from error
-    return rules(text.splitlines(), by, folder=folder, below=below)
+        raise ConfigError(f"cannot read {source}", error.strerror or str(error)) from error
+    return parse_rules(text.splitlines(), source, folder=folder, prefix=prefix)
 
 
-def rules_of_git(root: Path) -> tuple[Rules, ...]:
+def read_git_rules(root: Path) -> tuple[Rules, ...]:
     """Return the rules of git outside a folder, () outside a repository; the first match decides.
 
     They are the .gitignore files above the folder, info/exclude and core.excludesFile. A file that ignores
@@ -89,7 +89,7 @@ def rules_of_git(root: Path) -> tuple[Rules, ...]:
     return tuple(_rules_above(root, files))
 
 
-def tracked_files(root: Path) -> list[str]:
+def list_tracked_files(root: Path) -> list[str]:
     """Return the files that git tracks although an ignore file matches them; [] without git or a repository.
 
     Raises OSError if git fails.
@@ -121,9 +121,9 @@ def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rul
             continue
         parts = root.relative_to(folder).parts
         below = "".join(f"{part}/" for part in parts)
-        file_rules = rules_of(file, _display_name(file, root), below=below)
+        file_rules = read_rules(file, _display_name(file, root), prefix=below)
         folders = ("/".join(parts[: count + 1]) + "/" for count in range(len(parts)))
-        if not any(file_rules._replace(below="").verdict(folder) for folder in folders):
+        if not any(file_rules._replace(prefix="").verdict(folder) for folder in folders):
             yield file_rules
 
 

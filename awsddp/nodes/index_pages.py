@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from awsddp.nodes.catalog import METADATA
+from awsddp.nodes.catalog import METADATA_SUFFIX
 from awsddp.nodes.upstream import Grant, RefusedError
 
 PAGE_BYTES = 32 * 2**20
@@ -89,7 +89,7 @@ def open_package(grants: list[Grant], url: str) -> IO[bytes]:
         raise FileNotFoundError(path)
     if not is_granted:
         raise RefusedError(str(requested), "a link that leads out of its folder")
-    if not is_package(path.name.removesuffix(METADATA)):
+    if not is_package(path.name.removesuffix(METADATA_SUFFIX)):
         raise FileNotFoundError(path)
     return path.open("rb")
 

@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.node_failures import Layer, NodeFailure, find_program
-from awsddp.settings.values import jump_host
+from awsddp.settings.values import parse_jump_host
 from awsddp.state import make_folder, open_to_append
 from awsddp.util.format import node_name
 from awsddp.util.shipped_files import render
@@ -58,19 +58,19 @@ _KEY = (
 )
 
 
-class Line(NamedTuple):
+class NodeSocket(NamedTuple):
     """A connected socket to a port of a node, and the program that tunnels it over a jump host."""
 
     socket: socket.socket
-    carrier: "subprocess.Popen[bytes] | None" = None
+    process: "subprocess.Popen[bytes] | None" = None
 
     def close(self) -> None:
         """Close the socket, and kill the program with its children."""
         self.socket.close()
-        if self.carrier is not None:
+        if self.process is not None:
             with contextlib.suppress(OSError):
-                os.killpg(self.carrier.pid, signal.SIGKILL)
-            self.carrier.wait()
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
 
 class JumpFailure(NodeError):
@@ -83,11 +83,11 @@ class Jump:
 
     name: str
     folder: Path
-    by_id: ClassVar[bool] = False
+    uses_instance_ids: ClassVar[bool] = False
     """Whether nodes are addressed by their instance id."""
-    dial_s: ClassVar[float] = 8.0
+    dial_timeout_s: ClassVar[float] = 8.0
     """Timeout of a connection attempt; long, because jump hosts continue attempts that were given up."""
-    final: ClassVar[tuple[str, ...]] = ("prohibited",)
+    permanent_errors: ClassVar[tuple[str, ...]] = ("prohibited",)
     """Texts of permanent errors, which are not retried."""
     remedy: ClassVar[str] = (
         "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
@@ -109,16 +109,16 @@ class Jump:
         """The log of ssh, with the errors of the shared connection."""
         return self.socket.with_suffix(".log")
 
-    def carrier(self, host: str, port: int | str) -> list[str]:
+    def tunnel_command(self, host: str, port: int | str) -> list[str]:
         """Return the command whose stdin and stdout are connected to a port of a node. Raises ConfigError."""
         return self._ssh_command("-W", f"[{host}]:{port}")
 
     def proxy_command(self) -> str:
         """Return the ProxyCommand of an ssh_config. Raises ConfigError."""
-        line = shlex.join(self.carrier("{host}", "{port}")).replace("%", "%%")
+        line = shlex.join(self.tunnel_command("{host}", "{port}")).replace("%", "%%")
         return line.replace("{host}", "%h").replace("{port}", "%p")
 
-    def reach(self) -> None:
+    def ensure_connected(self) -> None:
         """Log in to the jump host, unless a connection is open. Raises JumpFailure, ConfigError."""
         find_program("ssh", f"the jump host {self.name} needs it", "install openssh-client")
         make_folder(self.folder)
@@ -133,7 +133,7 @@ class Jump:
                 log.seek(0)
                 raise self._failure(log.read().decode(errors="replace").strip() or "no answer")
 
-    def dial(self, host: str, port: int, timeout_s: float) -> Line:
+    def dial(self, host: str, port: int, timeout_s: float) -> NodeSocket:
         """Connect to a port of a node, and wait for the first byte from it.
 
         Raises OSError, JumpFailure for permanent errors, ConfigError.
@@ -142,13 +142,13 @@ class Jump:
         with tempfile.TemporaryFile() as errors:
             with remote_end:
                 process = subprocess.Popen(
-                    self.carrier(host, port),
+                    self.tunnel_command(host, port),
                     stdin=remote_end.fileno(),
                     stdout=remote_end.fileno(),
                     stderr=errors.fileno(),
                     start_new_session=True,  # Ctrl-C must not end connections that awsddp still needs
                 )
-            connection = Line(local_end, process)
+            connection = NodeSocket(local_end, process)
             with contextlib.ExitStack() as on_failure:
                 on_failure.callback(connection.close)
                 local_end.settimeout(timeout_s)
@@ -157,13 +157,13 @@ class Jump:
                     return connection
             errors.seek(0)
             why = self._why(errors.read().decode(errors="replace").strip())
-        if any(text in why for text in self.final):
+        if any(text in why for text in self.permanent_errors):
             raise JumpFailure(f"network.jump: {self.name}: no way to {host}", why, self.remedy)
         raise ConnectionRefusedError(why)
 
     def _ssh_command(self, *more: str) -> list[str]:
         """Return the ssh command for the jump host, with `more` options."""
-        destination, port = jump_host(self.name)
+        destination, port = parse_jump_host(self.name)
         options = [*_OPTIONS, f"ControlPath={_config_path(self.socket)}"]
         option_args = [arg for option in options for arg in ("-o", option)]
         return ["ssh", *more, *option_args, *(["-p", str(port)] if port else []), "--", destination]
@@ -175,7 +175,7 @@ class Jump:
 
     def _failure(self, output: str) -> JumpFailure:
         """Return the error of a failed login, with ssh's output and the next step."""
-        destination, port = jump_host(self.name)
+        destination, port = parse_jump_host(self.name)
         advice = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_LOGIN_ADVICE}"
         if "ControlPath" in output or "unix_listener" in output:  # the control socket cannot be created
             advice = "set another AWSDDP_HOME: a shorter path, on a disk that holds sockets"
@@ -258,9 +258,9 @@ class Endpoint:
     def __str__(self) -> str:
         return f"{self.instance_id} at {self.host}:{self.port}"
 
-    def failure(self, layer: Layer, message: str, why: str = "", next: str = "") -> NodeFailure:
+    def failure(self, layer: Layer, message: str, why: str = "", next_step: str = "") -> NodeFailure:
         """Return the error of this node."""
-        return NodeFailure(self.node, layer, f"{message} ({self})", why, next)
+        return NodeFailure(self.node, layer, f"{message} ({self})", why, next_step)
 
 
 @dataclass(frozen=True, kw_only=True)

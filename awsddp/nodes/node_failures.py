@@ -47,7 +47,7 @@ class NodeFailure(NodeError):
     replaced during the transfer.
     """
 
-    def __init__(self, node: int, layer: Layer, message: str, why: str = "", next: str = "") -> None:
-        super().__init__(f"{node_name(node)}: {message}", why, next or _NEXT[layer])
+    def __init__(self, node: int, layer: Layer, message: str, why: str = "", next_step: str = "") -> None:
+        super().__init__(f"{node_name(node)}: {message}", why, next_step or _NEXT[layer])
         self.node = node
         self.layer: Layer = layer

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import paramiko
 
-from awsddp.nodes.catalog import FILES, Catalog
+from awsddp.nodes.catalog import FILES_HOST, Catalog
 from awsddp.nodes.index_pages import is_package, open_folder, open_package, write_links
 from awsddp.nodes.upstream import (
     Grant,
@@ -34,9 +34,9 @@ from awsddp.nodes.upstream import (
     host_port,
     is_below,
     origin,
-    without_login,
+    strip_login,
 )
-from awsddp.util.parallel import soon
+from awsddp.util.parallel import run_in_thread
 
 _PATIENCE_S = 60
 """Timeout of programs on a node, longer than the timeouts of this machine."""
@@ -91,7 +91,7 @@ class Mirror:
     def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
         """Return the variables with which programs on a node use the mirror at `port` of the node."""
         hosts = {urlsplit(url).hostname or "" for url in urls}
-        direct = [] if self.catalog.everything else sorted(hosts - set(self.catalog.names))
+        direct = [] if self.catalog.everything else sorted(hosts - set(self.catalog.host_names))
         variables = {"http_proxy": f"http://{self.login}@127.0.0.1:{port}", "no_proxy": ",".join(direct)}
         if self.catalog.everything:
             variables["https_proxy"] = variables["http_proxy"]
@@ -100,9 +100,9 @@ class Mirror:
         options = {"GIT_HTTP_PROXY_AUTHMETHOD": "basic", "UV_CONCURRENT_DOWNLOADS": "16"}
         return variables | uppercase | timeouts | options
 
-    def translate(self, text: str) -> str:
+    def explain_output(self, text: str) -> str:
         """Return the output of a program on a node with the original URLs, and the refused requests."""
-        return "\n".join([self.catalog.real_names(text), *sorted(self.refused)])
+        return "\n".join([self.catalog.restore_urls(text), *sorted(self.refused)])
 
     def open_page(self, grant: Grant, url: str) -> tuple[Any, str, int]:
         """Return an HTML page, its URL, and the status of the response. Raises as `Upstream.fetch`."""
@@ -115,16 +115,16 @@ class Mirror:
         is_zipped = page.headers.get("Content-Encoding") == "gzip"
         return gzip.GzipFile(fileobj=page) if is_zipped else page, base, page.status
 
-    def show_link(self, grant: Grant, url: str) -> str:
+    def rewrite_link(self, grant: Grant, url: str) -> str:
         """Return the URL for nodes of a file that a granted page links to, "" if it is not a package."""
         url, _, fragment = url.partition("#")
         scheme = urlsplit(url).scheme
         is_fetched = scheme in ("http", "https") or (scheme == "file" and grant.is_folder)
         if not is_fetched or not is_package(unquote(urlsplit(url).path)):
             return ""
-        url = without_login(url)
+        url = strip_login(url)
         is_named = origin(url) == origin(grant.url) or self.upstream.is_granted(url)
-        return self.catalog.link(url, is_named=is_named) + (f"#{fragment}" if fragment else "")
+        return self.catalog.sign_link(url, is_named=is_named) + (f"#{fragment}" if fragment else "")
 
     def serve(self, channel: paramiko.Channel) -> None:
         """Serve the client of a channel on a new thread; close it if the node has too many connections."""
@@ -132,7 +132,7 @@ class Mirror:
         if sum(served.get_transport() is transport for served in list(self._served)) >= _CONNECTIONS:
             channel.close()
             return
-        self._served[channel] = ended = soon(self._serve, channel)
+        self._served[channel] = ended = run_in_thread(self._serve, channel)
         ended.add_done_callback(lambda _: self._served.pop(channel, None))
 
     def _serve(self, channel: paramiko.Channel) -> None:
@@ -205,8 +205,8 @@ class _Client(http.server.BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         host = parts.hostname or ""
         original = self.mirror.catalog.origins.get(host)
-        if host == FILES and self.command != "POST":
-            url, is_named = self.mirror.catalog.read_link(parts.path)
+        if host == FILES_HOST and self.command != "POST":
+            url, is_named = self.mirror.catalog.verify_link(parts.path)
             is_granted = origin(url) in {origin(grant.url) for grant in self.mirror.catalog.grants}
             self._send_file(url, is_named=is_named and is_granted)
         elif original is None:
@@ -285,7 +285,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             if status != 200:
                 self.send_error(status)
                 return
-            write_links(links, page, base, partial(self.mirror.show_link, grant))
+            write_links(links, page, base, partial(self.mirror.rewrite_link, grant))
             size = links.tell()
             links.seek(0)
             headers = {"Content-Type": "text/html; charset=utf-8", "Content-Encoding": "gzip"}
@@ -313,7 +313,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         if isinstance(error, RefusedError):
             status, reason = 403, str(error)
         if len(self.mirror.refused) < _MOST_REASONS:
-            self.mirror.refused.add(self.mirror.catalog.real_names(reason))
+            self.mirror.refused.add(self.mirror.catalog.restore_urls(reason))
         self.send_error(status, f"awsddp: {reason}".encode("ascii", "replace").decode())
 
     def log_message(self, *args: object) -> None:

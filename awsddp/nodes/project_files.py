@@ -9,17 +9,17 @@ from pathlib import Path
 
 from awsddp.errors import ConfigError
 from awsddp.model.events import Event, OnEvent
-from awsddp.nodes.ignores import Rules, rules, rules_of, rules_of_git, tracked_files
+from awsddp.nodes.ignores import Rules, list_tracked_files, parse_rules, read_git_rules, read_rules
 from awsddp.settings.spec import JobSpec
-from awsddp.util.parallel import ignore
+from awsddp.util.parallel import ignore_event
 
 _MOST_BYTES = 100 * 10**9
 _MOST_FILES = 200_000
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
 _AWSDDP = "awsddp"
 _MOST_LINKS = 40  # Linux's limit
-ASTRAY = "a link into the folder by a path that the nodes do not have"
-OUT = "a link that leads out of the folder"
+UNRESOLVABLE_LINK = "a link into the folder by a path that the nodes do not have"
+EXTERNAL_LINK = "a link that leads out of the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +51,16 @@ class Listing:
     root: Path
     entries: list[Entry] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    kept: list[tuple[str, str]] = field(default_factory=list)
+    ignored: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """Total size in bytes."""
         return sum(entry.size for entry in self.entries)
 
-    def keeper(self, path: str) -> tuple[str, str] | None:
+    def find_ignored(self, path: str) -> tuple[str, str] | None:
         """Return the item of `ignored` that is `path` (relative) or a folder that holds it, else None."""
-        for ignored, source in self.kept:
+        for ignored, source in self.ignored:
             if f"{path}/".startswith(f"{ignored.rstrip('/')}/"):
                 return ignored, source
         return None
@@ -74,16 +74,16 @@ class Listing:
         return tuple(sorted(sizes.items(), key=lambda item: -item[1])[:count])
 
 
-def project_files(job: JobSpec, *, home: Path, on_event: OnEvent = ignore) -> Listing:
+def list_project_files(job: JobSpec, *, awsddp_home: Path, on_event: OnEvent = ignore_event) -> Listing:
     """Return the files to send of a job's project folder; `home` is AWSDDP_HOME. Raises ConfigError."""
     workdir, results = Path(job.sync.workdir), job.job.results
-    listing = files_to_send(workdir, job.sync.ignore, results=results, exclude=(home,))
+    listing = list_files_to_send(workdir, job.sync.ignore, results=results, exclude=(awsddp_home,))
     for path, why in listing.skipped:
         on_event(Event(f"not sent: {path}: {why}"))
     return listing
 
 
-def files_to_send(
+def list_files_to_send(
     workdir: Path, ignore: Sequence[str] = (), *, results: str = "runs", exclude: Iterable[Path] = ()
 ) -> Listing:
     """Return the files of `workdir` to send.
@@ -121,13 +121,13 @@ class _Walk:
     def __init__(self, root: Path, ignore: Sequence[str], never: set[str]) -> None:
         self.listing = Listing(root=root)
         self._name = ".awsddpignore" if (root / ".awsddpignore").is_file() else ".gitignore"
-        self._settings_rules = rules(ignore, "sync.ignore")
+        self._settings_rules = parse_rules(ignore, "sync.ignore")
         self._never = never
         self._size = 0
 
     def git_rules(self) -> tuple[Rules, ...]:
         """Return the rules of git outside the folder, () if it has an .awsddpignore."""
-        return rules_of_git(self.listing.root) if self._name == ".gitignore" else ()
+        return read_git_rules(self.listing.root) if self._name == ".gitignore" else ()
 
     def add_folder(self, folder: str, specs: tuple[Rules, ...]) -> int:
         """Add the content of a folder and return the number of entries. `folder` is "" or ends with "/"."""
@@ -138,11 +138,11 @@ class _Walk:
             return 1
         names = {item.name for item in items}
         if folder and "pyvenv.cfg" in names:
-            self.listing.kept.append((folder, _AWSDDP))  # a venv holds absolute paths of this machine
+            self.listing.ignored.append((folder, _AWSDDP))  # a venv holds absolute paths of this machine
             return 1
         if self._name in names:
             path = folder + self._name
-            specs = (rules_of(Path(self.listing.root, path), path, folder=folder), *specs)
+            specs = (read_rules(Path(self.listing.root, path), path, folder=folder), *specs)
         before = len(self.listing.entries)
         for item in items:
             path = folder + item.name
@@ -150,10 +150,10 @@ class _Walk:
             if item.name in _NEVER:
                 continue
             if source := self._ignored_by(path + "/" * is_folder, specs):
-                self.listing.kept.append((path + "/" * is_folder, source))
+                self.listing.ignored.append((path + "/" * is_folder, source))
             elif is_folder:
                 if os.path.realpath(item.path) in self._never:
-                    self.listing.kept.append((path + "/", _AWSDDP))
+                    self.listing.ignored.append((path + "/", _AWSDDP))
                 elif not self.add_folder(path + "/", specs):
                     self._add(path, "d", item.stat(follow_symlinks=False))
             else:
@@ -162,12 +162,12 @@ class _Walk:
 
     def add_tracked(self) -> None:
         """Add the files that git tracks although a .gitignore matches them."""
-        sources = {source for _, source in self.listing.kept}
+        sources = {source for _, source in self.listing.ignored}
         if self._name != ".gitignore" or sources <= {_AWSDDP, "sync.ignore"}:
             return
         sent = {entry.path for entry in self.listing.entries}
         try:
-            tracked = tracked_files(self.listing.root)
+            tracked = list_tracked_files(self.listing.root)
         except OSError as error:
             self.listing.skipped.append(("files that git tracks and ignores", str(error)))
             return
@@ -189,11 +189,11 @@ class _Walk:
         # In sync.ignore "!/data/" includes all of data/, whatever ignore files match.
         include = self._settings_rules.spec.check_file(path).include
         if include is not None:
-            return self._settings_rules.by if include else ""
+            return self._settings_rules.source if include else ""
         for file_rules in specs:
             verdict = file_rules.verdict(path)
             if verdict is not None:
-                return file_rules.by if verdict else ""
+                return file_rules.source if verdict else ""
         return ""
 
     def _add_file(self, path: str, item: "os.DirEntry[str]") -> None:
@@ -204,7 +204,7 @@ class _Walk:
             self.listing.skipped.append((path, "neither a file nor a folder"))
         elif _leads_out(self.listing.root, path):
             is_within = Path(os.path.realpath(item.path)).is_relative_to(self.listing.root)
-            self.listing.skipped.append((path, ASTRAY if is_within else OUT))
+            self.listing.skipped.append((path, UNRESOLVABLE_LINK if is_within else EXTERNAL_LINK))
         else:
             self._add(path, "l", status)
 

@@ -10,14 +10,14 @@ import msgspec
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.model.events import Event
-from awsddp.model.node_answers import Inspected, read_answer
-from awsddp.model.records import Node, Prepared
+from awsddp.model.node_answers import InspectionResult, read_answer
+from awsddp.model.records import Node, PreparedNode
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import KeyPair
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.settings.ec2_limits import USER_DATA_BYTES
+from awsddp.settings.ec2_limits import MAX_USER_DATA_BYTES
 from awsddp.util.format import counted, node_name
-from awsddp.util.parallel import NodesFailed, split
+from awsddp.util.parallel import NodesFailed, results_or_raise
 from awsddp.util.shipped_files import render, template
 
 if TYPE_CHECKING:  # the user data is made before a launch: nothing of SSH is imported for it
@@ -48,14 +48,14 @@ class _Rekeyed(msgspec.Struct, frozen=True):
     """The response to it, without content."""
 
 
-def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
+def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
     """Return the cloud-config of all nodes of a launch.
 
     It installs the temporary `host_key` before sshd starts, and a watchdog that powers the machine off at
     `expires_at` (timezone-aware), or after `idle_s` seconds without use (0: never). Raises ConfigError above
     EC2's limit of 16 KB.
     """
-    seconds, text = moment(expires_at)
+    seconds, text = epoch_and_text(expires_at)
     rendered = render(
         "user_data.yaml",
         host_private=json.dumps(host_key.private),
@@ -64,12 +64,12 @@ def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> st
         expires=text,
         idle_s=idle_s,
     )
-    if len(rendered.encode()) > USER_DATA_BYTES:
+    if len(rendered.encode()) > MAX_USER_DATA_BYTES:
         raise ConfigError("the user data is too large", "EC2 accepts 16 KB")
     return rendered
 
 
-def moment(when: datetime) -> tuple[int, str]:
+def epoch_and_text(when: datetime) -> tuple[int, str]:
     """Return a time as seconds since 1970 and as text in UTC."""
     when = when.astimezone(UTC)
     return int(when.timestamp()), when.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -84,7 +84,7 @@ def prepare(
     gpus: int = 0,
     deadline_s: float = 600,
     gpus_deadline_s: float = 300,
-) -> tuple[Prepared, ...]:
+) -> tuple[PreparedNode, ...]:
     """Prepare connected nodes, all at once, and return their facts in the order of their numbers.
 
     Waits for the end of the boot, replaces the temporary host key by one generated on the node, finds the
@@ -102,7 +102,7 @@ def prepare(
             user=fleet.endpoints[node.node].user,
             address=node.private_ip or node.address,
             rank0=nodes[0].private_ip or nodes[0].address,
-            expires=moment(expires_at) if expires_at else None,
+            expires=epoch_and_text(expires_at) if expires_at else None,
             idle=idle_s,
             patience_s=deadline_s,
             gpus=gpus,
@@ -111,19 +111,20 @@ def prepare(
         for node in nodes
     }
     timeout_s = deadline_s + gpus_deadline_s + 120
-    inspected = _call(fleet, requests, Inspected, timeout_s, failures)
+    inspected = _call(fleet, requests, InspectionResult, timeout_s, failures)
     _change_host_keys(fleet, {node: facts.host_key for node, facts in inspected.items()}, failures)
-    outcomes: dict[int, Prepared | NodeError] = {**failures}
+    outcomes: dict[int, PreparedNode | NodeError] = {**failures}
     for node in nodes:
         if node.node in failures:
             continue
         facts = inspected[node.node]
         outcomes[node.node] = _problem(node, facts, gpus) or msgspec.convert(
-            {**msgspec.structs.asdict(facts), "node": node.node, "instance_id": node.instance_id}, Prepared
+            {**msgspec.structs.asdict(facts), "node": node.node, "instance_id": node.instance_id},
+            PreparedNode,
         )
-        if isinstance(outcomes[node.node], Prepared):
+        if isinstance(outcomes[node.node], PreparedNode):
             fleet.on_event(Event(_summary(facts), who=node_name(node.node), fraction=1.0))
-    return tuple(split(outcomes).values())
+    return tuple(results_or_raise(outcomes).values())
 
 
 def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[int, NodeError]) -> None:
@@ -135,7 +136,7 @@ def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[i
     known_hosts = fleet.login.known_hosts
     instance_ids = {node: fleet.endpoints[node].instance_id for node in final}
     pending = [node for node, key in final.items() if fleet.host_key(node) != key]
-    hostkeys.accept(known_hosts, {instance_ids[node]: final[node] for node in pending})
+    hostkeys.add_keys(known_hosts, {instance_ids[node]: final[node] for node in pending})
     pending = list(_call(fleet, dict.fromkeys(pending, _Rekey()), _Rekeyed, 60, failures))
     deadline = time.monotonic() + _REKEY_S
     while pending:  # sshd reloads after a signal: until then a connection may still show the temporary key
@@ -149,7 +150,7 @@ def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[i
                 failures[node] = NodeFailure(node, "command", "its sshd does not present its new host key")
             break
     changed = [node for node in final if node not in failures and fleet.host_key(node) == final[node]]
-    hostkeys.settle(known_hosts, {instance_ids[node]: final[node] for node in changed})
+    hostkeys.set_keys(known_hosts, {instance_ids[node]: final[node] for node in changed})
 
 
 def _call(
@@ -180,7 +181,7 @@ def _call(
     return responses
 
 
-def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
+def _problem(node: Node, facts: InspectionResult, gpus: int) -> NodeFailure | None:
     """Return the error of a node that is not ready, else None."""
     few = bool(facts.python) and facts.gpus < gpus
     unwatched = "its expiry watchdog is not running, so it would not shut down by itself"
@@ -200,7 +201,7 @@ def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
     return None
 
 
-def _summary(facts: Inspected) -> str:
+def _summary(facts: InspectionResult) -> str:
     gpus = f", {counted(facts.gpus, 'rehearsed GPU' if facts.rehearsed else 'GPU')}" if facts.gpus else ""
     trouble = f" (cloud-init reports: {facts.complaint.splitlines()[0]})" if facts.complaint else ""
     return f"ready: torch {facts.torch}{gpus}, {facts.nic}{trouble}"

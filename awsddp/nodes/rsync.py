@@ -14,7 +14,7 @@ from awsddp.errors import ConfigError
 from awsddp.model.events import Event, OnEvent
 from awsddp.nodes.node_failures import Layer, NodeFailure, find_program, tail
 from awsddp.util.format import node_name
-from awsddp.util.parallel import soon
+from awsddp.util.parallel import run_in_thread
 
 SPARSE = ("--sparse", "--compress")
 """Options for files with holes, which are transferred compressed and written as holes."""
@@ -26,7 +26,7 @@ _NETWORK = {10, 12, 30, 35, 255}
 
 
 @functools.cache
-def program() -> str:
+def find_rsync() -> str:
     """Return the path of rsync on this machine. Raises ConfigError.
 
     Versions before 3.2.5 accept files from a malicious sender that were not requested:
@@ -62,13 +62,13 @@ class Progress:
 
 
 def transfer(
-    words: Sequence[str],
+    args: Sequence[str],
     paths: Iterable[str],
     *,
     ssh_config: Path,
     stop: threading.Event,
     progress: Progress,
-    partly: bool = False,
+    allow_partial: bool = False,
 ) -> None:
     """Run rsync with `args` (options, source, destination) for `paths`, which are passed by stdin.
 
@@ -76,13 +76,13 @@ def transfer(
     `allow_partial`, for files that could not be sent. Once `stop` is set, ends early without an error.
     """
     shell = f"ssh -F {_quote(os.fspath(ssh_config))}"
-    argv = [program(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]
+    argv = [find_rsync(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
         names.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
         names.seek(0)
         with subprocess.Popen(
-            [*argv, "--no-human-readable", "-e", shell, *words],
+            [*argv, "--no-human-readable", "-e", shell, *args],
             stdin=names,
             stdout=subprocess.PIPE,
             stderr=complaints,
@@ -90,7 +90,7 @@ def transfer(
             errors="replace",  # text mode, in which a carriage return ends a line
         ) as process:
             assert process.stdout is not None
-            soon(_terminate_on_stop, process, stop)
+            run_in_thread(_terminate_on_stop, process, stop)
             try:
                 done = 0
                 for line in process.stdout:
@@ -101,7 +101,7 @@ def transfer(
                 process.terminate()  # it ends its children; leaving the block waits for it
                 raise
         code = process.returncode
-        if stop.is_set() or code in (0, _GONE_AT_SENDER) or (partly and code == _PARTLY):
+        if stop.is_set() or code in (0, _GONE_AT_SENDER) or (allow_partial and code == _PARTLY):
             return
         complaints.seek(0)
         raise _failure(progress.node, code, complaints.read().decode(errors="replace"))

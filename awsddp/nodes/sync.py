@@ -18,9 +18,9 @@ from awsddp.model.documents import NodeFiles
 from awsddp.model.events import Event, OnEvent
 from awsddp.nodes import rsync
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.nodes.project_files import Entry, Listing, files_to_send
-from awsddp.util.format import amount, node_name, size_text
-from awsddp.util.parallel import both, ignore, run_on_nodes, split
+from awsddp.nodes.project_files import Entry, Listing, list_files_to_send
+from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.parallel import ignore_event, results_or_raise, run_both, run_on_nodes
 from awsddp.util.shipped_files import BUNDLED, REMOTE_DIR, shipped_folder, template
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def push(
     folder: str = WORK,
     nodes: Collection[int] | None = None,
     bundled: bool = False,
-    on_event: OnEvent = ignore,
+    on_event: OnEvent = ignore_event,
 ) -> dict[int, NodeFiles]:
     """Sync the files of `listing` to ~/awsddp/FOLDER on the nodes (default: all connected), all at once.
 
@@ -60,15 +60,15 @@ def push(
     that a node created stay. Raises NodesFailed after the other nodes are complete.
     """
     if bundled:
-        programs = files_to_send(shipped_folder(BUNDLED))
+        programs = list_files_to_send(shipped_folder(BUNDLED))
         work = partial(push, listing, fleet, folder=folder, nodes=nodes, on_event=on_event)
-        return both(work, partial(push, programs, fleet, folder=BUNDLED, nodes=nodes))[0]
+        return run_both(work, partial(push, programs, fleet, folder=BUNDLED, nodes=nodes))[0]
     sync = _Push(listing, fleet, folder)
     sync.compare(nodes)
     sync.report_large(on_event)
     sync.change()
     remaining = [node for node in sync.changed if node not in sync.failures]
-    return split({**run_on_nodes(sync.send, remaining, on_event=on_event), **sync.failures})
+    return results_or_raise({**run_on_nodes(sync.send, remaining, on_event=on_event), **sync.failures})
 
 
 class _Push:
@@ -134,7 +134,7 @@ class _Push:
         """Send the remaining changes of a node by rsync. Raises NodeFailure."""
         changed, who = self.changed[node], node_name(node)
         sent = NodeFiles(node=node, files=len(changed), bytes=sum(entry.size for entry in changed))
-        size = amount(sent.files, sent.bytes)
+        size = files_text(sent.files, sent.bytes)
         if changed and node not in self._complete:
             # --ignore-times: these files differ, although rsync might find equal sizes and whole seconds.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1"]

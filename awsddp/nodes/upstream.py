@@ -113,7 +113,7 @@ class Upstream:
         RefusedError, OSError, HTTPException, ValueError.
         """
         for _ in range(_HOPS):
-            url = without_login(url)
+            url = strip_login(url)
             headers = {**request.headers, **self._login(url, request.git)}
             sent = urllib.request.Request(url, request.data, headers, method=request.method)
             response = self._open(sent, is_named)
@@ -245,7 +245,7 @@ def host_port(url: str) -> str:
         return ""
 
 
-def without_login(url: str) -> str:
+def strip_login(url: str) -> str:
     """Return a URL without login and fragment. Raises ValueError."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]

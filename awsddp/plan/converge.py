@@ -8,12 +8,12 @@ from typing import Literal
 
 from awsddp.compat.types import GPU_TYPES
 from awsddp.model.billing import Budget, Rate
-from awsddp.model.records import Listed, Node
-from awsddp.plan.network import check_profiles, check_session, ssh_cidrs, within
+from awsddp.model.records import ClusterListing, Node
+from awsddp.plan.network import check_profiles, check_session, is_within, ssh_cidrs
 from awsddp.plan.records import Step
-from awsddp.plan.selection import wanted_gpus
+from awsddp.plan.selection import parse_gpus
 from awsddp.settings.spec import ClusterSpec
-from awsddp.settings.values import seconds
+from awsddp.settings.values import parse_duration
 from awsddp.util.format import node_name, utc
 
 TYPE_KEYS = ("cluster.instance_type", "cluster.gpus")
@@ -25,7 +25,7 @@ _SAME_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class ExistingCluster:
     """The existing cluster, by its tags, and the settings last requested from this machine.
 
     `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is the cost so far
@@ -33,7 +33,7 @@ class Standing:
     fail AWS's status checks, `others` clusters of the same name and owner, created from another machine.
     """
 
-    cluster: Listed
+    cluster: ClusterListing
     nodes: int
     instance_type: str
     expires: datetime
@@ -42,11 +42,11 @@ class Standing:
     spent_usd: float | None = 0.0
     rate: Rate = field(default_factory=Rate)
     impaired: frozenset[str] = frozenset()
-    others: tuple[Listed, ...] = ()
+    others: tuple[ClusterListing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convergence:
+class Reconciliation:
     """The steps, in order. `spec` is the spec of the launch, in `zone` if that is not None.
 
     `nodes` are the existing nodes that stay, `expires` is for all nodes, `spent_usd` is the cost so far.
@@ -59,14 +59,14 @@ class Convergence:
     expires: datetime
     spent_usd: float = 0.0
 
-    def of(self, do: str) -> tuple[Step, ...]:
+    def steps_of(self, do: str) -> tuple[Step, ...]:
         """Return the steps of the kind `do`."""
         return tuple(step for step in self.steps if step.do == do)
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The node numbers to launch."""
-        return tuple(number for step in self.of("launch") for number in step.numbers)
+        return tuple(number for step in self.steps_of("launch") for number in step.numbers)
 
     @property
     def needs_consent(self) -> bool:
@@ -74,9 +74,9 @@ class Convergence:
         return any(step.do in ("end", "start", "launch") for step in self.steps)
 
 
-def converge(
-    spec: ClusterSpec, existing: Standing, *, image_id: str, callers: tuple[str, ...], now: datetime
-) -> Convergence:
+def plan_reconciliation(
+    spec: ClusterSpec, existing: ExistingCluster, *, image_id: str, callers: tuple[str, ...], now: datetime
+) -> Reconciliation:
     """Return the steps that reconcile the cluster with `spec`; a setting that is not set stays as it is.
 
     `image_id` is the current id of the spec's image, `callers` are this machine's addresses as CIDRs.
@@ -114,7 +114,7 @@ def converge(
         *([_launch_step(existing, missing, ends)] if missing else ()),
         *([Step(do="expire", instances=outdated, value=utc(expires), why=why)] if outdated else ()),
     ]
-    return Convergence(
+    return Reconciliation(
         spec=_launch_spec(spec, existing, nodes, requested, cidrs, int((expires - now).total_seconds())),
         steps=tuple(steps),
         nodes=nodes,
@@ -134,14 +134,16 @@ def _step(do: Literal["end", "start"], nodes: Sequence[Node], *, value: str = ""
     return Step(do=do, numbers=tuple(numbers), instances=tuple(instances), value=value, why=why)
 
 
-def _launch_step(existing: Standing, missing: tuple[int, ...], ends: list[Step]) -> Step:
+def _launch_step(existing: ExistingCluster, missing: tuple[int, ...], ends: list[Step]) -> Step:
     replaced = {number for step in ends for number in step.numbers}
     lost = [number for number in missing if number < existing.nodes and number not in replaced]
     why = f"{', '.join(map(node_name, lost))} ended" if lost else ""
     return Step(do="launch", numbers=missing, why=why)
 
 
-def _why_terminated(spec: ClusterSpec, existing: Standing, node: Node, image_id: str, nodes: int) -> str:
+def _why_terminated(
+    spec: ClusterSpec, existing: ExistingCluster, node: Node, image_id: str, nodes: int
+) -> str:
     """Return why a live node must terminate, "" if it stays. `nodes` is the requested number of nodes."""
     if not 0 <= node.node < nodes:
         return f"{nodes} node{'s' * (nodes != 1)} requested"
@@ -166,17 +168,17 @@ def is_of_type(spec: ClusterSpec, name: str) -> bool:
     """Return True if `spec` accepts nodes of this instance type. Raises ConfigError for invalid GPUs."""
     if spec.cluster.types:
         return name in spec.cluster.types
-    gpus, kind = wanted_gpus(spec), GPU_TYPES.get(name)
-    return gpus is None or (kind is not None and gpus.of(kind))
+    gpus, kind = parse_gpus(spec), GPU_TYPES.get(name)
+    return gpus is None or (kind is not None and gpus.matches(kind))
 
 
-def _expiry(spec: ClusterSpec, existing: Standing, now: datetime, *, is_restart: bool) -> datetime:
+def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_restart: bool) -> datetime:
     """Return the expiry of the nodes.
 
     A duration on the command line, or when all nodes start or are new (`is_restart`), counts from now. A
     duration in the configuration counts from the launch and never moves the expiry to an earlier time.
     """
-    term = timedelta(seconds=seconds(spec.cluster.expires))
+    term = timedelta(seconds=parse_duration(spec.cluster.expires))
     expires = existing.expires
     if is_restart or "cluster.expires" in spec.from_cli:
         expires = now + term
@@ -187,7 +189,7 @@ def _expiry(spec: ClusterSpec, existing: Standing, now: datetime, *, is_restart:
 
 
 def _within_budget(
-    spec: ClusterSpec, existing: Standing, now: datetime, nodes: int, expires: datetime
+    spec: ClusterSpec, existing: ExistingCluster, now: datetime, nodes: int, expires: datetime
 ) -> tuple[datetime, str]:
     """Return the expiry and "", or the earlier time at which the budget of all `nodes` is spent and why.
 
@@ -209,7 +211,7 @@ def _within_budget(
     return existing.expires if is_same else spent, f"the budget of {budget}"
 
 
-def _spent_usd(existing: Standing, now: datetime) -> float:
+def _spent_usd(existing: ExistingCluster, now: datetime) -> float:
     """Return the cost of the cluster so far; if it is unknown, an upper bound by the assumed rate."""
     if existing.spent_usd is not None:
         return existing.spent_usd
@@ -230,7 +232,7 @@ def _cidrs(
     if opened is None or not callers:
         return opened
     blocks = [cidr for cidr in opened if cidr.startswith("sg-") or ip_network(cidr).num_addresses > 1]
-    outside = [cidr for cidr in callers if not any(within(cidr, block) for block in blocks)]
+    outside = [cidr for cidr in callers if not any(is_within(cidr, block) for block in blocks)]
     return (*blocks, *outside)
 
 
@@ -245,7 +247,7 @@ def _open_steps(cidrs: tuple[str, ...] | None, opened: tuple[str, ...] | None) -
 
 def _launch_spec(
     spec: ClusterSpec,
-    existing: Standing,
+    existing: ExistingCluster,
     nodes: tuple[Node, ...],
     requested: int,
     cidrs: tuple[str, ...] | None,

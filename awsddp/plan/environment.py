@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from awsddp.compat.releases import RELEASES, Release, least_driver, release
+from awsddp.compat.releases import RELEASES, Release, find_release, least_driver
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan.indexes import CREDENTIALS, Indexes, is_folder_here
+from awsddp.plan.indexes import CREDENTIALS, Indexes, is_local_folder
 from awsddp.plan.project import Project
 from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements
 from awsddp.settings.spec import EnvSection
@@ -76,7 +76,7 @@ def make_environment_plan(
     _check_kind(env, kind, is_conda_file=bool(requirements.conda))
     packages_from = env.packages_from or ("client" if internet is False else None)
     torch = () if kind == "image" or requirements.conda else _torch_arguments(env, requirements, driver)
-    indexes = Indexes(index_url=env.index_url or "", ca=_read_ca(env)).otherwise(requirements.indexes)
+    indexes = Indexes(index_url=env.index_url or "", ca=_read_ca(env)).with_defaults(requirements.indexes)
     if packages_from == "node":
         _check_folders(indexes.find_links)
     is_image_python = kind == "venv" and packages_from == "client"  # another Python is too large to send
@@ -130,7 +130,7 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
 
 def _check_folders(find_links: Sequence[str]) -> None:
     """Raise ConfigError for a folder of this machine, since the nodes fetch packages themselves."""
-    for folder in filter(is_folder_here, find_links):
+    for folder in filter(is_local_folder, find_links):
         raise ConfigError(
             f"--find-links {folder!r} is a folder of this machine",
             "the nodes fetch packages themselves",
@@ -145,14 +145,14 @@ def _release(requirements: Requirements) -> str:
 
 
 def _python(requirements: Requirements) -> str:
-    row = release(_release(requirements))
+    row = find_release(_release(requirements))
     return row.pythons[len(row.pythons) // 2] if row else "3.12"
 
 
 def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | None) -> tuple[str, ...]:
     """Return pip's arguments that install torch, for the newest CUDA that the driver supports."""
     pinned = _release(requirements)
-    row = release(pinned)
+    row = find_release(pinned)
     if row is None:
         known_releases = f"the known releases are {RELEASES[-1].torch} to {RELEASES[0].torch}"
         raise ConfigError(f"{env.file}: unknown torch release {pinned!r}", known_releases)
@@ -199,7 +199,7 @@ def _read_ca(env: EnvSection) -> str:
         raise ConfigError(f"env.ca_bundle: {env.ca_bundle} cannot be read", str(error)) from error
 
 
-def image_constraints(packages: Mapping[str, str]) -> tuple[str, ...]:
+def pin_image_packages(packages: Mapping[str, str]) -> tuple[str, ...]:
     """Return the pins that keep the packages of the image's torch."""
     return tuple(
         f"{name}=={version}"
@@ -287,7 +287,7 @@ _KNOWN_FAILURES = (
 )
 
 
-def explain(
+def explain_failure(
     output: str, *, name: str, internet: bool | None = None, packages_from: str | None = None
 ) -> NodeError:
     """Return the error for a failed installation from the last output of pip, uv or conda.
@@ -314,7 +314,7 @@ def explain(
     return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 
-def refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:
+def check_identical_nodes(facts: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise NodeError if the facts of the nodes, by number, are not all equal."""
     names = dict.fromkeys(name for node_facts in facts.values() for name in node_facts)
     different = [

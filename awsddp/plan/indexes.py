@@ -38,7 +38,7 @@ class Indexes:
     prefer_binary: bool = False
     ca: str = ""
 
-    def otherwise(self, other: "Indexes") -> "Indexes":
+    def with_defaults(self, other: "Indexes") -> "Indexes":
         """Return these indexes, with those of `other` for everything that these do not set."""
 
         def merged(name: str) -> tuple[str, ...]:
@@ -84,20 +84,20 @@ class Indexes:
         return {name: value for name, value in variables.items() if value}
 
 
-def is_folder_here(location: str) -> bool:
+def is_local_folder(location: str) -> bool:
     """Return True if an item of `find_links` is a folder of this machine, relative to the current folder."""
     return "://" not in location and not Path(location).is_absolute()
 
 
-def of_option(name: str, value: str, folder: Path) -> Indexes:
+def parse_option(name: str, value: str, folder: Path) -> Indexes:
     """Return the indexes that an option (OPTION) of a requirements file in `folder` sets."""
     key = {"i": "index-url", "f": "find-links"}.get(name.lstrip("-"), name.lstrip("-"))
-    if key == "find-links" and is_folder_here(value) and (folder / value).is_dir():
+    if key == "find-links" and is_local_folder(value) and (folder / value).is_dir():
         value = os.path.relpath(folder / value)
     return _parse({key: value or "true"})
 
 
-def indexes_here() -> Indexes:
+def read_pip_indexes() -> Indexes:
     """Return the indexes of this machine's pip, by its files and variables; takes half a second.
 
     Returns the default indexes if pip fails, or its certificates cannot be read.

@@ -11,18 +11,24 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from awsddp.compat import types
-from awsddp.compat.releases import PARTS_IMAGE, misfit, unknown_torch, unlisted
+from awsddp.compat.releases import PARTS_IMAGE, find_image_problem, find_unknown_torch, is_family_unlisted
 from awsddp.compat.types import GpuType, Market
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.model.billing import Budget, Rate
 from awsddp.plan import network
 from awsddp.plan.records import LIST_PRICE, Data, Facts, LaunchPlan, Price, Subnet
-from awsddp.plan.requests import requests
+from awsddp.plan.requests import build_requests
 from awsddp.plan.save_checks import check_saving
-from awsddp.plan.selection import choices, choose, quota_line, tries, zones
+from awsddp.plan.selection import (
+    choose_subnets,
+    choose_type,
+    describe_quota,
+    list_attempts,
+    list_similar_offers,
+)
 from awsddp.settings import ec2_limits
 from awsddp.settings.spec import ClusterSpec
-from awsddp.settings.values import LEAST_TERM, seconds
+from awsddp.settings.values import MIN_EXPIRY, parse_duration
 from awsddp.util.format import duration
 
 SPARE_DISK_GB = 100
@@ -54,7 +60,7 @@ def make_plan(
     filled = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
     plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
-    for attempt in tries(spec, facts):
+    for attempt in list_attempts(spec, facts):
         try:
             plans.append(_plan(spec, facts, attempt, filled, spent_usd))
         except AwsddpError as refusal:
@@ -66,7 +72,7 @@ def make_plan(
     return replace(first, warnings=(*first.warnings, *skipped), alternatives=tuple(others))
 
 
-def refuse_untried(plan: LaunchPlan) -> None:
+def check_untried_features(plan: LaunchPlan) -> None:
     """Raise ConfigError if the plan or an alternative has a feature that was never launched on AWS.
 
     `capacity.experimental` allows it.
@@ -89,12 +95,12 @@ def _plan(
     spent_usd: float,
 ) -> LaunchPlan:
     image, market = facts.image, attempt[1]
-    kind, why = choose(spec, facts, *attempt)
-    quota, unread = quota_line(kind, spec.cluster.nodes, facts, market)
+    kind, why = choose_type(spec, facts, *attempt)
+    quota, unread = describe_quota(kind, spec.cluster.nodes, facts, market)
     _check_image(spec, facts, kind)
     _check_reservation(facts, len(numbers))
     disk_gb = _disk_gb(spec, facts, kind)
-    tried = zones(spec, facts, kind, market, len(numbers))
+    tried = choose_subnets(spec, facts, kind, market, len(numbers))
     routes = [
         text
         for subnet in sorted(tried, key=lambda subnet: subnet.id)
@@ -102,8 +108,8 @@ def _plan(
     ]
     network.check_session(spec)
     saves = check_saving(spec, facts) if numbers else []
-    interfaces = network.efa(spec, kind)
-    group, placement_why = network.placement(spec, facts, kind)
+    interfaces = network.choose_efa(spec, kind)
+    group, placement_why = network.choose_placement(spec, facts, kind)
     plan = LaunchPlan(
         cluster=spec.name,
         target=facts.target,
@@ -126,10 +132,10 @@ def _plan(
         efa=interfaces,
         placement=group,
         placement_why=placement_why,
-        choices=choices(facts, kind, spec.cluster.nodes, market),
+        choices=list_similar_offers(facts, kind, spec.cluster.nodes, market),
         price=_price(spec, facts, kind, market, {subnet.zone for subnet in tried}),
         quota=quota,
-        expires_s=int(seconds(spec.cluster.expires)),
+        expires_s=int(parse_duration(spec.cluster.expires)),
         untried=(
             *(("capacity blocks",) if market == "capacity-block" else ()),
             *(("EFA on several network cards",) if interfaces.count > 1 else ()),
@@ -142,7 +148,7 @@ def _plan(
     plan = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
     warnings = (*unread, *plan.warnings, *_warnings(spec, facts, plan), *routes, *saves, *own_group)
-    calls = requests(plan, spec, facts)
+    calls = build_requests(plan, spec, facts)
     ec2_limits.check_tag_specifications((call.operation, call.parameters) for call in calls)
     return replace(plan, requests=calls, warnings=warnings)
 
@@ -171,7 +177,7 @@ def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones
 
 def _check_term(plan: LaunchPlan) -> None:
     """Raise ConfigError if the plan launches nodes into a cluster that is about to expire."""
-    if plan.numbers and plan.expires_s < seconds(LEAST_TERM):
+    if plan.numbers and plan.expires_s < parse_duration(MIN_EXPIRY):
         raise ConfigError(
             f"cluster.expires: the cluster ends in {duration(plan.expires_s)}, too soon for more nodes",
             "EC2 bills each node for at least a minute",
@@ -202,7 +208,7 @@ def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd:
     rate = Rate(usd_per_hour=plan.price_usd_per_hour)
     if plan.market == "spot":
         fixed_usd = plan.price.disks + plan.price.addresses
-        rate = spot_rate(fixed_usd, plan.nodes, plan.instance_type, plan.zones, facts)
+        rate = highest_spot_rate(fixed_usd, plan.nodes, plan.instance_type, plan.zones, facts)
     budget = Budget(
         usd=spec.cluster.budget_usd, spent_usd=spent_usd, usd_per_hour=rate.usd_per_hour, source=rate.source
     )
@@ -213,7 +219,9 @@ def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd:
     return replace(plan, expires_s=int(term_s), warnings=(text,))
 
 
-def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts) -> Rate:
+def highest_spot_rate(
+    fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts
+) -> Rate:
     """Return the highest rate of spot nodes in the zones; `fixed_usd` is per hour for disks and addresses.
 
     A spot price may rise until the nodes terminate, so the highest price of the last days is assumed.
@@ -235,7 +243,7 @@ def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[st
         "security group": spec.network.security_group,
         "instance profile": spec.access.instance_profile,
         "KMS key": spec.access.kms_key,
-        "place for results": facts.saving and facts.saving.place,
+        "place for results": facts.saving and facts.saving.uri,
         "reservation": spec.capacity.reservation,
         "tags": ", ".join(f"{key}={value}" for key, value in sorted(spec.tags.items())),
     }
@@ -244,7 +252,7 @@ def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[st
 
 def _check_image(spec: ClusterSpec, facts: Facts, kind: GpuType) -> None:
     image = facts.image
-    reason = misfit(kind, image.name)
+    reason = find_image_problem(kind, image.name)
     next_step = (
         "name an image of the type's architecture with a fitting driver with --image, or another "
         "--instance-type"
@@ -321,7 +329,7 @@ def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
     warnings = [text for source in facts.data for text in _data_warnings(source, facts.region, plan.nodes)]
     if plan.price.machines is None:
         warnings.append(f"unknown price for {kind.name}")
-    elif plan.listed and facts.target == "aws":
+    elif plan.has_list_price and facts.target == "aws":
         differ = f"; those of {facts.region} may differ" * (facts.region != types.PRICE_REGION)
         warnings.append(
             f"prices are list prices of {types.PRICE_REGION} of {plan.price.date}: AWS returned none{differ}"
@@ -335,9 +343,9 @@ def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
         )
     elif image.pretends:
         warnings.append(f"GPUs are off ({kind.gpus} x {kind.gpu} per node): jobs run gloo on the CPU")
-    elif unlisted(kind, image.name):
+    elif is_family_unlisted(kind, image.name):
         warnings.append(f"the release notes of {image.name} do not list {kind.family}")
-    if unknown := unknown_torch(image.name):
+    if unknown := find_unknown_torch(image.name):
         warnings.append(
             f"this version of awsddp does not know PyTorch {unknown}'s image: its driver, CUDA and GPUs are "
             "not checked"

@@ -95,7 +95,7 @@ def _unknown_source(spec: ClusterSpec) -> ConfigError:
     return ConfigError("unknown source address for SSH", why, f"set it: -o network.ssh_cidr={example}")
 
 
-def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
+def choose_efa(spec: ClusterSpec, kind: GpuType) -> Efa:
     """Return how many EFA interfaces a node gets, and why. Raises ConfigError if it can get none.
 
     AWS gives a public address only to an instance with one interface:
@@ -123,7 +123,7 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
     return Efa(count=1, most=most, why=f"a public address allows one; network.address=private allows {most}")
 
 
-def placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str, str] | None, str]:
+def choose_placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str, str] | None, str]:
     """Return the placement group of the nodes, None for none, and why.
 
     A group reduces latency between nodes. The instances of a reservation or a capacity block have a fixed
@@ -157,12 +157,12 @@ def check_group(facts: Facts) -> list[str]:
     return [f"network.security_group: {group.id} {lack}" for lack in group.lacks]
 
 
-def answers(spec: ClusterSpec, subnet: Subnet) -> bool:
+def is_reachable(spec: ClusterSpec, subnet: Subnet) -> bool:
     """Return True unless the subnet's routes show that a node's public address could not be reached."""
     return spec.network.address != "public" or subnet.route not in ("private", "none")
 
 
-def within(source: str, block: str) -> bool:
+def is_within(source: str, block: str) -> bool:
     """Return True if a rule for `block` allows `source`; each is an address block or a security group."""
     if source.startswith("sg-") or block.startswith("sg-"):
         return source == block
@@ -172,7 +172,7 @@ def within(source: str, block: str) -> bool:
 
 def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
     """Return warnings about the routes of a subnet. Raises ConfigError if SSH could not reach its nodes."""
-    if not answers(spec, subnet):
+    if not is_reachable(spec, subnet):
         subject = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
         raise ConfigError(
             f"{subject} has no route to an internet gateway",

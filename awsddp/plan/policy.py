@@ -33,7 +33,7 @@ from typing import Any
 from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import ConfigError
 from awsddp.settings.spec import SSM, ClusterSpec, JobSpec
-from awsddp.settings.values import data_sources, s3_place
+from awsddp.settings.values import parse_data_sources, parse_s3_uri
 from awsddp.util.shipped_files import template
 
 _READ = ("s3:GetObject",)
@@ -48,7 +48,7 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
     It allows changes only to resources whose tag `awsddp:owner` is the caller's.
     """
     saved, folders = _save_prefixes(job), []
-    if any(source.kind == "folder" for source in data_sources(job.data.sources)):
+    if any(source.kind == "folder" for source in parse_data_sources(job.data.sources)):
         folders = [(bucket, f"{prefix}/.data".lstrip("/")) for bucket, prefix in saved]
     objects = [*_object_statements(_data_prefixes(job), _READ), *_object_statements(saved, (*_READ, _ABORT))]
     objects += [*_object_statements(folders, (*SAVE, "s3:DeleteObject")), *_upload_statements(job)]
@@ -91,12 +91,14 @@ def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _data_prefixes(job: JobSpec) -> list[tuple[str, str]]:
     """Return the bucket and the prefix of each source of data in S3."""
-    return [(source.at, source.part) for source in data_sources(job.data.sources) if source.kind == "s3"]
+    return [
+        (source.at, source.part) for source in parse_data_sources(job.data.sources) if source.kind == "s3"
+    ]
 
 
 def _save_prefixes(job: JobSpec) -> list[tuple[str, str]]:
     """Return the bucket and the prefix that results are uploaded to, if they are."""
-    return [s3_place(job.job.save_to)] if job.job.save_to is not None else []
+    return [parse_s3_uri(job.job.save_to)] if job.job.save_to is not None else []
 
 
 def _object_statements(

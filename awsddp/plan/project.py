@@ -52,7 +52,7 @@ def toml_list(table: Any, *keys: str) -> list[Any]:
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
-def dependencies_of(document: Table, folder: Path, extras: Sequence[str], *, place: str) -> list[str]:
+def list_dependencies(document: Table, folder: Path, extras: Sequence[str], *, location: str) -> list[str]:
     """Return the requirements in a project's pyproject.toml, with those of its extras.
 
     `location` is the line that requests them, for the error. Raises ConfigError if something else than
@@ -60,7 +60,7 @@ def dependencies_of(document: Table, folder: Path, extras: Sequence[str], *, pla
     """
     if other_source := next(_other_sources(document, folder, extras), ""):
         raise ConfigError(
-            f"env.file: {place}: {other_source} decides what the project needs",
+            f"env.file: {location}: {other_source} decides what the project needs",
             "only [project] dependencies of pyproject.toml are read: no code of a project runs here",
             "list them in a requirements.txt, in place of `-e .`, and name it: --env requirements.txt",
         )

@@ -30,7 +30,7 @@ class ImageDocument:
     driver: int | None
 
 
-WayOut = Literal["internet", "private", "none"]
+InternetRoute = Literal["internet", "private", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +99,13 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = msgspec.field(name="AvailabilityZone")
     vpc: str = msgspec.field(name="VpcId")
     free_addresses: int = msgspec.field(name="AvailableIpAddressCount", default=0)
-    route: WayOut | None = None
+    route: InternetRoute | None = None
     table: str = ""
     reaches_s3: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class OwnGroup:
     """The user's own security group. `lacks` describes needed traffic that its rules do not allow."""
 
     id: str
@@ -132,14 +132,14 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saving:
+class SaveTarget:
     """The S3 URI that results are saved to, and its bucket's region (None: unknown, "": no such bucket).
 
     `lacks` are the permissions that saving needs and the policies of the nodes' role do not give, if IAM
     could be asked.
     """
 
-    place: str
+    uri: str
     region: str | None = None
     lacks: tuple[str, ...] = ()
 
@@ -190,14 +190,14 @@ class Facts:
     price_date: str = ""
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     highest_spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    group: Group | None = None
+    group: OwnGroup | None = None
     public_key: str = ""
     reservation: Reservation | None = None
     host: str = ""
     credentials_s: float | None = None
     data: tuple[Data, ...] = ()
     role: str | None = None
-    saving: Saving | None = None
+    saving: SaveTarget | None = None
 
 
 LIST_PRICE = f"list price of {PRICE_REGION}"
@@ -352,7 +352,7 @@ class LaunchPlan(Planned):
         return 0 if self.pretended and not self.image.rehearses else self.kind.gpus
 
     @property
-    def placement_yields(self) -> bool:
+    def is_placement_optional(self) -> bool:
         """True if the nodes may be launched outside the placement group if it has no room."""
         return self.placement is not None and not self.efa.count
 
@@ -362,7 +362,7 @@ class LaunchPlan(Planned):
         return tuple(subnet.zone for subnet in self.subnets)
 
     @property
-    def listed(self) -> bool:
+    def has_list_price(self) -> bool:
         """True if its price is from the table that awsddp ships."""
         return self.price.source == LIST_PRICE and self.price.machines is not None
 
@@ -394,7 +394,9 @@ class LaunchPlan(Planned):
             "CreateSecurityGroup": "security group",
             "CreatePlacementGroup": "placement group",
         }
-        resources = [label for operation, label in labels.items() if self.asks(operation) and not self.exists]
+        resources = [
+            label for operation, label in labels.items() if self.has_request(operation) and not self.exists
+        ]
         if not self.numbers:
             return resources
         count, nics = len(self.numbers), self.request("RunInstances").parameters["NetworkInterfaces"]
@@ -402,7 +404,7 @@ class LaunchPlan(Planned):
         resources.append(counted(count * len(nics), "network interface"))
         return resources + ([counted(count, "public address", "es")] if self.address == "public" else [])
 
-    def asks(self, operation: str) -> bool:
+    def has_request(self, operation: str) -> bool:
         """Return True if the plan has a request of this operation."""
         return any(request.operation == operation for request in self.requests)
 
@@ -436,7 +438,7 @@ _DOCUMENT_PATHS = {member.name: member.name for member in fields(Planned)} | {
 """The keys of `plan --json`, each with the path of its attribute in LaunchPlan."""
 
 
-def document(plan: LaunchPlan) -> dict[str, Any]:
+def plan_to_document(plan: LaunchPlan) -> dict[str, Any]:
     """Return the plan as its JSON document, of the type `PlanDocument`, without secrets."""
     return {key: msgspec.to_builtins(attrgetter(path)(plan)) for key, path in _DOCUMENT_PATHS.items()}
 
@@ -461,6 +463,6 @@ PlanDocument = msgspec.defstruct(
 """The type of `plan --json`, for docs/schema.json."""
 
 
-def names(cluster: str, cluster_id: str) -> dict[str, str]:
+def resource_names(cluster: str, cluster_id: str) -> dict[str, str]:
     """Return the ids that are known before a launch: the cluster's id, the name of its group and key."""
     return {"cluster_id": cluster_id, "name": f"awsddp-{cluster}-{cluster_id}"}

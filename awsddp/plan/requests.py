@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from awsddp.model.records import write_numbers
+from awsddp.model.records import format_node_numbers
 from awsddp.plan.records import Facts, LaunchPlan, Parameters, Request
 from awsddp.settings.spec import ClusterSpec
 from awsddp.util.format import utc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Values:
+class RequestValues:
     """The values of the placeholders in a plan's requests: ids and secrets by name, and the start time."""
 
     ids: Mapping[str, str]
@@ -43,7 +43,7 @@ class Values:
         return Request(request.operation, put(request.parameters))
 
 
-def requests(plan: LaunchPlan, spec: ClusterSpec, facts: Facts) -> tuple[Request, ...]:
+def build_requests(plan: LaunchPlan, spec: ClusterSpec, facts: Facts) -> tuple[Request, ...]:
     """Return the requests that carry out the plan, in order; the user's own resources are not created.
 
     Returns () for a plan that launches no nodes.
@@ -112,7 +112,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
     named = {"Name": f"awsddp-{plan.cluster}", **common}
     instance = {
         **named,
-        "awsddp:nodes": write_numbers(plan.numbers),
+        "awsddp:nodes": format_node_numbers(plan.numbers),
         "awsddp:expires": {"$now": plan.expires_s},
         **({"awsddp:gpus": "pretended"} if plan.pretended and not plan.image.rehearses else {}),
     }

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from awsddp.errors import ConfigError
-from awsddp.plan.indexes import OPTION, Indexes, is_folder_here, of_option
-from awsddp.plan.project import Project, Table, dependencies_of, read_project, read_toml
+from awsddp.plan.indexes import OPTION, Indexes, is_local_folder, parse_option
+from awsddp.plan.project import Project, Table, list_dependencies, read_project, read_toml
 from awsddp.plan.uv import run_uv
 
 _LINE = re.compile(r"(?:.*\\\n)*.+")
@@ -61,7 +61,7 @@ class Requirements:
 
     lines: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
-    places: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    locations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     indexes: Indexes = dataclasses.field(default_factory=Indexes)
     projects: tuple[Project, ...] = ()
     conda: str = ""
@@ -80,7 +80,7 @@ def read_requirements(file: Path) -> Requirements:
         return replace(_collect(_export_lock(file, _text(file)), file), projects=projects)
     if file.suffix == ".toml":
         document = _toml(file)
-        lines = dependencies_of(document, file.parent, (), place=str(file))
+        lines = list_dependencies(document, file.parent, (), location=str(file))
         if "project" not in document:
             raise ConfigError(
                 f"env.file: {file} has no [project] dependencies",
@@ -93,15 +93,15 @@ def read_requirements(file: Path) -> Requirements:
     return _collect(_text(file), file)
 
 
-def canonical(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a package's name normalized (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def name_of(line: str) -> str:
+def parse_name(line: str) -> str:
     """Return the package name of a requirement, normalized (PEP 503); "" for a URL alone."""
     match = _NAME.match(line)
-    return canonical(match[0]) if match and not line[match.end() :].startswith((":", "+")) else ""
+    return normalize_name(match[0]) if match and not line[match.end() :].startswith((":", "+")) else ""
 
 
 def _text(file: Path) -> str:
@@ -151,7 +151,7 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
             extras = [extra.strip() for extra in (project["extras"] or "").split(",")]
             pyproject = file.parent / "pyproject.toml"
             document = _toml(pyproject) if pyproject.is_file() else {}
-            new_lines = dependencies_of(document, file.parent, extras, place=location)
+            new_lines = list_dependencies(document, file.parent, extras, location=location)
             projects += _read_projects(document, file.parent)
         elif include := _INCLUDE.fullmatch(line):
             included = file.parent / include[2].strip()
@@ -159,12 +159,12 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
                 nested = _collect(_text(included), included, including=including)
                 (constraints if include[1] in ("-c", "--constraint") else lines).extend(nested.lines)
                 constraints += nested.constraints
-                locations |= nested.places
+                locations |= nested.locations
                 projects += nested.projects
-                indexes = nested.indexes.otherwise(indexes)
+                indexes = nested.indexes.with_defaults(indexes)
             continue
         elif option := OPTION.fullmatch(line):
-            indexes = of_option(option[1], option[2], file.parent).otherwise(indexes)
+            indexes = parse_option(option[1], option[2], file.parent).with_defaults(indexes)
             continue
         else:
             new_lines = [_EDITABLE.sub("", line)]
@@ -175,7 +175,7 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
     return Requirements(
         lines=tuple(lines),
         constraints=tuple(constraints),
-        places=locations,
+        locations=locations,
         indexes=indexes,
         projects=tuple({project.info: project for project in projects}.values()),
     )
@@ -210,7 +210,7 @@ def _export_lock(file: Path, text: str) -> str:
     pruned = run_uv([*options.split(), *(f"--prune={name}" for name in _TORCH)], {}, folder=file.parent)
     if failure := full.failure or pruned.failure:
         raise ConfigError(f"env.file: {file} cannot be read", failure, "uv lock   # writes it again")
-    torch = [re.sub(r"\+[\w.]+", "", line) for line in full.lines if name_of(line) in _TORCH]
+    torch = [re.sub(r"\+[\w.]+", "", line) for line in full.lines if parse_name(line) in _TORCH]
     indexes = dict.fromkeys(f"--extra-index-url {url}" for url in _REGISTRY.findall(text))
     return "\n".join([*indexes, *torch, *pruned.lines])
 
@@ -240,7 +240,7 @@ def _conda(text: str, file: Path) -> Requirements:
     if len(names) + len(pip_lists) < len(packages) or str in map(type, pip_lists) or pip.constraints:
         why = "a package is a text, as 'numpy=1.26'; below '- pip:' is a list of texts, without constraints"
         raise ConfigError(f"env.file: {file}: dependencies that conda does not take", why)
-    for entry in (*names, *(f"./{folder}" for folder in filter(is_folder_here, pip.indexes.find_links))):
+    for entry in (*names, *(f"./{folder}" for folder in filter(is_local_folder, pip.indexes.find_links))):
         _check_line(entry, str(file))
     environment: Table = {}
     for key in ("channels", "platforms"):

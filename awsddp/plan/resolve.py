@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from awsddp.compat.releases import RELEASES, release
+from awsddp.compat.releases import RELEASES, find_release
 from awsddp.errors import ConfigError
 from awsddp.model.node_answers import Platform
-from awsddp.plan.environment import EnvironmentPlan, image_constraints
-from awsddp.plan.indexes import CREDENTIALS, Indexes, indexes_here, is_folder_here
-from awsddp.plan.requirements import IMAGE_PACKAGES, canonical, name_of
-from awsddp.plan.uv import Said, python_without_builds, run_uv
+from awsddp.plan.environment import EnvironmentPlan, pin_image_packages
+from awsddp.plan.indexes import CREDENTIALS, Indexes, is_local_folder, read_pip_indexes
+from awsddp.plan.requirements import IMAGE_PACKAGES, normalize_name, parse_name
+from awsddp.plan.uv import UvOutput, run_uv, write_python_without_builds
 
 _GLIBC = (*range(40, 30, -1), 28, 17)
 """The minor releases that uv has a platform for (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile)."""
@@ -56,7 +56,7 @@ class Target:
     exact: bool = False
 
 
-def target_of(plan: EnvironmentPlan, platform: Platform) -> Target:
+def make_target(plan: EnvironmentPlan, platform: Platform) -> Target:
     """Return the target for the packages of a plan on a node with this platform."""
     fixed = _torch_pins(plan)
     has, is_image, packages = _pinned_releases(fixed), plan.kind == "image", platform.packages.items()
@@ -64,36 +64,40 @@ def target_of(plan: EnvironmentPlan, platform: Platform) -> Target:
         python=plan.python or platform.version,
         machine=platform.machine,
         glibc=int((platform.libc or "2.28").split(".")[1]),
-        has=tuple((canonical(name), version) for name, version in packages) if is_image else has,
-        fixed=image_constraints(platform.packages) if is_image else fixed,
+        has=tuple((normalize_name(name), version) for name, version in packages) if is_image else has,
+        fixed=pin_image_packages(platform.packages) if is_image else fixed,
         exact=plan.kind != "conda",
     )
 
 
-def check(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache: Path) -> str:
+def check_packages(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache: Path) -> str:
     """Raise ConfigError for packages that no node could install, as far as that is known before a launch.
 
     Returns "", or why uv could not check them; then no error is raised. Packages that a node must build, and
     packages from a URL, are not checked. The Python of an image is unknown: the packages must be installable
     for one that its torch supports.
     """
-    row = release(image_torch or "")
+    row = find_release(image_torch or "")
     fixed = _torch_pins(plan)
     if row and plan.kind == "image":
         fixed = (f"torch=={row.torch}.*", f"torchaudio=={row.torch}.*", f"torchvision=={row.torchvision}.*")
-    pythons, read_indexes = (row or RELEASES[0]).pythons, functools.cache(indexes_here)
+    pythons, read_indexes = (row or RELEASES[0]).pythons, functools.cache(read_pip_indexes)
     without_urls = replace(plan, lines=tuple(line for line in plan.lines if "://" not in line))
     for python in [plan.python] if plan.python else [pythons[-1], pythons[0]]:
         target = Target(python=python, machine=machine, has=_pinned_releases(fixed), fixed=fixed)
         try:
-            return choose(without_urls, target, cache=cache, here=read_indexes)[1]
+            return choose_packages(without_urls, target, cache=cache, read_indexes=read_indexes)[1]
         except ConfigError as error:
             failure = error
     raise failure
 
 
-def choose(
-    plan: EnvironmentPlan, target: Target, *, cache: Path, here: Callable[[], Indexes] = indexes_here
+def choose_packages(
+    plan: EnvironmentPlan,
+    target: Target,
+    *,
+    cache: Path,
+    read_indexes: Callable[[], Indexes] = read_pip_indexes,
 ) -> tuple[tuple[str, ...] | None, str]:
     """Return the pins that meet a plan's lines, without the packages that the target has, and "".
 
@@ -110,7 +114,7 @@ def choose(
     if cache_file.exists():
         return tuple(cache_file.read_text().splitlines()), ""
     with tempfile.TemporaryDirectory() as scratch:
-        pins, why = _compile(plan, target, plan.indexes.otherwise(here()), Path(scratch))
+        pins, why = _compile(plan, target, plan.indexes.with_defaults(read_indexes()), Path(scratch))
     text = "".join(f"{pin}\n" for pin in pins or ())
     if pins is not None and not CREDENTIALS.search(text):
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +128,7 @@ def _compile(
     plan: EnvironmentPlan, target: Target, indexes: Indexes, scratch: Path
 ) -> tuple[tuple[str, ...] | None, str]:
     has = scratch / "has"
-    folders = [str(Path(link).absolute()) if is_folder_here(link) else link for link in indexes.find_links]
+    folders = [str(Path(link).absolute()) if is_local_folder(link) else link for link in indexes.find_links]
     env = {**plan.environ, **replace(indexes, find_links=(str(has), *folders)).environ}
     if indexes.ca:
         (scratch / "ca.pem").write_text(indexes.ca)
@@ -148,13 +152,13 @@ def _compile(
     glibc = next((minor for minor in _GLIBC if minor <= target.glibc), _GLIBC[-1])
     arguments += [f"{target.machine}-manylinux_2_{glibc}", *["--no-index"] * indexes.no_index]
 
-    def run_compile(output: str, how: str) -> Said:
+    def run_compile(output: str, how: str) -> UvOutput:
         while True:
-            python = sys.executable if how == "--no-build" else python_without_builds(scratch)
+            python = sys.executable if how == "--no-build" else write_python_without_builds(scratch)
             result = run_uv([*arguments, "-o", output, how], env, folder=scratch, python=python)
             stubs = [
                 stub
-                for name in map(canonical, _NO_EXTRA.findall(result.told))
+                for name in map(normalize_name, _NO_EXTRA.findall(result.stderr))
                 for stub in has.glob(f"{name.replace('-', '_')}-*.whl")
                 if not IMAGE_PACKAGES.fullmatch(name)
             ]
@@ -165,7 +169,7 @@ def _compile(
 
     # Limited to wheels, uv silently chooses a release of years ago if a newer one, or a dependency of it, has
     # no wheel. If the metadata of such a package does not list its dependencies, uv would run its code.
-    output, result, unbuilt = "of-wheels", Said(failure="not run"), None
+    output, result, unbuilt = "of-wheels", UvOutput(failure="not run"), None
     if indexes.prefer_binary:
         result = run_compile(output, "--no-build")
     if result.failure:
@@ -180,7 +184,7 @@ def _compile(
     if result.failure:
         return None, "" if is_open else _explain(result.failure, plan, target)
     pins = (scratch / output).read_text().splitlines()
-    return tuple(pin for pin in pins if (name_of(pin), pin.partition("==")[2]) not in target.has), ""
+    return tuple(pin for pin in pins if (parse_name(pin), pin.partition("==")[2]) not in target.has), ""
 
 
 def _explain(failure: str, plan: EnvironmentPlan, target: Target) -> str:
@@ -190,7 +194,7 @@ def _explain(failure: str, plan: EnvironmentPlan, target: Target) -> str:
     if bad := _BAD_LINE.match(text):
         line = next((line for line in lines if line in text), lines[int(bad[1] or 1) - 1])
         raise ConfigError(
-            f"env.file: {plan.places.get(line, plan.name)}: {line!r} is not a requirement",
+            f"env.file: {plan.locations.get(line, plan.name)}: {line!r} is not a requirement",
             _POSITION.sub("", text),
             "expected a name, optionally with a version (==1.2), or with @ and a URL",
         )
@@ -201,13 +205,13 @@ def _explain(failure: str, plan: EnvironmentPlan, target: Target) -> str:
     if "40" in hint and "credentials" in hint:
         raise ConfigError(f"{plan.name}: a package index rejected the credentials", hint, "correct its URL")
     why = _STEP.sub("; ", unmet[1].removesuffix(_CONCLUSION))
-    mentioned = {canonical(name) for name in re.findall(r"[A-Za-z0-9][\w.-]*\w|\w", why)}
-    blamed = [line for line in lines if name_of(line) in mentioned][:3]
-    location = ", ".join(dict.fromkeys(plan.places.get(line, plan.name) for line in blamed)) or plan.name
+    mentioned = {normalize_name(name) for name in re.findall(r"[A-Za-z0-9][\w.-]*\w|\w", why)}
+    blamed = [line for line in lines if parse_name(line) in mentioned][:3]
+    location = ", ".join(dict.fromkeys(plan.locations.get(line, plan.name) for line in blamed)) or plan.name
     fault = "exclude each other" if len(blamed) > 1 else "cannot be met"
     advice = "correct the file, and repeat the command"
     for package, _, version in (pin.partition("==") for pin in target.fixed):
-        if canonical(package) in mentioned and plan.kind == "image":
+        if normalize_name(package) in mentioned and plan.kind == "image":
             has = version.removesuffix(".*")
             fault = f"needs another {package} than the image's {has}"
             advice = (

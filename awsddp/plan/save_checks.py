@@ -4,16 +4,16 @@ from awsddp.compat.types import REGION_USD_PER_GB
 from awsddp.errors import ConfigError
 from awsddp.plan.records import Facts
 from awsddp.settings.spec import ClusterSpec
-from awsddp.settings.values import s3_place
+from awsddp.settings.values import parse_s3_uri
 
 
-def no_bucket(bucket: str, region: str, why: str = "") -> ConfigError:
+def bucket_not_found(bucket: str, region: str, why: str = "") -> ConfigError:
     """Return the error for a bucket that does not exist."""
     remedy = f"aws s3 mb s3://{bucket} --region {region}   # or another --save-to"
     return ConfigError(f"there is no bucket {bucket}", why, remedy)
 
 
-def other_region(bucket: str, bucket_region: str, region: str) -> ConfigError:
+def bucket_in_other_region(bucket: str, bucket_region: str, region: str) -> ConfigError:
     """Return the error for a bucket that is not in the region of the nodes."""
     return ConfigError(
         f"bucket {bucket} is in {bucket_region}, the nodes are in {region}",
@@ -33,24 +33,24 @@ def check_saving(spec: ClusterSpec, facts: Facts) -> list[str]:
         return []
     if not profile:
         raise ConfigError(
-            f"nodes without a role cannot save to {saving.place}",
+            f"nodes without a role cannot save to {saving.uri}",
             "job.save_to needs access.instance_profile: no keys reach the nodes",
             "-o access.instance_profile=NAME   # docs/saving.md shows how to make one",
         )
-    name, (bucket, _) = profile.rpartition("/")[2], s3_place(saving.place)
+    name, (bucket, _) = profile.rpartition("/")[2], parse_s3_uri(saving.uri)
     if facts.role == "":
         raise ConfigError(
             f"access.instance_profile: {profile} has no role",
-            f"nodes without a role cannot save to {saving.place}",
+            f"nodes without a role cannot save to {saving.uri}",
             f"aws iam add-role-to-instance-profile --instance-profile-name {name} --role-name ROLE",
         )
     if saving.region == "":
-        raise no_bucket(bucket, facts.region, f"results are to be saved to {saving.place}")
+        raise bucket_not_found(bucket, facts.region, f"results are to be saved to {saving.uri}")
     if saving.region not in (None, facts.region):
-        raise other_region(bucket, str(saving.region), facts.region)
+        raise bucket_in_other_region(bucket, str(saving.region), facts.region)
     if not saving.lacks:
         return []
     return [
-        f"the role of {name} has no right {', '.join(saving.lacks)} in {saving.place}, unless a policy of "
+        f"the role of {name} has no right {', '.join(saving.lacks)} in {saving.uri}, unless a policy of "
         "the bucket gives it: awsddp doctor --iam-policy nodes prints what it needs"
     ]

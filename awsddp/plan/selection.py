@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from awsddp.compat.releases import misfit, unlisted
-from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of
+from awsddp.compat.releases import find_image_problem, is_family_unlisted
+from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, find_nearest_types, find_quota
 from awsddp.errors import CloudError, ConfigError
 from awsddp.model.records import Choice
-from awsddp.plan.network import answers
+from awsddp.plan.network import is_reachable
 from awsddp.plan.records import Facts, Subnet
 from awsddp.settings.spec import ClusterSpec
 
@@ -21,7 +21,7 @@ _LEAST_CAPABILITY = 8.0
 _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
 
 
-def tries(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], ...]:
+def list_attempts(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], ...]:
     """Return the types and markets to try, in order; the type None means the cheapest.
 
     Raises ConfigError if the settings conflict with the reservation.
@@ -46,13 +46,13 @@ def tries(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], .
     return ((reservation.instance_type, "capacity-block" if is_block else "on-demand"),)
 
 
-def choose(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> tuple[GpuType, str]:
+def choose_type(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> tuple[GpuType, str]:
     """Return the type for one of the tries, and the reason. Raises CloudError or ConfigError if none fits."""
-    gpus = wanted_gpus(spec)
+    gpus = parse_gpus(spec)
     if name is None:
         return _cheapest(spec, gpus, facts, market)
     kind = _offered_type(name, facts)
-    if gpus is not None and not gpus.of(kind):
+    if gpus is not None and not gpus.matches(kind):
         raise ConfigError(
             f"cluster.gpus: {spec.cluster.gpus} is not what {name} has ({kind.gpus} x {kind.gpu})",
             "cluster.instance_type names the type already",
@@ -60,13 +60,13 @@ def choose(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) ->
         )
     if facts.reservation is not None:
         return kind, f"the type of {facts.reservation.id}"
-    if fits(kind, spec.cluster.nodes, facts, market) is False:
+    if allowed_by_quota(kind, spec.cluster.nodes, facts, market) is False:
         raise _over_quota((kind,), spec, facts, market)
     return kind, "requested"
 
 
 @dataclass(frozen=True)
-class Gpus:
+class GpuRequest:
     """The requested GPUs of a node: `count` None is any number, `memory_gb` None any memory."""
 
     name: str
@@ -81,7 +81,7 @@ class Gpus:
     def __str__(self) -> str:
         return f"{self.count} x {self.model}" if self.count else self.model
 
-    def of(self, kind: GpuType) -> bool:
+    def matches(self, kind: GpuType) -> bool:
         """Return True if a type has these GPUs. Memory is compared as sold: an A10G's 22.4 GiB are 24 GB.
 
         A part of a GPU matches only with a requested memory: "L4-3GB" is an eighth.
@@ -94,7 +94,7 @@ class Gpus:
         )
 
 
-def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
+def parse_gpus(spec: ClusterSpec) -> GpuRequest | None:
     """Return the parsed `cluster.gpus`. Raises ConfigError for an invalid value."""
     text = spec.cluster.gpus
     if text is None:
@@ -109,7 +109,7 @@ def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
             f"use A100:8 or A100-80GB:8; GPUs are {', '.join(sorted(set(gpu_names.values())))}",
         )
     count = int(match[3]) if match[3] else None
-    return Gpus((gpu_names | retired)[match[1].lower()], int(match[2]) if match[2] else None, count)
+    return GpuRequest((gpu_names | retired)[match[1].lower()], int(match[2]) if match[2] else None, count)
 
 
 def _offered_type(name: str, facts: Facts) -> GpuType:
@@ -120,7 +120,7 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
     if (retired := RETIRED.get(name)) is not None:
         why = f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
         why += f"; EC2 says: {refusal}" if refusal else ""
-        advice = _suggest(nearest(min(retired.gpus, 8), _usable_types(facts)))
+        advice = _suggest(find_nearest_types(min(retired.gpus, 8), _usable_types(facts)))
     elif isinstance(kind, GpuType):
         why, advice = (
             "no zone of this region has it",
@@ -149,7 +149,7 @@ def _usable_types(facts: Facts) -> tuple[GpuType, ...]:
 
 def _similar_types(kind: GpuType, facts: Facts) -> tuple[GpuType, ...]:
     price = kind.price_usd_per_hour or 0.0
-    return nearest(kind.gpus, _usable_types(facts), price=price, but=kind.name)
+    return find_nearest_types(kind.gpus, _usable_types(facts), price=price, excluded=kind.name)
 
 
 def _suggest(kinds: Iterable[GpuType]) -> str:
@@ -161,7 +161,9 @@ def _suggest(kinds: Iterable[GpuType]) -> str:
     )
 
 
-def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market) -> tuple[GpuType, str]:
+def _cheapest(
+    spec: ClusterSpec, gpus: GpuRequest | None, facts: Facts, market: Market
+) -> tuple[GpuType, str]:
     """Return the cheapest type that is offered and fits the image and the quota, and the reason."""
     needed = spec.gpus_needed or (DEFAULT_GPUS if gpus is None else 1)
     requirement = f"{needed} GPU{'s' * (needed != 1)} per node"
@@ -169,34 +171,39 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
         requirement = str(gpus if gpus.count or needed == 1 else replace(gpus, count=needed))
     candidates = [
         kind
-        for kind in (_usable_types(facts) if gpus is None else filter(gpus.of, _offered_types(facts)))
+        for kind in (_usable_types(facts) if gpus is None else filter(gpus.matches, _offered_types(facts)))
         if (gpus is not None or float(kind.capability) >= _LEAST_CAPABILITY)
         and not kind.bare_metal
         and _comparable_price(kind, facts, market) is not None
-        and (gpus is not None or not unlisted(kind, facts.image.name))
+        and (gpus is not None or not is_family_unlisted(kind, facts.image.name))
     ]
     # If the image supports none of them, the plan raises the error about the image.
-    fitting = [kind for kind in candidates if not misfit(kind, facts.image.name)] or candidates
+    fitting = [kind for kind in candidates if not find_image_problem(kind, facts.image.name)] or candidates
     offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
         raise _not_offered(requirement, needed, gpus, fitting, spec, facts)
     offered.sort(key=lambda kind: (_comparable_price(kind, facts, market) or 0, kind.name))
     for kind in offered:
-        if fits(kind, spec.cluster.nodes, facts, market) is not False:
+        if allowed_by_quota(kind, spec.cluster.nodes, facts, market) is not False:
             why = f"the cheapest with {requirement} in {facts.region} that fits the image and the quota"
             return kind, why
     raise _over_quota(offered, spec, facts, market)
 
 
 def _not_offered(
-    requirement: str, needed: int, gpus: Gpus | None, fitting: list[GpuType], spec: ClusterSpec, facts: Facts
+    requirement: str,
+    needed: int,
+    gpus: GpuRequest | None,
+    fitting: list[GpuType],
+    spec: ClusterSpec,
+    facts: Facts,
 ) -> CloudError:
     """Return the error for GPUs that no type of the region has, with the counts that are offered."""
     why, advice = _why_retired(gpus), []
     if gpus is not None and (wanted := gpus.count) is not None:
         any_count = replace(gpus, count=None)
         counts = sorted(
-            {kind.gpus for kind in _usable_types(facts) if any_count.of(kind) and not kind.bare_metal}
+            {kind.gpus for kind in _usable_types(facts) if any_count.matches(kind) and not kind.bare_metal}
         )
         if counts:
             *smaller, last = map(str, counts)
@@ -212,7 +219,7 @@ def _not_offered(
     )
 
 
-def _why_retired(gpus: Gpus | None) -> str:
+def _why_retired(gpus: GpuRequest | None) -> str:
     old = [retired for retired in RETIRED.values() if gpus and retired.gpu == gpus.name]
     return f"the last one, {old[0].name.split('.')[0]}, went on {old[0].since}" if old else ""
 
@@ -222,15 +229,15 @@ def _comparable_price(kind: GpuType, facts: Facts, market: Market) -> float | No
     spot = facts.spot_prices.get(kind.name)
     if market == "spot" and spot:
         return min(spot.values())
-    return on_demand(kind, facts)
+    return on_demand_price(kind, facts)
 
 
-def on_demand(kind: GpuType, facts: Facts) -> float | None:
+def on_demand_price(kind: GpuType, facts: Facts) -> float | None:
     """Return the on-demand price of one instance per hour: of the Pricing API, else of the table."""
     return facts.prices.get(kind.name, kind.price_usd_per_hour)
 
 
-def fits(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
+def allowed_by_quota(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
     """Return True if the quota allows that many nodes; None if it could not be read."""
     free = _free_vcpus(kind, facts, market)
     return None if free is None else nodes * kind.vcpus <= free
@@ -238,7 +245,7 @@ def fits(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") 
 
 def _free_vcpus(kind: GpuType, facts: Facts, market: Market) -> float | None:
     """Return the vCPUs of the quota that are not in use; None if it could not be read."""
-    quota = quota_of(kind.name, market)
+    quota = find_quota(kind.name, market)
     allowed = facts.quotas.get(quota[0]) if quota else None
     return None if quota is None or allowed is None else allowed - facts.used_vcpus.get(quota[0], 0)
 
@@ -248,9 +255,9 @@ def _in_use(code: str, facts: Facts) -> str:
     return f", of which {used} are in use" if used else ""
 
 
-def quota_line(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
+def describe_quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
     """Return the needed vCPUs and the quota as text, and a warning if the quota could not be read."""
-    quota, need = quota_of(kind.name, market), nodes * kind.vcpus
+    quota, need = find_quota(kind.name, market), nodes * kind.vcpus
     if facts.reservation is not None:
         return f"{need} vCPUs, reserved", ()
     if quota is None:
@@ -267,7 +274,7 @@ def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, marke
     kinds, nodes = tuple(kinds), spec.cluster.nodes
     needs: dict[str, list[str]] = {}
     for kind in kinds:
-        code, name = quota_of(kind.name, market) or ("", "")
+        code, name = find_quota(kind.name, market) or ("", "")
         quota = f"{name} ({code}) allows {facts.quotas[code]:g} vCPUs in {facts.region}{_in_use(code, facts)}"
         needs.setdefault(quota, []).append(f"{nodes} x {kind.name} need {nodes * kind.vcpus}")
     return CloudError(
@@ -283,12 +290,12 @@ def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
 
     It has at most the requested nodes; ties are resolved by a requested type, more nodes, the lower price.
     """
-    gpus = wanted_gpus(spec)
+    gpus = parse_gpus(spec)
     options: list[tuple[tuple[float, ...], GpuType, int]] = []
     for kind in dict.fromkeys((*kinds, *_usable_types(facts))):
         price, free = _comparable_price(kind, facts, market), max(0, _free_vcpus(kind, facts, market) or 0)
         nodes = min(spec.cluster.nodes, int(free // kind.vcpus))
-        usable = not kind.bare_metal and not misfit(kind, facts.image.name)
+        usable = not kind.bare_metal and not find_image_problem(kind, facts.image.name)
         if nodes and price is not None and usable and (gpus is None or gpus.name == kind.gpu):
             options.append(((nodes * kind.gpus, kind in kinds, nodes, -price), kind, nodes))
     if not options:
@@ -304,7 +311,9 @@ def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
     )
 
 
-def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int) -> tuple[Subnet, ...]:
+def choose_subnets(
+    spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int
+) -> tuple[Subnet, ...]:
     """Return a subnet of each zone to try: in the order listed, else by spot price, else by name."""
     offered = facts.offers.get(kind.name, ())
     if facts.reservation is not None:
@@ -312,7 +321,7 @@ def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes:
     allowed = _allowed_zones(spec, facts, kind, offered)
     subnets = [subnet for subnet in facts.subnets if subnet.zone in allowed]
     # If no subnet is reachable, the plan raises the error about the route.
-    subnets = [subnet for subnet in subnets if answers(spec, subnet)] or subnets
+    subnets = [subnet for subnet in subnets if is_reachable(spec, subnet)] or subnets
     with_room = [subnet for subnet in subnets if subnet.free_addresses >= nodes]
     if with_room:
         with_room.sort(key=lambda subnet: subnet.id, reverse=True)
@@ -378,19 +387,19 @@ def _no_subnet(
     )
 
 
-def choices(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Choice, ...]:
+def list_similar_offers(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Choice, ...]:
     """Return the three most similar other types that are offered."""
     return tuple(_choice(other, facts, nodes, market) for other in _similar_types(kind, facts))
 
 
-def offers(facts: Facts, spec: ClusterSpec) -> tuple[Choice, ...]:
+def list_offers(facts: Facts, spec: ClusterSpec) -> tuple[Choice, ...]:
     """Return the types that are offered, the cheapest first, types without a price last.
 
     GPUs on the command line filter them; GPUs in awsddp.toml do not, since the user may look for others.
     Raises ConfigError for invalid GPUs, CloudError if no type has them.
     """
-    gpus = wanted_gpus(spec) if "cluster.gpus" in spec.from_cli else None
-    kinds = [kind for kind in _offered_types(facts) if gpus is None or gpus.of(kind)]
+    gpus = parse_gpus(spec) if "cluster.gpus" in spec.from_cli else None
+    kinds = [kind for kind in _offered_types(facts) if gpus is None or gpus.matches(kind)]
     if gpus is not None and not kinds:
         raise CloudError(
             f"AWS offers no type with {gpus} in {facts.region}", _why_retired(gpus), "omit --gpus: all types"
@@ -404,7 +413,7 @@ def _choice(kind: GpuType, facts: Facts, nodes: int, market: Market) -> Choice:
         instance_type=kind.name,
         gpu=kind.gpu_shown,
         gpus_per_node=kind.gpus,
-        price_usd_per_hour=on_demand(kind, facts),
+        price_usd_per_hour=on_demand_price(kind, facts),
         zones=facts.offers[kind.name],
-        fits_quota=fits(kind, nodes, facts, market),
+        fits_quota=allowed_by_quota(kind, nodes, facts, market),
     )

@@ -18,17 +18,17 @@ _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
 
 
 @dataclass(frozen=True)
-class Said:
+class UvOutput:
     """The output of uv in lines, its stderr, and its `failure` on one line, "" without one."""
 
     lines: tuple[str, ...] = ()
-    told: str = ""
+    stderr: str = ""
     failure: str = ""
 
 
 def run_uv(
     arguments: Sequence[str], env: Mapping[str, str], *, folder: Path, python: str = sys.executable
-) -> Said:
+) -> UvOutput:
     """Run uv in `folder` for the Python `python` and return its output; a timeout is a `failure`.
 
     uv's own configuration files and variables are ignored, except for its cache: nodes install with pip, and
@@ -45,17 +45,17 @@ def run_uv(
             argv, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        return Said(failure=f"uv did not end within {_TIMEOUT_S:.0f} s")
+        return UvOutput(failure=f"uv did not end within {_TIMEOUT_S:.0f} s")
     except (ImportError, OSError) as error:
-        return Said(failure=f"uv cannot be run: {error}")
+        return UvOutput(failure=f"uv cannot be run: {error}")
     stderr = process.stderr.decode(errors="replace")
     lines = tuple(process.stdout.decode(errors="replace").splitlines())
     match = _ERROR.search(stderr)
     failure = " ".join(_FRAME.sub(" ", match[0] if match else stderr).split()).removeprefix("error: ")
-    return Said(lines, stderr, (failure or "it failed") if process.returncode else "")
+    return UvOutput(lines, stderr, (failure or "it failed") if process.returncode else "")
 
 
-def python_without_builds(folder: Path) -> str:
+def write_python_without_builds(folder: Path) -> str:
     """Write a Python that builds no package into `folder`, and return its path.
 
     The first command that uv runs with a Python is uv's own, which inspects the interpreter; this Python runs

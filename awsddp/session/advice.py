@@ -27,8 +27,8 @@ class Command:
     verb: str
     typed: str = ""
     options: tuple[str, ...] = ()
-    asked: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
+    verb_options: tuple[str, ...] = ()
+    script_words: tuple[str, ...] = ()
 
     @property
     def words(self) -> list[str] | None:
@@ -39,8 +39,8 @@ class Command:
             return None
 
     def __str__(self) -> str:
-        added = [shlex.join(self.options), self.verb, shlex.join(self.asked)]
-        return " ".join(filter(None, ["awsddp", *added, self.typed, shlex.join(self.last)]))
+        added = [shlex.join(self.options), self.verb, shlex.join(self.verb_options)]
+        return " ".join(filter(None, ["awsddp", *added, self.typed, shlex.join(self.script_words)]))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Line:
         return replace(self, parts=tuple(parts[:count]), note=tuple(parts[count:]))
 
 
-def read_advice(text: str) -> list[Line]:
+def parse_message(text: str) -> list[Line]:
     """Return the lines of a message. A command that already has global options is plain text."""
     return [_read_line(line) for line in text.split("\n")]
 

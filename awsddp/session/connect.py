@@ -7,29 +7,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from awsddp.errors import ConfigError, NodeError, NotFoundError
-from awsddp.model.records import JobRecord, Node, Prepared, unfetched_jobs
+from awsddp.model.records import JobRecord, Node, PreparedNode, list_unfetched_jobs
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
-from awsddp.session.locate import find_cluster, require_live, target_of
-from awsddp.settings.loader import overlaid
+from awsddp.session.locate import find_cluster, require_live, resolve_target
+from awsddp.settings.loader import with_cluster_settings
 from awsddp.settings.spec import SSM
 from awsddp.state import Record
 from awsddp.util.format import node_name
-from awsddp.util.parallel import NodesFailed, split
+from awsddp.util.parallel import NodesFailed, results_or_raise
 
 if TYPE_CHECKING:
     from awsddp.nodes.connection import Preconnect
     from awsddp.nodes.login import Endpoint, Jump, Login
 
 
-JUMP = "network.jump"
+JUMP_KEY = "network.jump"
 
-REACH_S = 20.0
+CONNECT_S = 20.0
 """How long connecting to a node may take before the verb continues without it."""
-OFF = ("stopping", "stopped")
+OFF_STATES = ("stopping", "stopped")
 """EC2 states of an instance that `up` starts."""
 
 
-class NoNodes(NodeError):
+class NoReachableNodes(NodeError):
     """The cluster exists, but none of its nodes can be reached now.
 
     `stopped`: names of jobs whose results are on stopped nodes.
@@ -38,13 +38,13 @@ class NoNodes(NodeError):
     stopped: tuple[str, ...] = ()
 
 
-def require_login(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, ...]]":
+def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, ...]]":
     """Return a cluster whose key this machine has, and its living nodes.
 
     Raises NotFoundError if the cluster or the key is missing, CloudError.
     """
     cluster, listed = require_live(cluster)
-    if cluster.own is None or not cluster.session.folder.key.exists():
+    if cluster.own_listing is None or not cluster.session.folder.key.exists():
         raise NotFoundError(
             f"cluster {listed.name} exists, but this machine does not have its key",
             f"{cluster.session.folder.path} does not hold it",
@@ -60,7 +60,7 @@ def preconnected_cluster(session: Session) -> "Iterator[LocatedCluster]":
     Connections to nodes that AWS does not list are not used. Raises CloudError.
     """
     context = _preconnected(session, session.folder.read())
-    with context as preconnect, find_cluster(session, names_holder=True) as cluster:
+    with context as preconnect, find_cluster(session, name_lock_holder=True) as cluster:
         yield replace(cluster, preconnect=preconnect)
 
 
@@ -79,20 +79,22 @@ def require_ready(cluster: LocatedCluster, number: int | None = None) -> Located
 
     Raises NotFoundError, NodeError if a node is not ready, CloudError.
     """
-    name, (cluster, nodes) = cluster.session.spec.name, require_login(cluster)
+    name, (cluster, nodes) = cluster.session.spec.name, require_key(cluster)
     record = cluster.record
-    if all(node.state in OFF for node in nodes):
+    if all(node.state in OFF_STATES for node in nodes):
         raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
     required, live_ids = choose_nodes(nodes, number), {node.instance_id for node in nodes}
     why = [
-        record.state_of(node) for node in required if node.state != "running" or not record.is_prepared(node)
+        record.describe_node_state(node)
+        for node in required
+        if node.state != "running" or not record.is_prepared(node)
     ]
     if number is None:
         missing = (node for node in record.prepared if node.instance_id not in live_ids)
         why += [f"{node_name(node.node)} ({node.instance_id}) is gone" for node in missing]
     if why:
         raise NodeError(f"cluster {name} is not ready", ", ".join(why), "awsddp up   # finish it")
-    return cluster.with_nodes(nodes, of=nodes)
+    return cluster.with_nodes(nodes, all_nodes=nodes)
 
 
 def require_reachable(cluster: LocatedCluster) -> LocatedCluster:
@@ -100,15 +102,19 @@ def require_reachable(cluster: LocatedCluster) -> LocatedCluster:
 
     Raises NotFoundError, CloudError, NoReachableNodes if there are none.
     """
-    cluster, live = require_login(cluster)
+    cluster, live = require_key(cluster)
     record = cluster.record
-    cluster = cluster.with_nodes([node for node in reachable(live) if record.is_prepared(node)], of=live)
+    cluster = cluster.with_nodes(
+        [node for node in filter_reachable(live) if record.is_prepared(node)], all_nodes=live
+    )
     if not cluster.nodes:
-        why = ", ".join(map(record.state_of, live))
+        why = ", ".join(map(record.describe_node_state, live))
         next_step = "awsddp up   # start or finish it"
-        error = NoNodes(f"no node of cluster {cluster.session.spec.name} can be reached", why, next_step)
-        if all(node.state in OFF for node in live):
-            error.stopped = tuple(unfetched_jobs(live))
+        error = NoReachableNodes(
+            f"no node of cluster {cluster.session.spec.name} can be reached", why, next_step
+        )
+        if all(node.state in OFF_STATES for node in live):
+            error.stopped = tuple(list_unfetched_jobs(live))
         raise error
     return cluster
 
@@ -120,7 +126,7 @@ def connect(
     *,
     deadline_s: float = 60,
     partial: bool = False,
-    meanwhile: Callable[[], None] | None = None,
+    on_wait: Callable[[], None] | None = None,
 ) -> "Iterator[ConnectedCluster]":
     """Connect to `nodes` (default: all usable nodes) within the context, and publish their addresses.
 
@@ -131,15 +137,15 @@ def connect(
     from awsddp.nodes.fleet import Fleet
 
     session, targets = cluster.session, cluster.nodes if nodes is None else nodes
-    endpoints = endpoints_of(cluster, targets)
-    cluster = publish(cluster)
+    endpoints = list_endpoints(cluster, targets)
+    cluster = publish_addresses(cluster)
     fleet = Fleet(
         endpoints,
-        login(session, cluster.record),
+        make_login(session, cluster.record),
         deadline_s=deadline_s,
         partial=partial,
         preconnect=cluster.preconnect,
-        meanwhile=meanwhile,
+        on_idle=on_wait,
         on_event=session.on_event,
     )
     try:
@@ -157,10 +163,10 @@ def connect_reachable(cluster: LocatedCluster) -> "Iterator[ConnectedCluster]":
     Raises NotFoundError, CloudError, NoReachableNodes if there are none.
     """
     cluster = require_reachable(cluster)
-    with connect(cluster, deadline_s=REACH_S, partial=True) as connected:
+    with connect(cluster, deadline_s=CONNECT_S, partial=True) as connected:
         if not connected.fleet.nodes:
             error = NodesFailed(connected.fleet.failures, {}, len(cluster.nodes))
-            raise NoNodes(error.message, error.why, error.next)
+            raise NoReachableNodes(error.message, error.why, error.next)
         yield connected
 
 
@@ -173,40 +179,40 @@ def choose_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:
     return chosen
 
 
-def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def filter_reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return the nodes that are running and have an address."""
     return tuple(node for node in nodes if node.state == "running" and node.address and node.node >= 0)
 
 
-def jump_of(session: Session, record: Record | None = None) -> "Jump | None":
+def find_jump_host(session: Session, record: Record | None = None) -> "Jump | None":
     """Return the jump host of an option or a variable, else that of the record, else None.
 
     Without a record the settings of the session decide. "ssm" is Systems Manager, with the cluster's account.
     """
-    name = overlaid(session.spec, record.settings if record is not None else {}).network.jump
+    name = with_cluster_settings(session.spec, record.settings if record is not None else {}).network.jump
     if not name:
         return None
     from awsddp.nodes.login import Jump, Ssm
 
     if name == SSM:
-        target = target_of(session, record)
+        target = resolve_target(session, record)
         return Ssm(name=name, folder=session.home, region=target.region, profile=target.profile)
     return Jump(name=name, folder=session.home)
 
 
-def reach_jump(session: Session) -> None:
+def check_jump_host(session: Session) -> None:
     """Check that the jump host, if there is one, can be reached before anything is created behind it.
 
     Raises JumpFailure, ConfigError.
     """
-    jump = jump_of(session)
+    jump = find_jump_host(session)
     if jump is not None:
-        jump.reach()
+        jump.ensure_connected()
 
 
-def login(session: Session, record: Record) -> "Login":
+def make_login(session: Session, record: Record) -> "Login":
     """Return the login of the cluster's nodes: key, known host keys, jump host."""
-    from awsddp.nodes.hostkeys import bare
+    from awsddp.nodes.hostkeys import strip_comment
     from awsddp.nodes.login import Login
 
     folder = session.folder
@@ -214,8 +220,8 @@ def login(session: Session, record: Record) -> "Login":
         key=folder.key,
         known_hosts=folder.known_hosts,
         ssh_config=folder.ssh_config,
-        jump=jump_of(session, record),
-        boot_key=bare(record.intent.host_key) if record.intent and record.intent.host_key else "",
+        jump=find_jump_host(session, record),
+        boot_key=strip_comment(record.intent.host_key) if record.intent and record.intent.host_key else "",
     )
 
 
@@ -225,20 +231,20 @@ def _preconnected(session: Session, record: Record | None) -> "Iterator[Preconne
 
     Yields none for a cluster behind a jump host.
     """
-    from awsddp.nodes.connection import cut, preconnect
+    from awsddp.nodes.connection import close_when_connected, preconnect
 
     connections: Preconnect = {}
     with contextlib.suppress(OSError, ConfigError):
-        if record is not None and (ssh_login := login(session, record)).jump is None:
+        if record is not None and (ssh_login := make_login(session, record)).jump is None:
             connections = preconnect(_endpoints(record, record.prepared, record.addresses), ssh_login)
     try:
         yield connections
     finally:
         for connection in connections.values():
-            connection.add_done_callback(cut)
+            connection.add_done_callback(close_when_connected)
 
 
-def endpoints_of(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
+def list_endpoints(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
     """Return the SSH endpoints of nodes. Raises NodeError for a node without an address."""
     unreachable = [node_name(node.node) for node in nodes if node.address is None]
     if unreachable:
@@ -246,22 +252,22 @@ def endpoints_of(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[Endpo
             f"{', '.join(unreachable)}: no address", "the instance is not running", "awsddp status"
         )
     addresses = {node.instance_id: str(node.address) for node in nodes}
-    jump = jump_of(cluster.session, cluster.record)
+    jump = find_jump_host(cluster.session, cluster.record)
     return _endpoints(cluster.record, nodes, addresses, jump=jump)
 
 
-def publish(cluster: LocatedCluster) -> LocatedCluster:
+def publish_addresses(cluster: LocatedCluster) -> LocatedCluster:
     """Write the addresses of all nodes to the record and the ssh_config; return the cluster.
 
     Raises ConfigError.
     """
-    session, listed = cluster.session, cluster.own.nodes if cluster.own else cluster.nodes
-    running = {node.instance_id: str(node.address) for node in reachable(listed)}
+    session, listed = cluster.session, cluster.own_listing.nodes if cluster.own_listing else cluster.nodes
+    running = {node.instance_id: str(node.address) for node in filter_reachable(listed)}
     if not running.items() <= cluster.record.addresses.items():
         cluster = cluster.change_record(
             lambda record: replace(record, addresses={**record.addresses, **running})
         )
-    session.folder.publish(lambda prefix, record: _entries(session, listed, record, prefix))
+    session.folder.write_ssh_config(lambda prefix, record: _entries(session, listed, record, prefix))
     return cluster
 
 
@@ -269,16 +275,16 @@ def _entries(session: Session, listed: Sequence[Node], record: Record, prefix: s
     """Return the ssh_config entries of the listed nodes, and of nodes that another command prepared since."""
     from awsddp.nodes.login import ssh_config
 
-    ssh_login, listed_ids = login(session, record), {node.instance_id for node in listed}
+    ssh_login, listed_ids = make_login(session, record), {node.instance_id for node in listed}
     newer = {node.node: node for node in record.prepared if node.instance_id not in listed_ids}
-    nodes = newer | {node.node: node for node in reachable(listed)}
-    addresses = record.addresses | {node.instance_id: str(node.address) for node in reachable(listed)}
+    nodes = newer | {node.node: node for node in filter_reachable(listed)}
+    addresses = record.addresses | {node.instance_id: str(node.address) for node in filter_reachable(listed)}
     chosen = [node for _, node in sorted(nodes.items())]
     endpoints = _endpoints(record, chosen, addresses, jump=ssh_login.jump)
     return ssh_config(endpoints, ssh_login, prefix=prefix) if endpoints else ""
 
 
-def told_jobs(connected: ConnectedCluster, *, partial: bool = False) -> tuple[JobRecord, ...]:
+def list_jobs_on_nodes(connected: ConnectedCluster, *, partial: bool = False) -> tuple[JobRecord, ...]:
     """Return every job that the connected nodes report, oldest first.
 
     With `partial` a node that does not answer is added to the fleet's failures, unless no node answers.
@@ -287,16 +293,16 @@ def told_jobs(connected: ConnectedCluster, *, partial: bool = False) -> tuple[Jo
     """
     from awsddp.agent import messages
     from awsddp.agent_client import job_reports
-    from awsddp.agent_client.calls import answers_of
+    from awsddp.agent_client.calls import call_each_node
 
     request = messages.State()
-    answers = answers_of(connected.fleet, dict.fromkeys(connected.fleet.answering, request))
+    answers = call_each_node(connected.fleet, dict.fromkeys(connected.fleet.responsive_nodes, request))
     failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
     if partial and len(failed) < len(answers):
         connected.fleet.failures.update(failed)
         answers = {node: answer for node, answer in answers.items() if node not in failed}
-    documents = {node: answer.jobs for node, answer in split(answers).items()}
-    jobs = job_reports.jobs(documents, results=connected.session.job_spec.job.results)
+    documents = {node: answer.jobs for node, answer in results_or_raise(answers).items()}
+    jobs = job_reports.merge_jobs(documents, results=connected.session.job_spec.job.results)
     record = connected.session.folder.read()
     recorded = {job.job for job in record.jobs} if record else set()
     return tuple(
@@ -304,7 +310,7 @@ def told_jobs(connected: ConnectedCluster, *, partial: bool = False) -> tuple[Jo
     )
 
 
-def say_missing(connected: ConnectedCluster) -> None:
+def report_skipped_nodes(connected: ConnectedCluster) -> None:
     """Report the nodes that were skipped, and why."""
     session, cluster = connected.session, connected.cluster
     live_ids = {node.instance_id for node in (*cluster.nodes, *cluster.excluded)}
@@ -312,13 +318,17 @@ def say_missing(connected: ConnectedCluster) -> None:
         if prepared.instance_id not in live_ids:
             session.say(f"{node_name(prepared.node)} ({prepared.instance_id}) is gone")
     for node in cluster.excluded:
-        session.say(f"{cluster.record.state_of(node)}, and was skipped ({node.instance_id})")
+        session.say(f"{cluster.record.describe_node_state(node)}, and was skipped ({node.instance_id})")
     for number, failure in sorted(connected.fleet.failures.items()):
         session.say(f"{node_name(number)} was skipped: {failure.message}")
 
 
 def _endpoints(
-    record: Record, nodes: Sequence[Node | Prepared], addresses: dict[str, str], *, jump: "Jump | None" = None
+    record: Record,
+    nodes: Sequence[Node | PreparedNode],
+    addresses: dict[str, str],
+    *,
+    jump: "Jump | None" = None,
 ) -> "tuple[Endpoint, ...]":
     """Return the SSH endpoints of nodes that have an address in `addresses` (by instance id)."""
     from awsddp.nodes.login import Endpoint
@@ -327,7 +337,9 @@ def _endpoints(
         Endpoint(
             node=node.node,
             instance_id=node.instance_id,
-            host=node.instance_id if jump is not None and jump.by_id else addresses[node.instance_id],
+            host=node.instance_id
+            if jump is not None and jump.uses_instance_ids
+            else addresses[node.instance_id],
             port=record.target.ssh_port,
             user=record.ssh_user,
         )

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from awsddp.model.events import Event, OnEvent
-from awsddp.model.records import Listed, Node, Target
+from awsddp.model.records import ClusterListing, Node, Target
 from awsddp.settings import loader
 from awsddp.settings.spec import FILE, KEYWORDS, ClusterSpec, JobSpec
-from awsddp.state import Folder, Record, home
-from awsddp.util.parallel import ignore
+from awsddp.state import ClusterFolder, Record, awsddp_home
+from awsddp.util.parallel import ignore_event
 
 if TYPE_CHECKING:
-    from awsddp.aws.client import Aws
+    from awsddp.aws.client import AwsClient
     from awsddp.nodes.connection import Preconnect
     from awsddp.nodes.fleet import Fleet
 
@@ -36,13 +36,13 @@ class Session:
     """
 
     name: str
-    home: Path = field(default_factory=home)
+    home: Path = field(default_factory=awsddp_home)
     local: bool = False
-    on_event: OnEvent = ignore
+    on_event: OnEvent = ignore_event
     keys: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[ClusterSpec, JobSpec] | None = None
     verb: Literal["train", "run"] = "train"
-    agree: Callable[[str], bool] = lambda question: False
+    confirms: Callable[[str], bool] = lambda question: False
     ask: Callable[[str], bool | None] = lambda question: None
 
     @cached_property
@@ -64,9 +64,9 @@ class Session:
         return self._specs[1]
 
     @cached_property
-    def folder(self) -> Folder:
+    def folder(self) -> ClusterFolder:
         """The cluster's folder on this machine; it may be empty."""
-        return Folder(self.home, self.name)
+        return ClusterFolder(self.home, self.name)
 
     @property
     def results(self) -> Path:
@@ -96,54 +96,62 @@ class LocatedCluster:
 
     session: Session
     target: Target = _NO_TARGET
-    gateway: "Aws | None" = None
-    known: Record | None = None
-    listed: Listed | None = None
-    others: tuple[Listed, ...] = ()
-    sessions: tuple[Listed, ...] = ()
-    searched: tuple[str, ...] = ("the local cloud, which is not running",)
+    aws_client: "AwsClient | None" = None
+    local_record: Record | None = None
+    listing: ClusterListing | None = None
+    other_listings: tuple[ClusterListing, ...] = ()
+    other_session_listings: tuple[ClusterListing, ...] = ()
+    searched_places: tuple[str, ...] = ("the local cloud, which is not running",)
     nodes: tuple[Node, ...] = ()
     excluded: tuple[Node, ...] = ()
     preconnect: "Preconnect" = field(default_factory=dict)
 
     @property
-    def aws(self) -> "Aws":
+    def aws(self) -> "AwsClient":
         """The AWS client of the cluster's target."""
-        assert self.gateway is not None, "the target is AWS, or a running local cloud"
-        return self.gateway
+        assert self.aws_client is not None, "the target is AWS, or a running local cloud"
+        return self.aws_client
 
     @property
     def record(self) -> Record:
         """The record of this machine, where the caller has checked that there is one."""
-        assert self.known is not None, "the cluster has a record"
-        return self.known
+        assert self.local_record is not None, "the cluster has a record"
+        return self.local_record
 
     @property
-    def own(self) -> Listed | None:
+    def own_listing(self) -> ClusterListing | None:
         """The listing, if its id is that of the record; else None."""
-        is_own = self.listed is not None and self.known is not None and self.listed.id == self.known.id
-        return self.listed if is_own else None
+        is_own = (
+            self.listing is not None
+            and self.local_record is not None
+            and self.listing.id == self.local_record.id
+        )
+        return self.listing if is_own else None
 
     @property
-    def all_listed(self) -> tuple[Listed, ...]:
+    def all_listings(self) -> tuple[ClusterListing, ...]:
         """All listings of this name and owner."""
-        return (self.listed, *self.others) if self.listed is not None else ()
+        return (self.listing, *self.other_listings) if self.listing is not None else ()
 
     @property
-    def unfetched(self) -> list[str]:
+    def unfetched_jobs(self) -> list[str]:
         """The jobs whose results are not fetched, according to the tags of living nodes."""
-        return self.listed.unfetched if self.listed is not None else []
+        return self.listing.unfetched if self.listing is not None else []
 
     @property
     def job_spec(self) -> JobSpec:
         """The settings of its jobs, completed by those in the record."""
-        return loader.overlaid(self.session.job_spec, self.known.asked if self.known is not None else {})
+        return loader.with_cluster_settings(
+            self.session.job_spec, self.local_record.asked if self.local_record is not None else {}
+        )
 
-    def with_nodes(self, nodes: Sequence[Node], *, of: Collection[Node]) -> Self:
+    def with_nodes(self, nodes: Sequence[Node], *, all_nodes: Collection[Node]) -> Self:
         """Return the cluster with `nodes` as its usable nodes; the others in `all_nodes` are excluded."""
-        return replace(self, nodes=tuple(nodes), excluded=tuple(node for node in of if node not in nodes))
+        return replace(
+            self, nodes=tuple(nodes), excluded=tuple(node for node in all_nodes if node not in nodes)
+        )
 
-    def remember(self, **changes: Any) -> Self:
+    def update_record(self, **changes: Any) -> Self:
         """Set fields of the record in the folder; return the cluster with the record. Raises ConfigError."""
         return self.change_record(lambda record: replace(record, **changes))
 
@@ -152,7 +160,7 @@ class LocatedCluster:
 
         Raises ConfigError.
         """
-        return replace(self, known=self.session.folder.update(change) or change(self.record))
+        return replace(self, local_record=self.session.folder.update(change) or change(self.record))
 
 
 @dataclass(frozen=True, kw_only=True)

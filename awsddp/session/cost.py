@@ -6,54 +6,56 @@ from datetime import UTC, datetime
 
 from awsddp.errors import ConfigError
 from awsddp.model import billing
-from awsddp.model.records import Listed, widened
+from awsddp.model.records import ClusterListing, merge_records
 from awsddp.session.context import LocatedCluster
-from awsddp.state import Record, read_rows
+from awsddp.state import Record, read_ledger
 
 
-def bill_of(cluster: LocatedCluster, listed: Listed | None) -> billing.Bill | None:
+def compute_bill(cluster: LocatedCluster, listed: ClusterListing | None) -> billing.Bill | None:
     """Return the bill of the cluster until now; None if this machine did not launch it.
 
     Appends to the ledger what AWS lists and the ledger does not have, so that no later bill is smaller. For
     spot nodes it requests the prices since their launch from AWS.
     """
-    if (record := cluster.known) is None:
+    if (record := cluster.local_record) is None:
         return None
     now = datetime.now(UTC)
-    rows = read_rows(cluster.session.folder.ledger)
+    rows = read_ledger(cluster.session.folder.ledger)
     own_nodes = listed.nodes if listed is not None and listed.id == record.id else None
     nodes = own_nodes or ()
-    missing = billing.unwritten(billing.account(rows, now), own_nodes, launched=launched(record), now=now)
+    missing = billing.find_missing_rows(
+        billing.make_bill(rows, now), own_nodes, launch_row=make_launch_row(record), now=now
+    )
     spot = [node.launched for node in nodes if node.spot and node.launched]
     if spot:
-        from awsddp.aws.prices import spot_history
+        from awsddp.aws.prices import read_spot_history
 
-        history = spot_history(cluster.aws, {node.instance_type for node in nodes}, since=min(spot))
-        missing += billing.repriced(rows, nodes, history, now=now)
+        history = read_spot_history(cluster.aws, {node.instance_type for node in nodes}, since=min(spot))
+        missing += billing.make_price_rows(rows, nodes, history, now=now)
     for row in missing:
         with contextlib.suppress(ConfigError):  # show the price even if the disk is full
-            cluster.session.folder.note(row.event, **row.facts | {"id": record.id})
+            cluster.session.folder.append_event(row.event, **row.written_fields | {"id": record.id})
     running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
-    return billing.account([*rows, *missing], now, running=running)
+    return billing.make_bill([*rows, *missing], now, running=running)
 
 
-def note_fetched(cluster: LocatedCluster, job: str, size: int) -> None:
+def record_fetch_cost(cluster: LocatedCluster, job: str, size: int) -> None:
     """Append the cost of downloading `size` bytes of a job from AWS to the ledger, at the list price."""
     if size:
         from awsddp.compat.types import EGRESS_USD_PER_GB
 
         usd = size / 1e9 * EGRESS_USD_PER_GB
         with contextlib.suppress(ConfigError):  # a full disk must not stop a fetch
-            cluster.session.folder.note(
+            cluster.session.folder.append_event(
                 "fetched", id=cluster.record.id, job=job, bytes=size, usd=round(usd, 6)
             )
 
 
-def launched(record: Record, instances: Iterable[str] = ()) -> billing.Row:
+def make_launch_row(record: Record, instances: Iterable[str] = ()) -> billing.LedgerRow:
     """Return the ledger's row for a launch of these instances: their rates and expiry."""
     price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
-    return widened(
-        billing.Row,
+    return merge_records(
+        billing.LedgerRow,
         record,
         record.target,
         time=datetime.now(UTC),

@@ -12,38 +12,40 @@ from typing import TYPE_CHECKING
 
 from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.local import client as local
-from awsddp.model.records import Listed, Target
+from awsddp.model.records import ClusterListing, Target
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.settings.spec import ClusterSpec
-from awsddp.state import Record, pasts
+from awsddp.state import Record, list_cluster_histories
 from awsddp.util.format import node_name
-from awsddp.util.parallel import NodesFailed, each
+from awsddp.util.parallel import NodesFailed, run_each
 
 if TYPE_CHECKING:
-    from awsddp.aws.client import Aws
+    from awsddp.aws.client import AwsClient
     from awsddp.aws.teardown import Teardown
     from awsddp.plan.records import Facts
 
 
 # AWS lists terminated instances for about an hour. Until then an instance that is missing is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
-LISTED = timedelta(hours=1)
+TERMINATED_LISTED_FOR = timedelta(hours=1)
 
 
-def aws_of(
-    session: Session, target: Target, *, trail: Path | None = None, login: "Aws | None" = None
-) -> "Aws":
+def aws_client_for(
+    session: Session, target: Target, *, trail: Path | None = None, login: "AwsClient | None" = None
+) -> "AwsClient":
     """Return an AWS client for a target. Its calls are recorded in the cluster's folder, or in `trail`.
 
     With `login` it uses the credentials of that client. Raises ConfigError.
     """
-    from awsddp.aws.client import Aws, Trail
+    from awsddp.aws.client import AwsClient, Trail
 
-    return Aws(target, on_call=Trail(trail or session.folder.path), login=login, say=session.say)
+    return AwsClient(
+        target, on_call=Trail(trail or session.folder.path), login=login, report_wait=session.say
+    )
 
 
-def owner_of(aws: "Aws", record: Record | None) -> str:
+def find_owner(aws: "AwsClient", record: Record | None) -> str:
     """Return the owner of a cluster: the owner in its record (its login may differ now), else the caller.
 
     In a local cloud it is always the caller. Raises CloudError, ConfigError.
@@ -64,14 +66,16 @@ def check_account(cluster: LocatedCluster) -> None:
         )
 
 
-def facts_of(aws: "Aws", spec: ClusterSpec, target: Target, record: Record | None = None) -> "Facts":
+def gather_facts(
+    aws: "AwsClient", spec: ClusterSpec, target: Target, record: Record | None = None
+) -> "Facts":
     """Read the facts that a plan for `spec` needs, and check that the user's own login key is the one in EC2.
 
     With a `record` the facts have its owner instead of the caller. Raises ConfigError, CloudError.
     """
-    from awsddp.aws.plan_facts import gather
+    from awsddp.aws.plan_facts import gather_facts
 
-    facts = gather(
+    facts = gather_facts(
         aws,
         spec,
         caller_address=target.caller_address,
@@ -79,18 +83,18 @@ def facts_of(aws: "Aws", spec: ClusterSpec, target: Target, record: Record | Non
         cluster_id=record.id if record else "",
     )
     if spec.access.key:
-        from awsddp.nodes.connection import check_own_key
+        from awsddp.nodes.connection import check_key_file
 
-        check_own_key(own_key_file(spec), name=spec.access.key, public=facts.public_key)
-    return replace(facts, owner=owner_of(aws, record))
+        check_key_file(resolve_key_file(spec), name=spec.access.key, public=facts.public_key)
+    return replace(facts, owner=find_owner(aws, record))
 
 
-def own_key_file(spec: ClusterSpec) -> Path:
+def resolve_key_file(spec: ClusterSpec) -> Path:
     """Return the absolute path of `access.key_file`."""
     return Path(str(spec.access.key_file)).expanduser().absolute()
 
 
-def target_of(session: Session, record: Record | None) -> Target:
+def resolve_target(session: Session, record: Record | None) -> Target:
     """Return the target of a record; no setting changes it, except that --profile selects the login.
 
     Without a record return the target in the settings. Raises ConfigError if the command line names another
@@ -114,7 +118,7 @@ def target_of(session: Session, record: Record | None) -> Target:
 
 def _other_target_error(session: Session, record: Record, other: str) -> ConfigError:
     """Return the error for a cluster that exists in another target than the requested one, `other`."""
-    name, actual = session.spec.name, record.target.place
+    name, actual = session.spec.name, record.target.location
     return ConfigError(
         f"cluster {name} is in {actual}, not in {other}",
         "cluster names are unique; nothing was changed or forgotten",
@@ -125,13 +129,13 @@ def _other_target_error(session: Session, record: Record, other: str) -> ConfigE
 
 
 @contextlib.contextmanager
-def target_for(session: Session, record: Record | None) -> Iterator[Target]:
+def open_target(session: Session, record: Record | None) -> Iterator[Target]:
     """Yield the target of `up` and `plan`: that of the record, else --local, else --region and --profile.
 
     Starts the local cloud if it is the target. Raises ConfigError if the cluster exists in another target.
     """
     requested = session.spec.cluster
-    resolved = target_of(session, record)
+    resolved = resolve_target(session, record)
     if resolved.name != "local":
         if record is not None and requested.region not in (None, resolved.region):
             raise _other_target_error(session, record, str(requested.region))
@@ -139,7 +143,7 @@ def target_for(session: Session, record: Record | None) -> Iterator[Target]:
         return
     if "cluster.region" in session.spec.from_cli:
         local.check_region(requested.region)
-    with local.opened(session.home, session.on_event, remembered=resolved.daemon_home) as target:
+    with local.open_cloud(session.home, session.on_event, recorded_home=resolved.daemon_home) as target:
         assert target is not None, "it was started"
         yield target
 
@@ -148,10 +152,10 @@ def target_for(session: Session, record: Record | None) -> Iterator[Target]:
 def find_cluster(
     session: Session,
     *,
-    newer: bool = False,
-    whole: bool = False,
-    everywhere: bool = True,
-    names_holder: bool = False,
+    ignore_newer: bool = False,
+    all_resources: bool = False,
+    all_regions: bool = True,
+    name_lock_holder: bool = False,
 ) -> Iterator[LocatedCluster]:
     """Search the target of the cluster's record, whatever the settings are; yield the cluster.
 
@@ -163,15 +167,15 @@ def find_cluster(
     cluster, unless there is a record. Raises ConfigError if the command line names another target than the
     record.
     """
-    record, cluster = session.folder.read(newer=newer), None
+    record, cluster = session.folder.read(ignore_newer=ignore_newer), None
     with contextlib.ExitStack() as stack:
         try:
-            cluster = _search(session, record, stack, all_resources=whole, all_regions=everywhere)
+            cluster = _search(session, record, stack, all_resources=all_resources, all_regions=all_regions)
             yield cluster
         except (NodeError, NotFoundError) as error:
             if cluster is not None and isinstance(error, NodeFailure | NodesFailed):
                 _add_ended_nodes(cluster, error)
-            if names_holder:
+            if name_lock_holder:
                 _add_lock_holder(session, error)
             raise
 
@@ -185,22 +189,24 @@ def _search(
     all_regions: bool,
 ) -> LocatedCluster:
     """Search the target of the record only; without a record search the targets in order."""
-    default = Target(name="local") if record is None else target_of(session, record)
-    nearest = LocatedCluster(session=session, target=default, known=record)
+    default = Target(name="local") if record is None else resolve_target(session, record)
+    nearest = LocatedCluster(session=session, target=default, local_record=record)
     searched: tuple[str, ...] = ()
     for target in _list_targets(session, record, stack, ending=all_resources):
-        searched = (*searched, target.place)
+        searched = (*searched, target.location)
         try:
-            candidate = LocatedCluster(session=session, target=target, known=record, searched=searched)
+            candidate = LocatedCluster(
+                session=session, target=target, local_record=record, searched_places=searched
+            )
             nearest = _search_target(candidate, all_resources=all_resources or record is None)
         except (CloudError, ConfigError) as error:
             # Without credentials the cluster is "absent" if this machine has terminated one of this name.
             no_account = isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
             ended = any((session.home / "history").glob(f"{session.spec.name}-????????"))
-            if record is not None or not (no_account and (nearest.gateway is not None or ended)):
+            if record is not None or not (no_account and (nearest.aws_client is not None or ended)):
                 raise
             break
-        if nearest.listed is not None:
+        if nearest.listing is not None:
             return nearest
     return _search_regions(nearest) if all_regions and record is None else nearest
 
@@ -209,10 +215,10 @@ def _list_targets(
     session: Session, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
 ) -> Iterator[Target]:
     """Yield the targets to search, in order; the local cloud only if it is running."""
-    target, requested = target_of(session, record), session.spec.cluster
+    target, requested = resolve_target(session, record), session.spec.cluster
     if target.name == "local" or not (record or requested.region or requested.profile):
-        opened = local.opened(
-            session.home, session.on_event, start=False, ending=ending, remembered=target.daemon_home
+        opened = local.open_cloud(
+            session.home, session.on_event, start=False, may_stop=ending, recorded_home=target.daemon_home
         )
         if (running := stack.enter_context(opened)) is not None:
             yield running
@@ -221,43 +227,45 @@ def _list_targets(
 
 
 def _search_target(
-    cluster: LocatedCluster, *, all_resources: bool = True, login: "Aws | None" = None
+    cluster: LocatedCluster, *, all_resources: bool = True, login: "AwsClient | None" = None
 ) -> LocatedCluster:
     """Search the cluster's target; return the cluster with its AWS client and listing."""
-    from awsddp.aws.clusters import of_other_sessions
+    from awsddp.aws.clusters import find_clusters_of_other_sessions
 
-    aws = aws_of(cluster.session, cluster.target, login=login)
-    cluster = look(replace(cluster, gateway=aws), whole=all_resources)
-    if cluster.known is not None and cluster.own is None:
+    aws = aws_client_for(cluster.session, cluster.target, login=login)
+    cluster = refresh_listing(replace(cluster, aws_client=aws), all_resources=all_resources)
+    if cluster.local_record is not None and cluster.own_listing is None:
         check_account(cluster)
-    if cluster.listed is None:
-        sessions = of_other_sessions(aws, cluster.session.spec.name, aws.identity().user_id)
-        return replace(cluster, sessions=sessions)
+    if cluster.listing is None:
+        sessions = find_clusters_of_other_sessions(aws, cluster.session.spec.name, aws.identity().user_id)
+        return replace(cluster, other_session_listings=sessions)
     return cluster
 
 
 def _search_regions(nearest: LocatedCluster) -> LocatedCluster:
     """Search the other enabled regions in parallel; return the cluster if it is in one, else `nearest`."""
-    from awsddp.aws.plan_facts import enabled_regions
+    from awsddp.aws.plan_facts import list_enabled_regions
 
     session = nearest.session
     if nearest.target.name == "local" or session.local or session.spec.cluster.region:
         return nearest
     aws = nearest.aws
-    regions = [name for name in enabled_regions(aws) if name != aws.region]
-    searched = (*nearest.searched, *regions)
+    regions = [name for name in list_enabled_regions(aws) if name != aws.region]
+    searched = (*nearest.searched_places, *regions)
 
     def search(region: str) -> LocatedCluster:
         target = replace(nearest.target, region=region)
-        return _search_target(replace(nearest, target=target, searched=searched), login=aws)
+        return _search_target(replace(nearest, target=target, searched_places=searched), login=aws)
 
-    clusters = each(search, regions)
-    sessions = tuple(listed for cluster in (nearest, *clusters) for listed in cluster.sessions)
-    matches = (cluster for cluster in clusters if cluster.listed)
-    return next(matches, replace(nearest, searched=searched, sessions=sessions))
+    clusters = run_each(search, regions)
+    sessions = tuple(listed for cluster in (nearest, *clusters) for listed in cluster.other_session_listings)
+    matches = (cluster for cluster in clusters if cluster.listing)
+    return next(matches, replace(nearest, searched_places=searched, other_session_listings=sessions))
 
 
-def look(cluster: LocatedCluster, *, owner: str | None = None, whole: bool = True) -> LocatedCluster:
+def refresh_listing(
+    cluster: LocatedCluster, *, owner: str | None = None, all_resources: bool = True
+) -> LocatedCluster:
     """Return the cluster with a new listing by name and owner; the cluster of the record comes first.
 
     The default owner is that of the record, else the caller. If not `all_resources`, one call lists the
@@ -265,16 +273,18 @@ def look(cluster: LocatedCluster, *, owner: str | None = None, whole: bool = Tru
     """
     from awsddp.aws.clusters import find_clusters
 
-    record, name = cluster.known, cluster.session.spec.name
+    record, name = cluster.local_record, cluster.session.spec.name
     owner = owner or (record.owner if record else cluster.aws.identity().user_id)
-    recorded = record.remembered if record else None
-    nodes_only = () if whole else find_clusters(cluster.aws, name, owner, remembered=recorded, kinds=())
+    recorded = record.known_nodes if record else None
+    nodes_only = (
+        () if all_resources else find_clusters(cluster.aws, name, owner, remembered=recorded, kinds=())
+    )
     listings = tuple(listing for listing in nodes_only if listing.live)
     listings = listings or find_clusters(cluster.aws, name, owner, remembered=recorded)
     of_record = [listing for listing in listings if record is not None and listing.id == record.id]
     chosen = next(iter((*of_record, *listings)), None)
     others = tuple(listing for listing in listings if listing is not chosen)
-    return replace(cluster, listed=chosen, others=others)
+    return replace(cluster, listing=chosen, other_listings=others)
 
 
 def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
@@ -285,10 +295,10 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
     from awsddp.aws.clusters import by_id, describe
     from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
 
-    record, own_cluster = cluster.record, cluster.own
+    record, own_cluster = cluster.record, cluster.own_listing
     missing = {node.instance_id for node in record.prepared}
     missing -= {node.instance_id for node in own_cluster.nodes} if own_cluster else set()
-    if not missing or CLOCK.now() - record.created > LISTED:
+    if not missing or CLOCK.now() - record.created > TERMINATED_LISTED_FOR:
         return cluster
     # A local cloud brings its own keys. Its caller is another one: this is another local cloud.
     if record.target.access_key_id is not None and record.owner != cluster.aws.identity().user_id:
@@ -298,26 +308,26 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
         return True if len(describe(cluster.aws, by_id(*missing))) == len(missing) else None
 
     poll(are_listed, deadline_s=VISIBLE_S)
-    return look(cluster)
+    return refresh_listing(cluster)
 
 
-def wait_until_launches_show(cluster: LocatedCluster) -> LocatedCluster:
+def wait_until_launched_listed(cluster: LocatedCluster) -> LocatedCluster:
     """Wait until AWS lists the instances that this machine launched, also by an interrupted launch.
 
     Return the cluster with a listing that has them. Raises CloudError.
     """
-    from awsddp.aws.instances import appear, filled_by
+    from awsddp.aws.instances import find_launched_nodes, launched_numbers
 
-    record, own_cluster = cluster.known, cluster.own
+    record, own_cluster = cluster.local_record, cluster.own_listing
     if record is None:
         return cluster
     if record.intent is None:
         return wait_until_listed(cluster)
     live = {node.node for node in own_cluster.live} if own_cluster else set()
-    if live and filled_by(record.intent) <= live:
+    if live and launched_numbers(record.intent) <= live:
         return cluster
-    appear(cluster.aws, record.intent, on_event=cluster.session.on_event)
-    return look(cluster)
+    find_launched_nodes(cluster.aws, record.intent, on_event=cluster.session.on_event)
+    return refresh_listing(cluster)
 
 
 def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
@@ -334,29 +344,36 @@ def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
         error.why = "\n".join(filter(None, (error.why, *off)))
 
 
-def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, Listed]:
+def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, ClusterListing]:
     """Return the cluster and its listing, which has living nodes. Raises NotFoundError, CloudError."""
-    if cluster.gateway and cluster.known and (cluster.own is not None or cluster.listed is None):
+    if (
+        cluster.aws_client
+        and cluster.local_record
+        and (cluster.own_listing is not None or cluster.listing is None)
+    ):
         cluster = wait_until_listed(cluster)
-    if cluster.listed is None or not cluster.listed.live:
-        refuse_sessions(cluster)
-        name, searched = cluster.session.spec.name, ", ".join(cluster.searched)
+    if cluster.listing is None or not cluster.listing.live:
+        refuse_other_sessions(cluster)
+        name, searched = cluster.session.spec.name, ", ".join(cluster.searched_places)
         create_command = _create_command(cluster.session, is_local=cluster.target.name == "local")
         raise NotFoundError(f"no cluster {name}", f"searched: {searched}", create_command)
-    return cluster, cluster.listed
+    return cluster, cluster.listing
 
 
-def machines(cluster: LocatedCluster, listed: Listed) -> str:
+def describe_nodes(cluster: LocatedCluster, listed: ClusterListing) -> str:
     """Return a text with the number, type and place of a listed cluster's living nodes."""
-    location = replace(cluster.target, region=listed.region).place
+    location = replace(cluster.target, region=listed.region).location
     return f"{len(listed.live)} x {listed.live[0].instance_type} in {location}"
 
 
-def refuse_sessions(cluster: LocatedCluster) -> None:
+def refuse_other_sessions(cluster: LocatedCluster) -> None:
     """Raise NotFoundError if other sessions of the caller's role have clusters of this name."""
-    if not cluster.sessions:
+    if not cluster.other_session_listings:
         return
-    creators = [(listed.owner.partition(":")[2], machines(cluster, listed)) for listed in cluster.sessions]
+    creators = [
+        (listed.owner.partition(":")[2], describe_nodes(cluster, listed))
+        for listed in cluster.other_session_listings
+    ]
     raise NotFoundError(
         f"no cluster {cluster.session.spec.name} of this login; "
         "another session of your role has one, which costs money",
@@ -366,7 +383,7 @@ def refuse_sessions(cluster: LocatedCluster) -> None:
     )
 
 
-def end(cluster: LocatedCluster, listed: Listed) -> "Teardown":
+def terminate(cluster: LocatedCluster, listed: ClusterListing) -> "Teardown":
     """Terminate all resources of a listed cluster. Raises CloudError."""
     from awsddp.aws.teardown import teardown
 
@@ -375,10 +392,12 @@ def end(cluster: LocatedCluster, listed: Listed) -> "Teardown":
 
 def _add_lock_holder(session: Session, error: NodeError | NotFoundError) -> None:
     """Add to an error the command that is changing the cluster, or that another one has terminated it."""
-    holder, why = session.folder.holder(), ""
+    holder, why = session.folder.find_lock_holder(), ""
     if holder is not None:
         why = f"{holder} is changing the cluster"
-    elif isinstance(error, NodeError) and session.folder.read(newer=True) is None:  # it had a record before
+    elif (
+        isinstance(error, NodeError) and session.folder.read(ignore_newer=True) is None
+    ):  # it had a record before
         why, error.next = "another command has terminated the cluster", _create_command(session)
     error.why = "\n".join(filter(None, (error.why, why)))
 
@@ -390,6 +409,8 @@ def _create_command(session: Session, *, is_local: bool = False) -> str:
 
 def _was_local(session: Session) -> bool:
     """Return whether the last cluster of this name that this machine launched was in the local cloud."""
-    launches = [past.launched for past in pasts(session.home) if past.name == session.spec.name]
+    launches = [
+        past.launch_row for past in list_cluster_histories(session.home) if past.name == session.spec.name
+    ]
     last = max(filter(None, launches), key=lambda row: row.time, default=None)
     return last is not None and last.target == "local"

@@ -16,23 +16,29 @@ from pathlib import Path
 from awsddp.agent_client.rank_layout import SECRET
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.session.advice import Command, Line, read_advice
+from awsddp.session.advice import Command, Line, parse_message
 from awsddp.session.context import Session
 from awsddp.session.resume_option import resume_option
-from awsddp.settings.loader import EXCLUSIVE, NOT_SHOWN, option_words, options_of, settings
-from awsddp.settings.spec import OPTION, Given
-from awsddp.settings.verbs import HEEDS, OF_JOB, SCRIPT, command_words, script_words
-from awsddp.state import Folder, Record
-from awsddp.util.format import iso, money
+from awsddp.settings.loader import (
+    EXCLUSIVE_KEYS,
+    KEYS_NOT_RECORDED,
+    list_settings,
+    option_arguments,
+    parse_job_arguments,
+)
+from awsddp.settings.spec import OPTION, OptionValue
+from awsddp.settings.verbs import HEEDS, JOB_KEYS, SCRIPT_KEYS, command_arguments, script_arguments
+from awsddp.state import ClusterFolder, Record
+from awsddp.util.format import money, optional_utc
 from awsddp.util.shipped_files import is_bundled
 
 _AWS = re.compile(r"\baws (?=(ec2|iam|s3|s3api) )")
-_HIDDEN = (NOT_SHOWN - {"job.resume", *SCRIPT}) | {"cluster.region", "cluster.profile"}
+_HIDDEN = (KEYS_NOT_RECORDED - {"job.resume", *SCRIPT_KEYS}) | {"cluster.region", "cluster.profile"}
 """Keys that are never added to a command: possible secrets, global options, and keys added elsewhere."""
 
 
-def global_words(
-    folder: Folder, *, local: bool, region: str | None, profile: str | None, is_kept: bool = True
+def global_options(
+    folder: ClusterFolder, *, local: bool, region: str | None, profile: str | None, has_record: bool = True
 ) -> list[str]:
     """Return the global options that select this cluster.
 
@@ -41,8 +47,8 @@ def global_words(
     """
     default = os.environ.get("AWSDDP_CLUSTER") or "default"
     words = ["-c", folder.name] if folder.name != default else []
-    record = folder.read(newer=True)
-    if record is not None and is_kept:  # no option moves a cluster
+    record = folder.read(ignore_newer=True)
+    if record is not None and has_record:  # no option moves a cluster
         is_other_profile = record.target.name == "aws" and profile not in (None, record.target.profile)
         return [*words, "--profile", str(profile)] if is_other_profile else words
     if record is not None:
@@ -54,7 +60,7 @@ def global_words(
     return words + (["--region", region] if region else [])
 
 
-def advised(session: Session, text: str, *, job: JobRecord | None = None) -> str:
+def complete_commands(session: Session, text: str, *, job: JobRecord | None = None) -> str:
     """Return a message with its commands completed, so that the user can type them as they are.
 
     Each command gets the global options that select the cluster. A command at the start of a line also gets
@@ -64,7 +70,7 @@ def advised(session: Session, text: str, *, job: JobRecord | None = None) -> str
     variables of the local cloud if the cluster is in it.
     """
     return "\n".join(
-        str(_complete_line(session, line, job)) for line in read_advice(_with_local_cloud(session, text))
+        str(_complete_line(session, line, job)) for line in parse_message(_with_local_cloud(session, text))
     )
 
 
@@ -72,12 +78,14 @@ def _with_local_cloud(session: Session, text: str) -> str:
     """Return the message; for a cluster in the local cloud, AWS CLI commands get the variables for it."""
     if not _AWS.search(text):
         return text
-    record = session.folder.read(newer=True)
+    record = session.folder.read(ignore_newer=True)
     if not (record.target.name == "local" if record is not None else session.local):
         return text
-    from awsddp.local.client import variables
+    from awsddp.local.client import list_aws_variables
 
-    if client_variables := variables(session.home, record.target.daemon_home if record is not None else None):
+    if client_variables := list_aws_variables(
+        session.home, record.target.daemon_home if record is not None else None
+    ):
         prefix = shlex.join(client_variables)
         return text if prefix in text else _AWS.sub(lambda match: f"{prefix} {match[0]}", text)
     return "awsddp local start   # it shows how any AWS client reaches the local cloud"
@@ -93,8 +101,8 @@ def _complete_line(session: Session, line: Line, job: JobRecord | None) -> Line:
     typed = frozenset() if " --local" in str(line) else session.spec.from_cli
     region = session.spec.cluster.region if "cluster.region" in typed else None
     profile = session.spec.cluster.profile if "cluster.profile" in typed else None
-    words = partial(global_words, session.folder, local=session.local, region=region, profile=profile)
-    return line.with_options(words(), words(is_kept=False))
+    words = partial(global_options, session.folder, local=session.local, region=region, profile=profile)
+    return line.with_options(words(), words(has_record=False))
 
 
 def _without_up(line: Line) -> Line:
@@ -129,40 +137,42 @@ def _with_options(session: Session, command: Command, job: JobRecord | None, *, 
         return command
     verb = session.verb if command.verb == "train" and job is not None else command.verb
     options = _options_for(session, verb, job, is_gone=is_gone)
-    added = command_words(
+    added = command_arguments(
         verb, {key: value for key, value in options.items() if not _sets_key(typed_words, key)}
     )
     if job is not None and "--resume" in typed_words:
         options["job.args"] = [*job.args, *_resume_words(session, job)]
-    script = script_words(options)
+    script = script_arguments(options)
     script = [] if {"SCRIPT", "--", *script[:1]} & {*typed_words} else script
-    return replace(command, verb=verb, asked=tuple(added), last=tuple(script))
+    return replace(command, verb=verb, verb_options=tuple(added), script_words=tuple(script))
 
 
 def _sets_key(words: Sequence[str], key: str) -> bool:
     """Return True if the words of a command set a key, or a key that excludes it."""
-    same = EXCLUSIVE if key in EXCLUSIVE else {key, key.removeprefix("env.variables.")}
-    signs = {option_words(other, "")[0] for other in same} - {"-o"}
+    same = EXCLUSIVE_KEYS if key in EXCLUSIVE_KEYS else {key, key.removeprefix("env.variables.")}
+    signs = {option_arguments(other, "")[0] for other in same} - {"-o"}
     return not signs.isdisjoint(words) or any(word.partition("=")[0] in same for word in words)
 
 
-def _options_for(session: Session, verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, Given]:
+def _options_for(
+    session: Session, verb: str, job: JobRecord | None, *, is_gone: bool
+) -> dict[str, OptionValue]:
     """Return the settings that a verb reads, by key: those of this command line, or those of the job."""
-    all_settings = settings(session.spec, session.job_spec)
-    options: dict[str, Given] = {key: value for key, value, source in all_settings if source == OPTION}
+    all_settings = list_settings(session.spec, session.job_spec)
+    options: dict[str, OptionValue] = {key: value for key, value, source in all_settings if source == OPTION}
     variables = {
         f"env.variables.{name}": None if SECRET.search(name) else text
         for name, text in session.job_spec.env.variables.items()
     }
     options |= variables if "env.variables" in options else {}
-    record = session.folder.read(newer=True) if is_gone else None
+    record = session.folder.read(ignore_newer=True) if is_gone else None
     if record is not None:
         current = {key: value for key, value, _ in all_settings}
         recorded = {"cluster.nodes": record.nodes} | record.asked
         options = {key: value for key, value in recorded.items() if current.get(key) != value} | options
         options.pop("cluster.replace", None)  # the replaced machine is gone as well
     if job is not None and verb in ("train", "run"):
-        options = {key: value for key, value in options.items() if not key.startswith(OF_JOB)}
+        options = {key: value for key, value in options.items() if not key.startswith(JOB_KEYS)}
         options |= job_options(job)
         options |= {key: variables[key] for key in options.keys() & variables.keys()}
     return {
@@ -170,12 +180,14 @@ def _options_for(session: Session, verb: str, job: JobRecord | None, *, is_gone:
     }
 
 
-def job_options(job: JobRecord) -> dict[str, Given]:
+def job_options(job: JobRecord) -> dict[str, OptionValue]:
     """Return the settings of a job, by key of awsddp.toml; the values of its variables are not known.
 
     Nodes report them: a key that is not a job's, such as a rule for SSH, is ignored.
     """
-    options = {key: value for key, value in options_of(job.options).items() if key.startswith(OF_JOB)}
+    options = {
+        key: value for key, value in parse_job_arguments(job.options).items() if key.startswith(JOB_KEYS)
+    }
     if job.started is not None:
         options.pop("job.after", None)  # that job has ended
     options |= {"job.resume": job.resumed} if job.resumed else {}
@@ -202,39 +214,39 @@ def _resume_option(session: Session, job: JobRecord) -> str | None:
 
 
 @contextlib.contextmanager
-def advising(session: Session) -> Iterator[None]:
+def completing_errors(session: Session) -> Iterator[None]:
     """Complete the labels and commands of an error that is raised in the context."""
     try:
         yield
     except AwsddpError as error:
-        advise(session, error)
+        complete_error(session, error)
         raise
 
 
-def advise(session: Session, error: AwsddpError) -> None:
+def complete_error(session: Session, error: AwsddpError) -> None:
     """Complete an error in place: the key that it begins with, as the user set it, and its commands."""
     key, colon, message = error.message.partition(": ")
     error.message = session.job_spec.label(session.spec.label(key)) + colon + message
-    error.next = advised(session, error.next)
+    error.next = complete_commands(session, error.next)
 
 
-def interruption(session: Session, *, again: str = "") -> Interrupted:
+def make_interrupted_error(session: Session, *, continue_command: str = "") -> Interrupted:
     """Return the error that an interrupted command ends with. Reads the cluster's folder only.
 
     `continue_command` is the command that continues where it was interrupted.
     """
-    record = session.folder.read(newer=True)
+    record = session.folder.read(ignore_newer=True)
     if record is None and session.local:
         next_step = "awsddp local status\nawsddp local stop   # end it and all that it has"
         return Interrupted("interrupted", "the local cloud may be running", next_step)
     if record is None:
         return Interrupted("interrupted", f"no record of cluster {session.spec.name} on this machine")
     active = [job.job for job in record.jobs if job.state in ACTIVE]
-    why = [f"they expire at {iso(record.expires)}"]
+    why = [f"they expire at {optional_utc(record.expires)}"]
     if active:
         why.append(f"job {active[-1]} keeps running without this machine, unless it has ended")
-    next_steps = [f"{again}   # goes on"] if again else []
-    if again == "awsddp down":
+    next_steps = [f"{continue_command}   # goes on"] if continue_command else []
+    if continue_command == "awsddp down":
         return Interrupted(f"interrupted: {_describe_nodes(record)}", "\n".join(why), *next_steps)
     next_steps += [f"awsddp logs -f {job}   # follow it and fetch its results" for job in active[-1:]]
     if not record.prepared:
@@ -243,22 +255,22 @@ def interruption(session: Session, *, again: str = "") -> Interrupted:
     return Interrupted(f"interrupted: {_describe_nodes(record)}", "\n".join(why), "\n".join(next_steps))
 
 
-def what_runs_on(session: Session, error: AwsddpError) -> None:
+def add_running_costs(session: Session, error: AwsddpError) -> None:
     """Add to an error, after which AWS cannot be called, what may still run and cost money."""
-    record = session.folder.read(newer=True)
+    record = session.folder.read(ignore_newer=True)
     if record is None:
         return
     ids = ", ".join(node.instance_id for node in record.prepared)
     nodes = _describe_nodes(record) + (f" ({ids})" if ids else "")
-    error.why = f"{error.why}\n{nodes}; they expire at {iso(record.expires)}".lstrip("\n")
+    error.why = f"{error.why}\n{nodes}; they expire at {optional_utc(record.expires)}".lstrip("\n")
     error.next = f"{error.next}\nawsddp down   # then end them".lstrip("\n")
 
 
 def _describe_nodes(record: Record) -> str:
-    return f"{record.nodes} x {record.instance_type} may run{costs(record)}"
+    return f"{record.nodes} x {record.instance_type} may run{describe_cost(record)}"
 
 
-def costs(record: Record) -> str:
+def describe_cost(record: Record) -> str:
     """Return the place and hourly price of a cluster, as the end of a sentence about its nodes."""
     if record.target.name == "local":
         return " on this machine, free"

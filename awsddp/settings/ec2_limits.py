@@ -10,42 +10,42 @@ from typing import Any
 from awsddp.errors import ConfigError
 
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
-TAG_KEY = 128
-TAG_VALUE = 256
-TAGS = 50
+MAX_TAG_KEY = 128
+MAX_TAG_VALUE = 256
+MAX_TAGS = 50
 """The most tags of a resource; tags that AWS itself sets do not count."""
-TAG_RESERVED = "aws:"
+RESERVED_TAG_PREFIX = "aws:"
 """A prefix that no key may have, in any case."""
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
-GROUP_TEXT = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]*")
+GROUP_DESCRIPTION = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]*")
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups
-RULES = 60
+MAX_RULES = 60
 """The most rules of a security group in one direction, for IPv4 and IPv6 each.
 
 A rule that names a group counts for both.
 """
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
-USER_DATA_BYTES = 16 * 1024
+MAX_USER_DATA_BYTES = 16 * 1024
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
-CLIENT_TOKEN = 64
+MAX_CLIENT_TOKEN = 64
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
-FILTER_VALUES = 200
+MAX_FILTER_VALUES = 200
 """The most values of a filter in one request."""
 OWN_TAGS = 9
 """The number of tags that awsddp sets on an instance, including that for unfetched jobs (docs/design.md)."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def tag_fault(key: str, value: str) -> str:
+def find_tag_fault(key: str, value: str) -> str:
     """Return why EC2 would refuse a tag, "" if it would accept it."""
     if not key:
         return "its key is empty"
-    if key.lower().startswith(TAG_RESERVED):
-        return f"keys that begin with {TAG_RESERVED} are reserved for AWS"
-    if len(key) > TAG_KEY:
-        return f"its key has {len(key)} characters, EC2 accepts {TAG_KEY}"
-    if len(value) > TAG_VALUE:
-        return f"its value has {len(value)} characters, EC2 accepts {TAG_VALUE}"
+    if key.lower().startswith(RESERVED_TAG_PREFIX):
+        return f"keys that begin with {RESERVED_TAG_PREFIX} are reserved for AWS"
+    if len(key) > MAX_TAG_KEY:
+        return f"its key has {len(key)} characters, EC2 accepts {MAX_TAG_KEY}"
+    if len(value) > MAX_TAG_VALUE:
+        return f"its value has {len(value)} characters, EC2 accepts {MAX_TAG_VALUE}"
     if _CONTROL.search(key + value):
         return "it contains a control character"
     return ""
@@ -54,7 +54,7 @@ def tag_fault(key: str, value: str) -> str:
 def check_user_tags(tags: Mapping[str, str]) -> None:
     """Raise ConfigError if EC2 or awsddp does not allow these tags on every resource of a cluster."""
     for key, value in tags.items():
-        fault = tag_fault(key, value)
+        fault = find_tag_fault(key, value)
         if key.startswith("awsddp:") or key == "Name":
             fault = "awsddp writes this tag itself"
         if fault:
@@ -63,11 +63,11 @@ def check_user_tags(tags: Mapping[str, str]) -> None:
                 fault,
                 "choose another key or a shorter value",
             )
-    if len(tags) > TAGS - OWN_TAGS:
+    if len(tags) > MAX_TAGS - OWN_TAGS:
         raise ConfigError(
             f"tags: {len(tags)} tags are too many",
-            f"a resource has at most {TAGS} tags, and awsddp needs {OWN_TAGS} of them",
-            f"leave out {len(tags) - TAGS + OWN_TAGS}",
+            f"a resource has at most {MAX_TAGS} tags, and awsddp needs {OWN_TAGS} of them",
+            f"leave out {len(tags) - MAX_TAGS + OWN_TAGS}",
         )
 
 
@@ -77,7 +77,7 @@ def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) 
         for specification in parameters.get("TagSpecifications", ()):
             for tag in specification["Tags"]:
                 value = tag["Value"] if isinstance(tag["Value"], str) else ""
-                if fault := tag_fault(tag["Key"], value):
+                if fault := find_tag_fault(tag["Key"], value):
                     raise ConfigError(
                         f"{operation}: EC2 would refuse the tag {tag['Key']} of the "
                         f"{specification['ResourceType']}",
@@ -92,9 +92,9 @@ def check_rules(cidrs: Sequence[str]) -> None:
     One rule is needed for the traffic between the nodes.
     """
     for version, mark in (("IPv4", "."), ("IPv6", ":")):
-        if (count := sum(mark in source or source.startswith("sg-") for source in cidrs)) > RULES - 1:
+        if (count := sum(mark in source or source.startswith("sg-") for source in cidrs)) > MAX_RULES - 1:
             raise ConfigError(
                 f"network.ssh_cidr: {count} {version} address blocks and groups are too many",
-                f"a security group has at most {RULES} rules, and one is for traffic between the nodes",
+                f"a security group has at most {MAX_RULES} rules, and one is for traffic between the nodes",
                 "name fewer and larger blocks, or your own group: -o network.security_group=sg-...",
             )

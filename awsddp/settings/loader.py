@@ -28,25 +28,25 @@ from awsddp.settings.spec import (
     SETTINGS,
     ClusterSpec,
     EnvSection,
-    Given,
     JobSection,
     JobSpec,
+    OptionValue,
     Section,
     Value,
 )
-from awsddp.settings.values import VARIABLE, check_name
+from awsddp.settings.values import VARIABLE_NAME, check_name
 
-OF_ONE_COMMAND = frozenset(
+ONE_COMMAND_KEYS = frozenset(
     {"cluster.replace", "capacity.retry_until_up", "job.resume", "job.after", "job.on"}
 )
 """Keys that only a command line may set: in awsddp.toml they would apply to each later command."""
-_MOMENTARY = OF_ONE_COMMAND.union(
+_MOMENTARY = ONE_COMMAND_KEYS.union(
     ("cluster.nodes", "cluster.profile", "cluster.region", "env.variables", "env.secrets")
 )
 """Keys that apply to one command or one job, or that the cluster's record stores in other fields."""
 _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
 """Keys that apply to one command even if awsddp.toml sets them: limits, consent and the login."""
-EXCLUSIVE = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
+EXCLUSIVE_KEYS = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
 _TABLES = (*SECTIONS, "tags")
 _Any = TypeVar("_Any", ClusterSpec, JobSpec)
@@ -57,7 +57,7 @@ def load(
     *,
     file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
-    overrides: Mapping[str, Given] = {},
+    overrides: Mapping[str, OptionValue] = {},
     labels: Mapping[str, str] = {},
 ) -> tuple[ClusterSpec, JobSpec]:
     """Read the settings of the cluster `name`.
@@ -75,8 +75,8 @@ def load(
     typed = [(labels.get(key, key), key, value, OPTION) for key, value in overrides.items()]
     key_labels = {}
     for label, key, value, source in (*from_file, *_read_variables(environ), *typed):
-        if key in OF_ONE_COMMAND and source != OPTION:
-            words = shlex.join(["awsddp", "...", *option_words(key, value)])
+        if key in ONE_COMMAND_KEYS and source != OPTION:
+            words = shlex.join(["awsddp", "...", *option_arguments(key, value)])
             raise ConfigError(f"{label} holds for one command", "", f"{words}   # on the command line")
         sources[_set_key(sections, tags, key, value, label)], key_labels[key] = source, label
     for key in filter(key_labels.get, KEYS):
@@ -103,28 +103,28 @@ def _gpus_needed(nodes: int, job: JobSection) -> int | None:
     return job.nproc_per_node or (job.world_size and math.ceil(job.world_size / used))
 
 
-def remembered(spec: ClusterSpec | JobSpec) -> dict[str, Value]:
+def settings_to_record(spec: ClusterSpec | JobSpec) -> dict[str, Value]:
     """Return the explicit settings to store in the cluster's record, by key ("access.key_file")."""
     return {key: _value_of(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
 
 
-def overlaid(spec: _Any, asked: Mapping[str, Given]) -> _Any:
+def with_cluster_settings(spec: _Any, cluster_settings: Mapping[str, OptionValue]) -> _Any:
     """Return a copy of a spec with the settings of its existing cluster, given by key.
 
     An option or a variable overrides a setting of the cluster; awsddp.toml does not, except for [env].
     Returns the spec itself if there are no cluster settings. Raises ConfigError for an invalid value.
     """
-    if not asked:
+    if not cluster_settings:
         return spec
     dropped = spec.from_file - _OF_COMMAND if isinstance(spec, ClusterSpec) else frozenset()
     typed = spec.explicit - dropped
-    overriding = typed | (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
+    overriding = typed | (EXCLUSIVE_KEYS if typed & EXCLUSIVE_KEYS else frozenset())
     sections: dict[str, Section] = {name: getattr(spec, name) for name in SECTIONS if hasattr(spec, name)}
     used = {*sections, "tags"} if isinstance(spec, ClusterSpec) else {"env"}
-    inherited = {key for key in asked if key.partition(".")[0] in used and key not in overriding}
+    inherited = {key for key in cluster_settings if key.partition(".")[0] in used and key not in overriding}
     defaults = {key: SETTINGS[key].default for key in dropped & SETTINGS.keys()}
     tags: dict[str, str] = {}
-    for key, value in (defaults | {key: asked[key] for key in inherited}).items():
+    for key, value in (defaults | {key: cluster_settings[key] for key in inherited}).items():
         _set_key(sections, tags, key, value, key)
     sources = {key: source for key, source in spec.sources.items() if key not in dropped}
     changes: dict[str, Any] = {**sections}
@@ -133,15 +133,15 @@ def overlaid(spec: _Any, asked: Mapping[str, Given]) -> _Any:
     return replace(spec, **changes, sources=sources | dict.fromkeys(inherited, "cluster"))
 
 
-def differences(spec: ClusterSpec, standing: ClusterSpec) -> dict[str, tuple[Value, Value]]:
+def find_differences(spec: ClusterSpec, cluster_spec: ClusterSpec) -> dict[str, tuple[Value, Value]]:
     """Return the keys of awsddp.toml whose values differ from the cluster's, each with both values.
 
     `standing` is the spec that `with_cluster_settings` returned for `spec`. Keys that exclude an option or a
     variable are omitted.
     """
     typed = spec.explicit - spec.from_file
-    keys = spec.from_file - (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
-    pairs = {key: (_value_of(spec, key), _value_of(standing, key)) for key in sorted(keys)}
+    keys = spec.from_file - (EXCLUSIVE_KEYS if typed & EXCLUSIVE_KEYS else frozenset())
+    pairs = {key: (_value_of(spec, key), _value_of(cluster_spec, key)) for key in sorted(keys)}
     return {key: values for key, values in pairs.items() if values[0] != values[1]}
 
 
@@ -152,7 +152,7 @@ def _value_of(spec: ClusterSpec | JobSpec, key: str) -> Value:
     return value
 
 
-def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
+def list_settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
     """Return every key that has a value, the value, and its source ("default", or as in `sources`)."""
     sources = {**job.sources, **spec.sources}
     rows = [(key, _value_of(job if _is_job_key(key) else spec, key)) for key in KEYS]
@@ -178,14 +178,14 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
     return replace(spec, env=replace(spec.env, variables=spec.env.variables | values))
 
 
-NOT_SHOWN = frozenset(
+KEYS_NOT_RECORDED = frozenset(
     [f"job.{name}" for name in ("script", "args", "name", "resume")]
     + [f"env.{name}" for name in ("variables", "setup", "index_url", "proxy")]
 )
 """Keys that are not stored in a job record: it has other fields for them, or they may hold a secret."""
 
 
-def words_of(spec: JobSpec) -> tuple[str, ...]:
+def job_arguments(spec: JobSpec) -> tuple[str, ...]:
     """Return the settings of a job that are not defaults, as arguments of a command line: -o job.timeout=1h.
 
     Omits its script, arguments and name, and values that may hold a secret: variables, commands and URLs.
@@ -193,30 +193,30 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     words: list[str] = []
     for key in filter(_is_job_key, KEYS):
         value = _value_of(spec, key)
-        if value != SETTINGS[key].default and key not in NOT_SHOWN:
-            words += key_words(key, value)
+        if value != SETTINGS[key].default and key not in KEYS_NOT_RECORDED:
+            words += key_arguments(key, value)
     typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
 
-def key_words(key: str, value: object) -> list[str]:
+def key_arguments(key: str, value: object) -> list[str]:
     """Return the arguments that set a key of awsddp.toml by -o, which every verb takes."""
     return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
-def option_words(key: str, value: object) -> list[str]:
+def option_arguments(key: str, value: object) -> list[str]:
     """Return the arguments that set a key by its own option, or by -o if it has none."""
     if key not in OPTIONS or value is None or value is False or value in ([], ()):
-        return key_words(key, value)
+        return key_arguments(key, value)
     flag = OPTIONS[key].option.split()[0]
     if isinstance(value, list | tuple):
         return [word for item in value for word in (flag, str(item))]
     return [flag] if value is True else [flag, str(value)]
 
 
-def options_of(words: Sequence[str]) -> dict[str, Given]:
+def parse_job_arguments(words: Sequence[str]) -> dict[str, OptionValue]:
     """Return the values by key of arguments that `job_arguments` returned; a variable's value is None."""
-    values: dict[str, Given] = {}
+    values: dict[str, OptionValue] = {}
     for sign, word in zip(words[::2], words[1::2], strict=False):
         key, _, text = word.partition("=")
         if sign == "--env-var":
@@ -330,22 +330,22 @@ def _allowed_values(hint: Any) -> list[str]:
 
 
 def _unknown_key(label: str, key: str, known_keys: Collection[str]) -> ConfigError:
-    return ConfigError(f"{label}: unknown key {key!r}", "", nearest(key, known_keys))
+    return ConfigError(f"{label}: unknown key {key!r}", "", suggest_nearest(key, known_keys))
 
 
-def known_keywords(keys: Mapping[str, object]) -> dict[str, Any]:
+def check_keywords(keys: Mapping[str, object]) -> dict[str, Any]:
     """Return a copy of these keywords. Raises UsageError for one that is not a key of awsddp.toml."""
     if unknown := [key for key in keys if key not in KEYWORDS]:
-        raise UsageError(f"unknown keyword {unknown[0]!r}", "", nearest(unknown[0], KEYWORDS))
+        raise UsageError(f"unknown keyword {unknown[0]!r}", "", suggest_nearest(unknown[0], KEYWORDS))
     return dict(keys)
 
 
-def nearest(word: str, known: Collection[str]) -> str:
-    """Return the hint for an unknown word: the most similar known word, or all known words."""
+def suggest_nearest(word: str, names: Collection[str]) -> str:
+    """Return the hint for an unknown word: the most similar one of `names`, or all of them."""
     import difflib
 
-    matches = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(known)}"
+    matches = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(names)}"
 
 
 def _check_value(key: str, section: object, label: str) -> None:
@@ -362,7 +362,7 @@ def _check_value(key: str, section: object, label: str) -> None:
 def _check_job(spec: JobSpec) -> None:
     """Raise ConfigError if keys of a job contradict each other."""
     job, env, secrets = spec.job, spec.env, spec.label("env.secrets")
-    if job.elastic and job.launcher_name != "torchrun":
+    if job.is_elastic and job.launcher_name != "torchrun":
         elastic_keys = [
             spec.label(key) for key in ("job.max_restarts", "job.nnodes") if _value_of(spec, key) is not None
         ]
@@ -372,7 +372,7 @@ def _check_job(spec: JobSpec) -> None:
             "-o job.launcher=torchrun, or omit --max-restarts and --nnodes",
         )
     for name in env.secrets:
-        if not VARIABLE.fullmatch(name):
+        if not VARIABLE_NAME.fullmatch(name):
             raise ConfigError(
                 f"{secrets}: an entry is not the name of a variable",
                 "it lists names; each value is read from the environment of the command",

@@ -13,18 +13,18 @@ from typing import Any, Literal, TypeVar
 
 from awsddp.model.records import Frozen
 from awsddp.settings.values import (
-    LEAST_TERM,
-    check_amount,
-    data_sources,
-    gpus_of,
-    idle_seconds,
-    jump_host,
-    lasting,
-    nodes_range,
-    s3_place,
-    seconds,
-    size_of,
-    whole,
+    MIN_EXPIRY,
+    check_positive_amount,
+    min_duration_check,
+    parse_data_sources,
+    parse_duration,
+    parse_gpus,
+    parse_idle,
+    parse_jump_host,
+    parse_nodes_range,
+    parse_s3_uri,
+    parse_size,
+    range_check,
 )
 
 FILE = "awsddp.toml"
@@ -34,7 +34,7 @@ SSM = "ssm"
 """The value of `network.jump` that selects AWS Systems Manager instead of a host."""
 Value = str | int | float | tuple[str, ...] | dict[str, str] | None
 """The type of a key's value."""
-Given = Value | Sequence[object]
+OptionValue = Value | Sequence[object]
 """The type of a key's value before conversion: a text, or any value of TOML or JSON."""
 _Kind = TypeVar("_Kind")
 
@@ -51,7 +51,7 @@ class Setting:
     default: Any
     help: str
     option: str = ""
-    example: Given = None
+    example: OptionValue = None
     comment: str = ""
     check: Callable[[Any], object] | None = None
 
@@ -62,7 +62,7 @@ def setting(default: _Kind, help_text: str, option: str = "", **more: Any) -> _K
     return field(default_factory=lambda: default, metadata={"setting": definition})
 
 
-_JOB_LASTS = lasting("1s", "the job would end as it begins")
+_JOB_LASTS = min_duration_check("1s", "the job would end as it begins")
 
 
 class Section(Frozen):
@@ -74,7 +74,7 @@ class ClusterSection(Section):
 
     region: str | None = setting(None, "AWS region.  [default: the AWS configuration's]", example="us-east-1")
     profile: str | None = setting(None, "AWS profile.", example="work")
-    nodes: int = setting(2, "Number of nodes.", "--nodes N", check=whole(1, 1000))
+    nodes: int = setting(2, "Number of nodes.", "--nodes N", check=range_check(1, 1000))
     instance_type: str | None = setting(
         None,
         "EC2 instance type.  [default: the cheapest with enough GPUs; 8 for `up`]",
@@ -96,7 +96,7 @@ class ClusterSection(Section):
         "Size of the root disk.  [default: image + 100, at least 200]",
         "--disk GB",
         example=200,
-        check=whole(1, 65536),
+        check=range_check(1, 65536),
     )
     spot: bool | Literal["first"] = setting(
         False,
@@ -105,26 +105,29 @@ class ClusterSection(Section):
         comment='Spot: cheaper, but AWS may reclaim them; "first": else on-demand.',
     )
     max_price_usd: float | None = setting(
-        None, "Refuse a plan whose nodes together cost more per hour.", example=60.0, check=check_amount
+        None,
+        "Refuse a plan whose nodes together cost more per hour.",
+        example=60.0,
+        check=check_positive_amount,
     )
     budget_usd: float | None = setting(
         None,
         "Terminate the nodes when they have cost this much.",
         "--budget USD",
         example=500.0,
-        check=check_amount,
+        check=check_positive_amount,
     )
     idle: str = setting(
         "60m",
         'Shut a node down after this time without a job or a login; "off": never.',
         "--idle TIME",
-        check=idle_seconds,
+        check=parse_idle,
     )
     expires: str = setting(
         "24h",
         "Terminate the nodes after this time: 90m, 24h, 7d.",
         "--expires TIME",
-        check=lasting(LEAST_TERM, "EC2 bills each node for at least a minute"),
+        check=min_duration_check(MIN_EXPIRY, "EC2 bills each node for at least a minute"),
     )
     replace: tuple[str, ...] = setting((), "Ids of the instances that `up` replaces.")
 
@@ -156,7 +159,7 @@ class NetworkSection(Section):
         None,
         'Jump host for SSH, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
         example="ubuntu@203.0.113.9",
-        check=lambda text: text and jump_host(text),
+        check=lambda text: text and parse_jump_host(text),
     )
 
 
@@ -282,7 +285,7 @@ class DataSection(Section):
         "--data [NAME=]SOURCE",
         example=["s3://my-bucket/imagenet"],
         comment="Copied to $AWSDDP_DATA/imagenet on each node.",
-        check=data_sources,
+        check=parse_data_sources,
     )
     requester_pays: bool = setting(False, "Pay for requests to requester-pays buckets.")
 
@@ -299,7 +302,7 @@ class JobSection(Section):
         "Total number of ranks.  [default: one per GPU]",
         "--world-size N",
         example=16,
-        check=whole(1, 100_000),
+        check=range_check(1, 100_000),
     )
     nproc_per_node: int | None = setting(
         None,
@@ -307,7 +310,7 @@ class JobSection(Section):
         "--nproc-per-node N",
         example=8,
         comment="Ranks per node.",
-        check=whole(1, 1024),
+        check=range_check(1, 1024),
     )
     launcher: str = setting(
         "", '"torchrun": torch\'s elastic agent.  [default: "ssh", a process per rank]', example="torchrun"
@@ -317,7 +320,7 @@ class JobSection(Section):
         "Continue while MIN of MAX nodes remain; implies the torchrun launcher.",
         "--nnodes MIN:MAX",
         example="1:4",
-        check=nodes_range,
+        check=parse_nodes_range,
     )
     resume: str | None = setting(
         None,
@@ -333,14 +336,14 @@ class JobSection(Section):
         None,
         "Use only these nodes (0,2-3) or GPUs of nodes (0:4-7); other jobs may use the others.",
         "--on NODES",
-        check=gpus_of,
+        check=parse_gpus,
     )
     max_restarts: int | None = setting(
         None,
         "Restart the ranks up to N times; implies the torchrun launcher.",
         "--max-restarts N",
         example=3,
-        check=whole(0, 1000),
+        check=range_check(0, 1000),
     )
     module: bool = setting(False, "SCRIPT is a module (python -m).", "-m --module")
     prefix: tuple[str, ...] = setting(
@@ -367,39 +370,41 @@ class JobSection(Section):
         "Upload results to S3 while the job runs.",
         "--save-to s3://BUCKET/PREFIX",
         example="s3://my-bucket/runs",
-        check=s3_place,
+        check=parse_s3_uri,
     )
     exclude: tuple[str, ...] = setting(
         (), "Files not to fetch, as in .gitignore.", example=["data/", "*.tmp"]
     )
-    results_limit: str = setting("20GB", "Ask before fetching more than this.", check=size_of)
+    results_limit: str = setting("20GB", "Ask before fetching more than this.", check=parse_size)
     timeout: str | None = setting(
         None, "End the job after this time: 90m, 24h.", "--timeout TIME", example="12h", check=_JOB_LASTS
     )
     hang_after: str | None = setting(
         None, "End the job if no rank writes a line for this long.", example="10m", check=_JOB_LASTS
     )
-    grace: str = setting("30s", "Time between SIGTERM and SIGKILL, to save a checkpoint.", check=seconds)
+    grace: str = setting(
+        "30s", "Time between SIGTERM and SIGKILL, to save a checkpoint.", check=parse_duration
+    )
     heartbeat_timeout: str = setting(
         "5m",
         "End the job if a node sends no heartbeat for this long.",
-        check=lasting("5s", "nodes send a heartbeat every 2 s"),
+        check=min_duration_check("5s", "nodes send a heartbeat every 2 s"),
     )
 
     @property
-    def elastic(self) -> bool:
+    def is_elastic(self) -> bool:
         """Whether the job needs torch's elastic agent."""
         return self.max_restarts is not None or self.nnodes is not None
 
     @property
     def launcher_name(self) -> str:
         """The configured launcher, or the one that the other keys imply."""
-        return self.launcher or ("torchrun" if self.elastic else "ssh")
+        return self.launcher or ("torchrun" if self.is_elastic else "ssh")
 
     @property
     def gpus_on(self) -> dict[int, tuple[int, ...]]:
         """The nodes of `on`, each with its GPUs; an empty tuple means all GPUs of the node."""
-        return gpus_of(self.on) if self.on is not None else {}
+        return parse_gpus(self.on) if self.on is not None else {}
 
     @property
     def work_folder(self) -> str:
@@ -410,11 +415,11 @@ class JobSection(Section):
     @property
     def max_nodes(self) -> int | None:
         """The largest number of nodes that the job uses."""
-        return None if self.nnodes is None else nodes_range(self.nnodes)[1]
+        return None if self.nnodes is None else parse_nodes_range(self.nnodes)[1]
 
     def min_nodes(self, nodes: int) -> int:
         """Return how many of its `nodes` the job needs to continue."""
-        return nodes if self.nnodes is None else min(nodes, nodes_range(self.nnodes)[0])
+        return nodes if self.nnodes is None else min(nodes, parse_nodes_range(self.nnodes)[0])
 
 
 class _Spec(Frozen):

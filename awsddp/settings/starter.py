@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from awsddp.errors import ConfigError
-from awsddp.settings.loader import OF_ONE_COMMAND
-from awsddp.settings.spec import FILE, SETTINGS, Given
+from awsddp.settings.loader import ONE_COMMAND_KEYS
+from awsddp.settings.spec import FILE, SETTINGS, OptionValue
 
 _STARTER_HEAD = """\
 # Settings of awsddp for this folder. Every key is shown with its default or an example, commented out:
@@ -15,7 +15,7 @@ _STARTER_HEAD = """\
 _STARTER_TAGS = "\n[tags]\n" + '# team = "vision"'.ljust(34) + "  # Your own tags, on every resource.\n"
 
 
-def write_starter(folder: Path, chosen: Mapping[str, Given] | None = None) -> Path:
+def write_starter(folder: Path, chosen: Mapping[str, OptionValue] | None = None) -> Path:
     """Write the starter file into `folder` and return its path; `chosen` is by key ("cluster.nodes").
 
     Raises ConfigError if the file exists or cannot be written.
@@ -24,7 +24,7 @@ def write_starter(folder: Path, chosen: Mapping[str, Given] | None = None) -> Pa
     refuse_existing(path)
     try:
         with path.open("x", encoding="utf-8") as stream:
-            stream.write(starter(chosen or {}))
+            stream.write(starter_text(chosen or {}))
     except OSError as error:
         raise ConfigError(f"cannot write {path}", error.strerror or str(error)) from error
     return path
@@ -36,10 +36,10 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError(f"{path} already exists", "", "edit it, or move it away")
 
 
-def starter(chosen: Mapping[str, Given]) -> str:
+def starter_text(chosen: Mapping[str, OptionValue]) -> str:
     """Return the text of the starter file: `chosen` keys are set, all others commented out."""
     lines = [_STARTER_HEAD]
-    for key in (key for key in SETTINGS if key not in OF_ONE_COMMAND):
+    for key in (key for key in SETTINGS if key not in ONE_COMMAND_KEYS):
         setting, (section, _, name) = SETTINGS[key], key.partition(".")
         heading = f"\n[{section}]"
         lines += [heading] if heading not in lines else []

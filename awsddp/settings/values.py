@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 
 from awsddp.errors import ConfigError
 
-NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+CLUSTER_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 """The form of a cluster's name."""
-VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """The form of an environment variable's name."""
 MAX_DURATION_S = 365 * 86400.0
-LEAST_TERM = "1m"
+MIN_EXPIRY = "1m"
 """The least `cluster.expires`: EC2 bills each instance for at least a minute.
 
 https://aws.amazon.com/ec2/pricing/on-demand/
@@ -43,7 +43,7 @@ def check_file_names() -> None:
         )
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -54,7 +54,7 @@ def seconds(text: str) -> float:
     return duration_s
 
 
-def size_of(text: str) -> float:
+def parse_size(text: str) -> float:
     """Return the bytes of `job.results_limit`, such as "500MB" or "20GB". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -62,7 +62,7 @@ def size_of(text: str) -> float:
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
-def nodes_range(text: str) -> tuple[int, int]:
+def parse_nodes_range(text: str) -> tuple[int, int]:
     """Return MIN and MAX of `job.nnodes`, "MIN:MAX" or a number. Raises ConfigError."""
     match = _NODES.fullmatch(text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
@@ -71,7 +71,7 @@ def nodes_range(text: str) -> tuple[int, int]:
     return low, high
 
 
-def gpus_of(text: str) -> dict[int, tuple[int, ...]]:
+def parse_gpus(text: str) -> dict[int, tuple[int, ...]]:
     """Return the nodes of `job.on`, each with its GPUs; an empty tuple means all GPUs. Raises ConfigError."""
     gpus_by_node: dict[int, tuple[int, ...]] = {}
     for part in text.split(","):
@@ -92,15 +92,15 @@ def _number_range(first: str, last: str | None) -> tuple[int, ...]:
     return tuple(range(int(first), int(last or first) + 1))
 
 
-def idle_seconds(text: str) -> int:
+def parse_idle(text: str) -> int:
     """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
-    idle_s = 0 if text == "off" else int(seconds(text))
+    idle_s = 0 if text == "off" else int(parse_duration(text))
     if idle_s == 0 and text != "off":
         raise ConfigError(f"{text!r} is too short", "", 'from 1s to 365d, or "off"')
     return idle_s
 
 
-def jump_host(text: str) -> tuple[str, int | None]:
+def parse_jump_host(text: str) -> tuple[str, int | None]:
     """Return ssh's destination and port (None: not given) of `network.jump`. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
@@ -112,7 +112,7 @@ def jump_host(text: str) -> tuple[str, int | None]:
     return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
 
 
-def s3_place(text: str) -> tuple[str, str]:
+def parse_s3_uri(text: str) -> tuple[str, str]:
     """Return bucket and prefix of s3://bucket/prefix. Raises ConfigError."""
     match = _S3.fullmatch(text)
     if match is None:
@@ -121,7 +121,7 @@ def s3_place(text: str) -> tuple[str, str]:
     return match[1], match[2].strip("/")
 
 
-def whole(low: int, high: int) -> Callable[[int], None]:
+def range_check(low: int, high: int) -> Callable[[int], None]:
     """Return a function that raises ConfigError if a number is not from `low` to `high`."""
 
     def check(value: int) -> None:
@@ -131,17 +131,17 @@ def whole(low: int, high: int) -> Callable[[int], None]:
     return check
 
 
-def check_amount(usd: float) -> None:
+def check_positive_amount(usd: float) -> None:
     """Raise ConfigError if an amount in US dollars is not finite and positive."""
     if not (math.isfinite(usd) and usd > 0):
         raise ConfigError(f"{usd} is not an amount", "", "use US dollars, such as 20")
 
 
-def lasting(least: str, why: str) -> Callable[[str], None]:
+def min_duration_check(least: str, why: str) -> Callable[[str], None]:
     """Return a function that raises ConfigError, with this `why`, if a duration is shorter than `least`."""
 
     def check(text: str) -> None:
-        if seconds(text) < seconds(least):
+        if parse_duration(text) < parse_duration(least):
             raise ConfigError(f"{text!r} is too short", why, f"use {least} or more")
 
     return check
@@ -165,7 +165,7 @@ class Source(NamedTuple):
         return self.at if self.kind == "folder" else f"hf://datasets/{self.at}@{self.part}"
 
 
-def data_sources(texts: Iterable[str]) -> tuple[Source, ...]:
+def parse_data_sources(texts: Iterable[str]) -> tuple[Source, ...]:
     """Return the sources of `data.sources`, each "[NAME=]SOURCE". Raises ConfigError."""
     sources: dict[str, Source] = {}
     for text in texts:
@@ -202,7 +202,7 @@ def _parse_source(text: str) -> Source:
 
 def check_name(name: str) -> None:
     """Raise ConfigError for an invalid name of a cluster."""
-    if not NAME.fullmatch(name):
+    if not CLUSTER_NAME.fullmatch(name):
         raise ConfigError(
             f"invalid cluster name {name!r}",
             "a name is a lower-case letter, then up to 30 lower-case letters, digits and dashes",

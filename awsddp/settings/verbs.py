@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from awsddp.settings.loader import key_words, option_words
-from awsddp.settings.spec import Given
+from awsddp.settings.loader import key_arguments, option_arguments
+from awsddp.settings.spec import OptionValue
 from awsddp.util.shipped_files import is_bundled
 
 _NODES = (
@@ -12,7 +12,7 @@ _NODES = (
     "job.save_to",
 )
 _REACH = ("network.jump",)
-OF_JOB = ("env.", "sync.", "data.", "job.")
+JOB_KEYS = ("env.", "sync.", "data.", "job.")
 """The keys of a job, by prefix."""
 _RESULTS = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 HEEDS = {
@@ -21,7 +21,7 @@ HEEDS = {
     **dict.fromkeys(("jobs", "logs", "why", "fetch", "report", "stop", "down"), _RESULTS),
     "up": (*_NODES, *_RESULTS),
     "sync": (*_REACH, "sync."),
-    "train": (*_REACH, *OF_JOB),
+    "train": (*_REACH, *JOB_KEYS),
     "run": ("",),
 }
 """The verbs that work on one cluster (-c), each with the keys of awsddp.toml that it uses, by prefix."""
@@ -33,24 +33,24 @@ HAS_OPTION = {
     "run": ("",),
 }
 """The keys, by prefix, that have their own option on a verb; other keys are set with -o."""
-SCRIPT = ("job.script", "job.args")
+SCRIPT_KEYS = ("job.script", "job.args")
 
 
-def command_words(verb: str, options: Mapping[str, Given]) -> list[str]:
+def command_arguments(verb: str, options: Mapping[str, OptionValue]) -> list[str]:
     """Return the arguments that set these keys on a verb, without those of `script_arguments`."""
     words: list[str] = []
     for key, value in options.items():
         name = key.removeprefix("env.variables.")
         if name != key:  # without a value it is read from the environment of the command
             words += ["--env-var", name if value is None else f"{name}={value}"]
-        elif key not in SCRIPT:
-            make_arguments = option_words if key.startswith(HAS_OPTION.get(verb, ())) else key_words
+        elif key not in SCRIPT_KEYS:
+            make_arguments = option_arguments if key.startswith(HAS_OPTION.get(verb, ())) else key_arguments
             words += make_arguments(key, value)
     return words
 
 
-def script_words(options: Mapping[str, Given]) -> list[str]:
+def script_arguments(options: Mapping[str, OptionValue]) -> list[str]:
     """Return the script (omitted if it is the bundled one) and its arguments."""
-    script, args = map(options.get, SCRIPT)
+    script, args = map(options.get, SCRIPT_KEYS)
     words = [script] if isinstance(script, str) and script and not is_bundled(script) else []
     return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words

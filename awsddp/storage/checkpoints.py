@@ -8,10 +8,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from awsddp.agent.s3.checkpoints import LATEST, Found, find_checkpoints, flaw_of, worth
+from awsddp.agent.s3.checkpoints import (
+    LATEST,
+    CheckpointPath,
+    checkpoint_sort_key,
+    find_checkpoints,
+    find_flaw,
+)
 
 
-def newest_checkpoint(results: Path) -> "Checkpoint | None":
+def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
     """Return the checkpoint in `results` (runs/JOB) to resume from, None without one.
 
     The rules are in agent/s3/checkpoints.py. Nodes share no file system: the files of a checkpoint folder may
@@ -32,18 +38,20 @@ def newest_checkpoint(results: Path) -> "Checkpoint | None":
     for match, paths in find_checkpoints(by_path, named).items():
         files_of = [path for name in paths for path in by_path[name]]
         for checkpoint, files in _make_checkpoints(job, results, match, files_of):
-            flaws = {path: flaw_of(path, path.as_posix()) for path in _metadata_files(match, files)}
+            flaws = {path: find_flaw(path, path.as_posix()) for path in _metadata_files(match, files)}
             if "torn" in flaws.values() and not match.trees:
                 continue
             modified = max(path.stat().st_mtime for path in files)
-            key = worth(match.name, modified, is_weights="weights" in flaws.values(), named=named)
+            key = checkpoint_sort_key(
+                match.name, modified, is_weights="weights" in flaws.values(), named=named
+            )
             if best is None or key >= best[0]:
                 best = key, checkpoint
     return best[1] if best else None
 
 
 def _make_checkpoints(
-    job: str, results: Path, match: Found, files: list[Path]
+    job: str, results: Path, match: CheckpointPath, files: list[Path]
 ) -> Iterator[tuple["Checkpoint", list[Path]]]:
     """Yield checkpoints with their files: each file by itself, a folder with the files of all nodes."""
     if not match.trees:
@@ -54,7 +62,7 @@ def _make_checkpoints(
     yield Checkpoint(job=job, parts=tuple(tops), members=frozenset(files)), files
 
 
-def _metadata_files(match: Found, files: Iterable[Path]) -> list[Path]:
+def _metadata_files(match: CheckpointPath, files: Iterable[Path]) -> list[Path]:
     """Return the files of a checkpoint that describe its content."""
     return [path for path in files if not match.trees or path.as_posix().endswith(f"/{match.name}/.metadata")]
 
@@ -76,7 +84,7 @@ class Checkpoint:
         return self.parts[0].name
 
     @property
-    def shown(self) -> str:
+    def display_path(self) -> str:
         """The path to show to the user."""
         return str(self.parts[0])
 
@@ -86,7 +94,7 @@ class Checkpoint:
         return f"resume-{self.job}"
 
     @contextlib.contextmanager
-    def staged(self) -> Iterator[Path]:
+    def stage(self) -> Iterator[Path]:
         """Yield a temporary folder that contains only the checkpoint, as hard links where possible."""
         import tempfile
 

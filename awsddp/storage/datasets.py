@@ -14,29 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from awsddp.agent.file_tree import stamp_of
-from awsddp.agent.s3.store import AT_ONCE, FOLDERS, Changed, Place, Store, Thing, signature
+from awsddp.agent.file_tree import stat_stamp
+from awsddp.agent.s3.store import CONCURRENCY, DATA_FOLDER, ObjectChanged, S3Object, S3Uri, Store, signature
 from awsddp.agent_client import program
 from awsddp.agent_client.rank_layout import DATA
 from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.model.events import Event
 from awsddp.model.records import Amount, Target, Text
 from awsddp.plan.records import Data
-from awsddp.plan.save_checks import no_bucket
+from awsddp.plan.save_checks import bucket_not_found
 from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.settings.loader import with_secrets
 from awsddp.settings.spec import JobSpec
-from awsddp.settings.values import Source, data_sources, s3_place
+from awsddp.settings.values import Source, parse_data_sources, parse_s3_uri
 from awsddp.storage.checkpoints import Checkpoint
-from awsddp.storage.saved_job import SavedCheckpoint, opened, store_at
-from awsddp.storage.saved_lists import TRIES, Ref
-from awsddp.util.format import amount, node_name, size_text
-from awsddp.util.parallel import NodesFailed, each, split
+from awsddp.storage.saved_job import SavedCheckpoint, open_saved_job, open_store
+from awsddp.storage.saved_lists import MAX_READS, PageRef
+from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.parallel import NodesFailed, results_or_raise, run_each
 
 if TYPE_CHECKING:
     from awsddp.nodes.project_files import Listing
 
-MOST_LISTED = 100_000
+MAX_LISTED = 100_000
 """How many objects of a source a plan lists at most, in 100 requests."""
 _MODULES = ("file_tree", "s3.store", "s3.download")
 _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
@@ -69,7 +69,7 @@ class _DownloadResult(msgspec.Struct, frozen=True):
 def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
     """Raise ConfigError for a missing local data folder and for sources that the nodes cannot reach."""
     label = spec.label("data.sources")
-    for source in data_sources(spec.data.sources):
+    for source in parse_data_sources(spec.data.sources):
         if source.kind == "folder" and not Path(source.at).expanduser().is_dir():
             step = "name a folder, or s3://bucket/prefix"
             raise ConfigError(f"{label}: {source.at} is not a local folder", "", step)
@@ -79,14 +79,14 @@ def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
             raise ConfigError(f"{label}: the nodes do not reach {source}", "they have no internet", step)
 
 
-def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
+def list_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
     """Return size and number of files of a job's data sources, as far as this machine's login may list them.
 
     Raises ConfigError for a folder that cannot be sent, and for sources that the nodes cannot reach or that
     S3 does not have.
     """
     check_sources(spec, internet=internet)
-    return tuple(each(partial(_list_source, spec, target), data_sources(spec.data.sources)))
+    return tuple(run_each(partial(_list_source, spec, target), parse_data_sources(spec.data.sources)))
 
 
 def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
@@ -96,7 +96,7 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
         return replace(data, bytes=files.size, files=len(files.entries))
     if source.kind == "hf":
         return replace(data, why="Hugging Face is not asked")
-    from awsddp.agent.s3.download import Refusal, listing
+    from awsddp.agent.s3.download import CopyError, list_objects
     from awsddp.aws.login import session_of
 
     payer = spec.data.requester_pays
@@ -104,8 +104,8 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
         Store, region=target.region, endpoint=target.endpoint, session=session_of(target), payer=payer
     )
     try:
-        store, objects = listing(Place(source.at, source.part), make, most=MOST_LISTED)
-    except Refusal as refusal:
+        store, objects = list_objects(S3Uri(source.at, source.part), make, most=MAX_LISTED)
+    except CopyError as refusal:
         why = refusal.document["why"]
         if refusal.code in ("NoSuchBucket", ""):  # "": nothing below the prefix
             raise ConfigError(str(refusal), why, refusal.document["next"]) from refusal
@@ -115,18 +115,18 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
             data,
             bytes=sum(item.size for item in objects),
             files=len(objects),
-            at_least=len(objects) == MOST_LISTED,
-            region=store.region(source.at),
+            at_least=len(objects) == MAX_LISTED,
+            region=store.get_region(source.at),
             requester_pays=payer,
         )
 
 
-def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) -> None:
+def copy_data_to_nodes(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) -> None:
     """Copy the data of a job to its nodes in parallel, except files that they already have.
 
     `spec` has the variables of the ranks. Raises ConfigError, CloudError, NodesFailed with the source's name.
     """
-    sources = list(data_sources(spec.data.sources))
+    sources = list(parse_data_sources(spec.data.sources))
     if not sources:
         return
     from awsddp.nodes.sync import push
@@ -138,7 +138,7 @@ def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) ->
         for path, why in listing.skipped:
             connected.session.on_event(Event(f"not sent of the data {name}: {path}: {why}"))
     if spec.job.save_to is not None:
-        parent = Place(*s3_place(spec.job.save_to))
+        parent = S3Uri(*parse_s3_uri(spec.job.save_to))
         for number, source in enumerate(sources):
             files = folders.get(source.name)  # objects cannot be links, and their keys are Unicode
             if (
@@ -151,7 +151,7 @@ def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) ->
                         connected.cluster, source.name, folders.pop(source.name), parent
                     )
                 except NotFoundError as error:
-                    raise no_bucket(parent.bucket, connected.cluster.aws.region) from error
+                    raise bucket_not_found(parent.bucket, connected.cluster.aws.region) from error
                 except OSError as error:
                     step = "awsddp train   # again: files already sent are skipped"
                     raise ConfigError(f"data {source.name} cannot be read", str(error), step) from error
@@ -168,7 +168,7 @@ def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) ->
         push(files, fleet, folder=folder, nodes=nodes, on_event=connected.session.on_event)
 
 
-def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent: Place) -> Source:
+def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent: S3Uri) -> Source:
     """Upload a local folder to the bucket, and return the S3 source from which the nodes copy it.
 
     Files that the bucket already has are skipped. Raises CloudError, ConfigError, OSError.
@@ -177,11 +177,11 @@ def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent:
     from awsddp.nodes.catalog import signing_key
 
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
-    parent = parent.below(f"{FOLDERS}/{owner}")
-    uri = parent.below(name)
+    parent = parent.join(f"{DATA_FOLDER}/{owner}")
+    uri = parent.join(name)
     paths = (file.path for file in files.entries if file.kind == "f")
-    wanted = {path: stamp_of(Path(files.root, path).stat()) for path in paths}
-    with store_at(cluster.target, uri) as store:
+    wanted = {path: stat_stamp(Path(files.root, path).stat()) for path in paths}
+    with open_store(cluster.target, uri) as store:
         prefix = f"{uri.prefix}/"
         stored = {item.key.removeprefix(prefix): (item.size, item.etag) for item in store.list(uri)}
         sent = _SentFiles(store, parent, name, secret=signing_key(cluster.session.home / "packages").hex())
@@ -199,11 +199,11 @@ def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent:
             store.client.delete_object(Bucket=uri.bucket, Key=uri.key(path))
 
         sent.write()
-        for _ in store.each(delete, stored.keys() - wanted.keys()):
+        for _ in store.run_each(delete, stored.keys() - wanted.keys()):
             pass
-        names, count = iter(missing), max(AT_ONCE, len(missing) // _LIST_WRITES)
+        names, count = iter(missing), max(CONCURRENCY, len(missing) // _LIST_WRITES)
         while batch := list(itertools.islice(names, count)):
-            etags = store.send({path: missing[path] for path in batch}, uri, on_bytes)
+            etags = store.upload_files({path: missing[path] for path in batch}, uri, on_bytes)
             sent.rows |= {path: (*wanted[path], etags[path]) for path in batch}
             sent.write()
     return Source(name, "s3", uri.bucket, uri.prefix)
@@ -216,40 +216,40 @@ class _SentFiles:
     `secret` of this machine, as others may write to the bucket.
     """
 
-    def __init__(self, store: Store, parent: Place, name: str, *, secret: str) -> None:
+    def __init__(self, store: Store, parent: S3Uri, name: str, *, secret: str) -> None:
         self._store, self._parent, self._name, self._secret = store, parent, name, secret
-        self._pages: dict[bytes, Ref] = {}
+        self._pages: dict[bytes, PageRef] = {}
         self.rows: dict[str, _Row] = {}
 
     def read(self, is_valid: Callable[[str, _Row], bool]) -> None:
         """Read the stored rows for which `is_valid` returns True. Ignores unsigned documents."""
-        invalid = ValueError, RecursionError, msgspec.ValidationError, Changed
+        invalid = ValueError, RecursionError, msgspec.ValidationError, ObjectChanged
         with contextlib.suppress(*invalid):
             document = self._store.document(self._parent, f"{self._name}.json")
             if document is None or document.signature != self._sign(f"{self._name}.json", document.body):
                 return
-            for ref in msgspec.convert(document.parse(), tuple[Ref, ...]):
+            for ref in msgspec.convert(document.parse(), tuple[PageRef, ...]):
                 with contextlib.suppress(*invalid):
-                    body = self._store.content(self._parent, Thing(*ref))
+                    body = self._store.read_object(self._parent, S3Object(*ref))
                     page = msgspec.json.decode(body, type=dict[str, _Row])
                     self.rows |= {path: row for path, row in page.items() if is_valid(path, row)}
                     self._pages[body] = ref
 
     def write(self) -> None:
         """Write the pages that have changed, and their list. Raises ClientError."""
-        pages: dict[bytes, Ref] = {}
+        pages: dict[bytes, PageRef] = {}
         for number, rows in enumerate(_split(self.rows)):
             body, key = msgspec.json.encode(rows), f".{self._name}/{number}"
             ref = self._pages.get(body)
             if ref is None or ref.key != key:
-                ref = Ref(key, len(body), self._store.put(self._parent, key, body))
+                ref = PageRef(key, len(body), self._store.put(self._parent, key, body))
             pages[body] = ref
         if pages != self._pages:
             self._store.write(self._parent, f"{self._name}.json", list(pages.values()), sign=self._sign)
         self._pages = pages
 
     def _sign(self, name: str, body: bytes) -> str:
-        return signature(self._secret, FOLDERS, name, body)
+        return signature(self._secret, DATA_FOLDER, name, body)
 
 
 def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
@@ -265,16 +265,18 @@ def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
     yield page
 
 
-def bring_checkpoint(connected: ConnectedCluster, checkpoint: Checkpoint, nodes: Collection[int]) -> None:
+def copy_checkpoint_to_nodes(
+    connected: ConnectedCluster, checkpoint: Checkpoint, nodes: Collection[int]
+) -> None:
     """Send a checkpoint to nodes, or let them download it from S3. Raises NodesFailed, ConfigError."""
-    from awsddp.nodes.project_files import files_to_send
+    from awsddp.nodes.project_files import list_files_to_send
     from awsddp.nodes.sync import push
 
     if isinstance(checkpoint, SavedCheckpoint):
         _send_saved_checkpoint(connected, checkpoint, nodes)
         return
-    with checkpoint.staged() as staged:
-        push(files_to_send(staged), connected.fleet, folder=checkpoint.folder, nodes=nodes)
+    with checkpoint.stage() as staged:
+        push(list_files_to_send(staged), connected.fleet, folder=checkpoint.folder, nodes=nodes)
 
 
 def _send_saved_checkpoint(
@@ -285,32 +287,32 @@ def _send_saved_checkpoint(
     Raises NodesFailed; ConfigError if a checkpoint of another name is now the newest: the ranks expect this
     name.
     """
-    folder, uri = f"awsddp/{checkpoint.folder}", str(checkpoint.place)
-    for attempt in range(1 + TRIES):
+    folder, uri = f"awsddp/{checkpoint.folder}", str(checkpoint.uri)
+    for attempt in range(1 + MAX_READS):
         try:
-            _download(connected, nodes, {"place": checkpoint.place, "files": checkpoint.files}, folder)
+            _download(connected, nodes, {"place": checkpoint.uri, "files": checkpoint.files}, folder)
             return
         except NodesFailed as failed:
             changed = any(getattr(error, "layer", "") == "changed" for error in failed.failures.values())
-            if not changed or attempt == TRIES:
+            if not changed or attempt == MAX_READS:
                 raise
-        with opened(connected.session, uri) as saved:
-            newest = saved.checkpoint()
+        with open_saved_job(connected.session, uri) as saved:
+            newest = saved.read_checkpoint()
         if newest.name != checkpoint.name:
-            why = f"{newest.shown} is the newest one now"
+            why = f"{newest.display_path} is the newest one now"
             step = "awsddp train   # again: it takes that one"
-            raise ConfigError(f"{checkpoint.shown} was replaced while it was downloaded", why, step)
+            raise ConfigError(f"{checkpoint.display_path} was replaced while it was downloaded", why, step)
         checkpoint = newest
 
 
-def send_packages(connected: ConnectedCluster, nodes: Collection[int]) -> None:
+def send_s3_packages(connected: ConnectedCluster, nodes: Collection[int]) -> None:
     """Send this machine's S3 packages to nodes whose Python has no boto3. Raises NodesFailed."""
-    from awsddp.nodes.project_files import files_to_send
+    from awsddp.nodes.project_files import list_files_to_send
     from awsddp.nodes.sync import push
 
     with _packages() as bundle:
         push(
-            files_to_send(bundle),
+            list_files_to_send(bundle),
             connected.fleet,
             folder=BUNDLE,
             nodes=nodes,
@@ -319,16 +321,16 @@ def send_packages(connected: ConnectedCluster, nodes: Collection[int]) -> None:
 
 
 def _list_files(source: Source) -> "Listing":
-    from awsddp.nodes.project_files import files_to_send
+    from awsddp.nodes.project_files import list_files_to_send
 
-    return files_to_send(Path(source.at).expanduser(), results=".awsddp")
+    return list_files_to_send(Path(source.at).expanduser(), results=".awsddp")
 
 
 def _download(
     connected: ConnectedCluster, nodes: Collection[int], message: Mapping[str, Any], folder: str
 ) -> None:
     """Let nodes download to a folder in their home directory. Raises NodesFailed."""
-    from awsddp.nodes.environments import answers
+    from awsddp.nodes.environments import run_programs
     from awsddp.nodes.node_failures import Layer, NodeFailure
 
     s3_settings = {"region": connected.cluster.aws.region, "endpoint": connected.cluster.target.node_s3}
@@ -336,27 +338,29 @@ def _download(
     def copy(nodes: Collection[int]) -> dict[int, _DownloadResult | NodeError]:
         requests = {}
         for node in nodes:
-            prepared = connected.cluster.record.found[node]
+            prepared = connected.cluster.record.prepared_by_node[node]
             folders = {"folder": f"{prepared.home}/{folder}", "packages": f"{prepared.home}/awsddp/{BUNDLE}"}
             request = {**message, **s3_settings, **folders}
             requests[node] = program.node_program(prepared.python, _MODULES, request)
         failed = "the data could not be copied"
-        return answers(connected.fleet, requests, _DownloadResult, failed=failed, silent_s=_SILENT_S)
+        return run_programs(
+            connected.fleet, requests, _DownloadResult, failure_message=failed, silent_s=_SILENT_S
+        )
 
     results = copy(nodes)
     lacking = [
         node for node, result in results.items() if isinstance(result, _DownloadResult) and result.lacks
     ]
     if lacking:
-        send_packages(connected, lacking)
+        send_s3_packages(connected, lacking)
         results |= copy(lacking)
     for node, result in results.items():
         if isinstance(result, _DownloadResult) and result.failed:
             layer: Layer = "changed" if result.changed else "files"
             results[node] = NodeFailure(node, layer, result.failed, result.why, result.next)
-    for node, result in split(results).items():
+    for node, result in results_or_raise(results).items():
         if "place" in message or any(source["kind"] != "folder" for source in message["sources"]):
-            text = f"data: {amount(int(result.copied), int(result.bytes))} copied"
+            text = f"data: {files_text(int(result.copied), int(result.bytes))} copied"
             connected.session.on_event(Event(text, who=node_name(node), fraction=1.0))
 
 

@@ -17,7 +17,7 @@ from awsddp.util import terminal_safe
 _LONGEST = 255  # bytes of a name, on all file systems of today
 
 
-def name_at_home(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
+def assign_local_names(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
     """Return the files, then the links, of all nodes under names that are unique on every local file system.
 
     Equal names, and names that differ only in case or Unicode form, get a suffix: name~2. Control characters
@@ -33,12 +33,12 @@ def name_at_home(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
     ]
 
 
-def begins(path: Path, described: ResultFile) -> bool:
+def matches_sample(path: Path, described: ResultFile) -> bool:
     """Return True if a file begins with the content that a node described, by its sample. Raises OSError."""
     return sample(path, described.size) == described.sample
 
 
-def over_limit(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:
+def find_excess_files(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:
     """Return the largest files, without which the others have at most `limit` bytes in total.
 
     Files that are already in `results` (runs/JOB) do not count.
@@ -71,14 +71,14 @@ class _Names:
 
     def of(self, path: str) -> str:
         """Return the name assigned to the first file or folder with the remote path `path`."""
-        return self._files.get(path) or self._folders.get(path) or terminal_safe.name(path)
+        return self._files.get(path) or self._folders.get(path) or terminal_safe.escape_name(path)
 
     def _assign(self, path: str) -> str:
         parent, name = posixpath.split(path)
         if parent not in self._folders:
             self._folders[parent] = self._assign(parent)
         folder = self._folders[parent]
-        name = fsdecode(fsencode(terminal_safe.name(name))[:_LONGEST])
+        name = fsdecode(fsencode(terminal_safe.escape_name(name))[:_LONGEST])
         stem = f"{name}~" if _key(name) == ".git" else name  # git runs commands from the settings in a .git
         name, requested = stem, (folder, _key(stem))
         while (folder, _key(name)) in self._taken:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from awsddp.model.metric_rows import number
+from awsddp.model.metric_rows import as_number
 from awsddp.util.html import Html, tag
 
 _MOST_LINES, _MOST_POINTS = 8, 300
@@ -14,14 +14,14 @@ Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
 
 
-def loss_plot(rows: Rows, *, title: str, outlier: int | None = None) -> str | None:
+def plot_loss(rows: Rows, *, title: str, outlier: int | None = None) -> str | None:
     """Return an SVG of the loss over the steps: a line for each of at most eight ranks, including `outlier`.
 
     None if no rank has two points. A row without a rank counts for rank 0; rows without a step are numbered.
     """
     points: dict[int, Points] = {}
     for row in rows:
-        rank, value, step = row.get("rank", 0), number(row.get("loss")), number(row.get("step"))
+        rank, value, step = row.get("rank", 0), as_number(row.get("loss")), as_number(row.get("step"))
         if type(rank) is int and value is not None:
             rank_points = points.setdefault(rank, [])
             rank_points.append((len(rank_points) if step is None else step, value))

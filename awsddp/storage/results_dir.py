@@ -14,16 +14,18 @@ from awsddp.agent_client import job_reports
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.model import metric_rows
 from awsddp.model.documents import JobDocument
-from awsddp.model.records import ACTIVE, ENDED, MORE, JobRecord, RankProgress, widened
+from awsddp.model.records import ACTIVE, ENDED_STATES, OLDER_JOBS, JobRecord, RankProgress, merge_records
 from awsddp.session.context import ConnectedCluster, Session
-from awsddp.settings.values import s3_place
-from awsddp.storage.checkpoints import newest_checkpoint
+from awsddp.settings.values import parse_s3_uri
+from awsddp.storage.checkpoints import find_newest_checkpoint
 from awsddp.util.format import node_name
 
 
-def missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
+def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
     """Return why parts of a job cannot be fetched now, by the number that the node had in the job."""
-    connected_ids = {connected.fleet.endpoints[node].instance_id for node in connected.fleet.holders(job)}
+    connected_ids = {
+        connected.fleet.endpoints[node].instance_id for node in connected.fleet.nodes_of_job(job)
+    }
     existing = {node.instance_id: node for node in (*connected.cluster.nodes, *connected.cluster.excluded)}
     reasons = {}
     for job_node in job.nodes:
@@ -35,7 +37,7 @@ def missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
             continue
         if node is None:
             reasons[job_node.node] = f"{label} is gone; {_lost(job)}"
-        elif node.state in ENDED:
+        elif node.state in ENDED_STATES:
             fate = f"its part of job {job.job} is not on this machine: another client may have fetched it"
             fate = _lost(job) if job.job in node.unfetched else fate
             reasons[job_node.node] = f"{label} is {node.state}; {fate}"
@@ -56,79 +58,79 @@ def _lost(job: JobRecord) -> str:
     return f"{saved}: awsddp fetch {job.save_to}/{job.job}"
 
 
-def still_missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
+def find_unfetched_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
     """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
-    return {} if is_fetched(connected.session.results / job.job, job) else missing(connected, job)
+    return {} if is_fetched(connected.session.results / job.job, job) else find_missing_parts(connected, job)
 
 
-METRICS_CHARACTERS = 64 << 20
+MAX_METRICS_CHARACTERS = 64 << 20
 """How many characters of a metrics file are read."""
-EVENTS_BYTES = 16 << 20
+MAX_EVENT_BYTES = 16 << 20
 """How many bytes of an event file are read."""
 
 
-def draw_loss(target: Path) -> None:
+def write_loss_plot(target: Path) -> None:
     """Write loss.svg with the loss of node 0, if its metrics have a loss."""
     from awsddp.storage import loss_plot
 
-    rows = metrics_of(target)
+    rows = read_metrics(target)
     data = f", {name}" if (name := _data_name(rows)) else ""
-    plot = loss_plot.loss_plot(rows, title=f"training loss, {target.name}{data}")
+    plot = loss_plot.plot_loss(rows, title=f"training loss, {target.name}{data}")
     if plot is not None:
         (target / "loss.svg").write_text(plot, encoding="utf-8")
 
 
-def metrics_of(target: Path, node: int = 0) -> list[dict[str, Any]]:
+def read_metrics(target: Path, node: int = 0) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl in a node's run folder; [] without a file."""
     file = target / f"node{node}" / "run" / "metrics.jsonl"
     if not file.is_file():
         return []
     with file.open(encoding="utf-8", errors="replace") as stream:
-        return metric_rows.json_lines(stream.read(METRICS_CHARACTERS))
+        return metric_rows.parse_json_lines(stream.read(MAX_METRICS_CHARACTERS))
 
 
-def loss_rows(target: Path, node: int) -> list[dict[str, Any]]:
+def read_metrics_with_loss(target: Path, node: int) -> list[dict[str, Any]]:
     """Return a node's metrics; if they have no loss, with the rows of its TensorBoard event files."""
     from awsddp.storage import tensorboard
 
-    rows = metrics_of(target, node)
-    if metric_rows.last_value(rows, "loss") is None:
+    rows = read_metrics(target, node)
+    if metric_rows.read_last_value(rows, "loss") is None:
         for file in sorted((target / f"node{node}").rglob(f"{EVENTS}*")):
             with contextlib.suppress(OSError), file.open("rb") as stream:
-                rows += tensorboard.event_rows(stream.read(EVENTS_BYTES))
+                rows += tensorboard.read_loss_rows(stream.read(MAX_EVENT_BYTES))
     return rows
 
 
-def ranks_of(job: JobRecord) -> dict[int, list[int]]:
+def group_ranks_by_node(job: JobRecord) -> dict[int, list[int]]:
     """Return the ranks of a job by node."""
     nodes = sorted({rank.node for rank in job.ranks})
     return {node: [rank.rank for rank in job.ranks if rank.node == node] for node in nodes}
 
 
-def written_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
+def read_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
     """Return the progress of each rank from the metrics in a results folder."""
     from awsddp.agent import metrics
 
     return tuple(
         convert(rank_progress.to_json(), RankProgress)
-        for node, ranks in ranks_of(job).items()
-        for rank_progress in metrics.progress(folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
+        for node, ranks in group_ranks_by_node(job).items()
+        for rank_progress in metrics.read_progress(folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
     )
 
 
-def reached(folder: Path, job: JobRecord) -> RankProgress:
+def get_job_progress(folder: Path, job: JobRecord) -> RankProgress:
     """Return the progress of a job: of the first rank with a loss, as its nodes report or by its results.
 
     Without a loss there, loss and step come from the last row of its TensorBoard event files.
     """
     from awsddp.storage import tensorboard
 
-    progress = job.progress or written_progress(folder, job) or (RankProgress(rank=0),)
+    progress = job.progress or read_progress(folder, job) or (RankProgress(rank=0),)
     first = next((rank for rank in progress if rank.loss is not None), progress[0])
-    for node in ranks_of(job) if first.loss is None else ():
+    for node in group_ranks_by_node(job) if first.loss is None else ():
         for file in sorted((folder / f"node{node}").rglob(f"{EVENTS}*"), reverse=True):
             with contextlib.suppress(OSError), file.open("rb") as stream:
-                if rows := tensorboard.event_rows(tensorboard.both_ends(stream.read(EVENTS_BYTES))):
+                if rows := tensorboard.read_loss_rows(tensorboard.cut_middle(stream.read(MAX_EVENT_BYTES))):
                     return replace(first, loss=rows[-1]["loss"], step=int(rows[-1]["step"]))
     return first
 
@@ -138,22 +140,23 @@ def _data_name(rows: list[dict[str, Any]]) -> str | None:
     return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
 
 
-def job_result(session: Session, job: JobRecord, *, folder: Path | None = None) -> JobDocument:
+def make_job_result(session: Session, job: JobRecord, *, folder: Path | None = None) -> JobDocument:
     """Return the `train` document of a job, with loss and accuracy from its metrics.
 
     `folder` has its results (None: the folder into which they are fetched). `missing` has the nodes whose
     results are missing.
     """
     folder = folder or session.results / job.job
-    recorded, rows = ended_job(folder), metrics_of(folder)
+    recorded, rows = read_ended_job(folder), read_metrics(folder)
     accuracies = (
-        metric_rows.last_value(metrics_of(folder, node), "accuracy") for node in ranks_of(job) or (0,)
+        metric_rows.read_last_value(read_metrics(folder, node), "accuracy")
+        for node in group_ranks_by_node(job) or (0,)
     )
-    checkpoint = newest_checkpoint(folder) if job.state not in ACTIVE else None
-    return widened(
+    checkpoint = find_newest_checkpoint(folder) if job.state not in ACTIVE else None
+    return merge_records(
         JobDocument,
         job,
-        reached(folder, job),
+        get_job_progress(folder, job),
         accuracy=next((value for value in accuracies if value is not None), None),
         data=_data_name(rows),
         fetched=is_fetched(folder, job),
@@ -162,16 +165,16 @@ def job_result(session: Session, job: JobRecord, *, folder: Path | None = None) 
     )
 
 
-def saved_job(folder: Path) -> JobRecord | None:
+def read_job(folder: Path) -> JobRecord | None:
     """Return the job from job.json in a results folder; None if the file is missing or damaged."""
     with contextlib.suppress(ConfigError, OSError):
-        return job_reports.decode((folder / "job.json").read_bytes())
+        return job_reports.decode_job((folder / "job.json").read_bytes())
     return None
 
 
-def ended_job(folder: Path) -> JobRecord | None:
+def read_ended_job(folder: Path) -> JobRecord | None:
     """Return the job from job.json in a results folder if it was fetched after the job's end."""
-    job = saved_job(folder)
+    job = read_job(folder)
     return job if job is not None and job.state not in ACTIVE else None
 
 
@@ -180,18 +183,18 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
 
     Results of another job with the same name, on other instances, do not count.
     """
-    recorded = ended_job(folder)
+    recorded = read_ended_job(folder)
     return recorded is not None and not recorded.missing and recorded.nodes == job.nodes
 
 
-def refuse_another(session: Session, job: JobRecord, *, strict: bool = False) -> None:
+def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) -> None:
     """Raise ConfigError if a job's results folder has results of another job, on other instances.
 
     `strict` is for a job read from S3, where others may write: it must name its instances, and instances and
     S3 URI must equal those of the job in the folder.
     """
     folder = session.results / job.job
-    recorded = saved_job(folder)
+    recorded = read_job(folder)
     instances = {node.instance_id for node in job.nodes}
     if strict and not instances:
         why = f"its record at {job.save_to} names no nodes: awsddp did not write it"
@@ -213,50 +216,54 @@ def refuse_another(session: Session, job: JobRecord, *, strict: bool = False) ->
 
 def _uri(job: JobRecord) -> tuple[str, str] | None:
     """Return bucket and prefix of `save_to` of a job, None without."""
-    return None if job.save_to is None else s3_place(job.save_to)
+    return None if job.save_to is None else parse_s3_uri(job.save_to)
 
 
-def is_owed(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
+def has_unfetched_results(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
     """Return True if the nodes have unfetched results of a job, by the job names in their tags (`unfetched`).
 
     If the tags had no room for all names (OLDER_JOBS), a job counts as unfetched unless it is fetched.
     """
-    if job.job in unfetched or MORE not in unfetched:
+    if job.job in unfetched or OLDER_JOBS not in unfetched:
         return job.job in unfetched
     return not is_fetched(session.results / job.job, job)
 
 
-def older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def list_older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return the jobs that OLDER_JOBS stands for on each connected node with this tag, by instance id.
 
     These are all jobs that the node reports and this machine has not completely fetched, also those that
     another machine has fetched.
     """
     from awsddp.agent import messages
-    from awsddp.agent_client.calls import answers_of
+    from awsddp.agent_client.calls import call_each_node
 
     fleet = connected.fleet
     instance_ids = {
         node: endpoint.instance_id for node, endpoint in fleet.endpoints.items() if node in fleet.nodes
     }
-    requests = {node: messages.State() for node, key in instance_ids.items() if MORE in tagged.get(key, ())}
-    answers = answers_of(fleet, requests) if requests else {}
+    requests = {
+        node: messages.State() for node, key in instance_ids.items() if OLDER_JOBS in tagged.get(key, ())
+    }
+    answers = call_each_node(fleet, requests) if requests else {}
     return {
         instance_ids[node]: [
-            job.job for job in answer.jobs if not is_home(connected.session, job.job, instance_ids[node])
+            job.job
+            for job in answer.jobs
+            if not is_fetched_from(connected.session, job.job, instance_ids[node])
         ]
         for node, answer in answers.items()
         if not isinstance(answer, AwsddpError)
     }
 
 
-def is_home(session: Session, name: str, instance_id: str) -> bool:
+def is_fetched_from(session: Session, name: str, instance_id: str) -> bool:
     """Return True if all results of a job that ran on this instance are fetched."""
-    fetched = whole_at_home(session, name)
+    fetched = find_fetched_job(session, name)
     return fetched is not None and instance_id in {node.instance_id for node in fetched.nodes}
 
 
-def whole_at_home(session: Session, name: str) -> JobRecord | None:
+def find_fetched_job(session: Session, name: str) -> JobRecord | None:
     """Return the job of this name if all its results are fetched, else None."""
-    job = ended_job(session.results / name)
+    job = read_ended_job(session.results / name)
     return job if job is not None and not job.missing else None

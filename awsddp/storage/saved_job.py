@@ -24,21 +24,21 @@ import msgspec
 
 from awsddp.agent.diagnosis.stacks import DUMP
 from awsddp.agent.job_folder import NAME
-from awsddp.agent.s3.store import AT_ONCE, Changed, Place, Store
-from awsddp.agent_client.job_reports import encode, job_document
+from awsddp.agent.s3.store import CONCURRENCY, ObjectChanged, S3Uri, Store
+from awsddp.agent_client.job_reports import encode_job, merge_job
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.model.documents import NodeFiles
 from awsddp.model.node_answers import Manifest, ResultFile, check_manifest
 from awsddp.model.records import ACTIVE, JobRecord, Target
 from awsddp.session.context import Session
-from awsddp.session.locate import target_for
-from awsddp.settings.values import s3_place
+from awsddp.session.locate import open_target
+from awsddp.settings.values import parse_s3_uri
 from awsddp.storage.checkpoints import Checkpoint
-from awsddp.storage.local_names import begins, name_at_home
-from awsddp.storage.results_dir import is_fetched, refuse_another
-from awsddp.storage.saved_lists import TRIES, Listed, Lists, Part, Row, typed
+from awsddp.storage.local_names import assign_local_names, matches_sample
+from awsddp.storage.results_dir import is_fetched, refuse_other_job
+from awsddp.storage.saved_lists import MAX_READS, ListReader, NodeFileList, Part, SavedFile, quote_uri
 from awsddp.util.format import node_name
-from awsddp.util.parallel import each
+from awsddp.util.parallel import run_each
 
 if TYPE_CHECKING:
     from awsddp.nodes.rsync import Progress
@@ -53,28 +53,28 @@ _REPORTS = 200
 """How often progress is reported per transfer."""
 
 
-class Changing(AwsddpError, exit_code=1, kind="changing", retryable=True):
+class FilesChanged(AwsddpError, exit_code=1, kind="changing", retryable=True):
     """Files changed whenever they were read. All other results of `job` were downloaded (`fetched`)."""
 
     def __init__(
-        self, uri: Place, paths: Sequence[str], job: JobRecord, fetched: Mapping[int, NodeFiles]
+        self, uri: S3Uri, paths: Sequence[str], job: JobRecord, fetched: Mapping[int, NodeFiles]
     ) -> None:
         message = "changing faster than it can be read"
-        step = f"awsddp fetch {typed(uri)}   # again, once the job writes less"
+        step = f"awsddp fetch {quote_uri(uri)}   # again, once the job writes less"
         if job.state not in ACTIVE:
             message = "not in S3 as listed"
             options = f"--bucket {uri.bucket} --prefix {shlex.quote(uri.prefix)}/"
             step = f"aws s3api list-object-versions {options}   # what was there, if the bucket keeps it"
-        why = f"their lists at {uri} were read {TRIES} more times; all other files were fetched"
+        why = f"their lists at {uri} were read {MAX_READS} more times; all other files were fetched"
         super().__init__(f"{message}: {_shorten(paths)}", why, step)
         self.job, self.fetched = job, fetched
 
 
-class Lacking(NodeError):
+class IncompleteUpload(NodeError):
     """S3 does not have all results of an ended `job`. Those that it has were downloaded (`fetched`)."""
 
     def __init__(
-        self, uri: Place, nodes: Sequence[int], job: JobRecord, fetched: Mapping[int, NodeFiles]
+        self, uri: S3Uri, nodes: Sequence[int], job: JobRecord, fetched: Mapping[int, NodeFiles]
     ) -> None:
         super().__init__(
             f"a part of the results of {job.job} is not at {uri}",
@@ -88,43 +88,45 @@ class Lacking(NodeError):
 class _Node:
     """The list of a node as saved and as a manifest; `rows` has the saved files by path."""
 
-    listed: Listed
+    listed: NodeFileList
     manifest: Manifest
-    rows: Mapping[str, Row]
+    rows: Mapping[str, SavedFile]
 
 
-class Saved:
+class StoredJob:
     """A job as stored under an S3 URI. `is_over`: the first node has written its final state."""
 
-    def __init__(self, session: Session, store: Store, uri: Place) -> None:
-        self._session, self._store, self.where = session, store, uri
+    def __init__(self, session: Session, store: Store, uri: S3Uri) -> None:
+        self._session, self._store, self.uri = session, store, uri
         started, self._secret = _find_started_job(session, uri), None
         if started is not None and session.folder.key.exists():
-            self._secret = signing_secret(session, started.job)
-        self._lists = Lists(store, uri, secret=self._secret)
-        index = self._lists.index()
+            self._secret = derive_signing_secret(session, started.job)
+        self._lists = ListReader(store, uri, secret=self._secret)
+        index = self._lists.read_index()
         if index is None or index.document is None:
             raise self._not_found_error(is_job=index is not None)
         self._index, document = index, index.document
         self.is_over = index.state not in ACTIVE
-        job = job_document({document.node: document}, results=session.job_spec.job.results)
+        job = merge_job({document.node: document}, results=session.job_spec.job.results)
         self.job = replace(job, save_to=str(_parent(uri)))
         if started is not None and started.nodes and set(started.nodes) != set(self.job.nodes):
             raise NodeError(
                 f"{uri} holds a job of that name of other nodes",
                 f"those of {started.job} are {_shorten([node.instance_id for node in started.nodes])}",
-                f"aws s3 ls {typed(uri)}/   # others than the nodes may write there",
+                f"aws s3 ls {quote_uri(uri)}/   # others than the nodes may write there",
             )
-        self._nodes = dict(zip(index.nodes, each(self._read, index.nodes, at_most=AT_ONCE), strict=True))
+        self._nodes = dict(
+            zip(index.nodes, run_each(self._read, index.nodes, at_most=CONCURRENCY), strict=True)
+        )
         self._downloaded: dict[tuple[int, str], ResultFile] = {}
         self._reading = threading.Lock()
 
     @property
-    def lacking(self) -> tuple[int, ...]:
+    def incomplete_nodes(self) -> tuple[int, ...]:
         """The nodes whose results are not completely in S3."""
         return tuple(sorted(number for number, node in self._nodes.items() if not node.listed.is_all))
 
-    def why_not_all(self, job: JobRecord) -> str:
+    def explain_incomplete(self, job: JobRecord) -> str:
         """Return why S3 does not have all results of a job of this machine, "" if it has them.
 
         Every listed object must be in the bucket with the listed size and ETag.
@@ -135,11 +137,11 @@ class Saved:
             return "the results there are of other nodes"
         if not self.is_over:
             return "the job has not ended there"
-        if self.lacking:
-            return f"{_shorten([node_name(node) for node in self.lacking])} did not save all"
+        if self.incomplete_nodes:
+            return f"{_shorten([node_name(node) for node in self.incomplete_nodes])} did not save all"
         parts = (part for node in self._nodes.values() for row in node.rows.values() for part in row.parts)
-        needed = {(self.where.key(part.key), part.size, part.etag) for part in parts}
-        for thing in self._store.list(self.where):
+        needed = {(self.uri.key(part.key), part.size, part.etag) for part in parts}
+        for thing in self._store.list(self.uri):
             needed.discard((thing.key, thing.size, thing.etag))
         absent = [ascii(key) for key, *_ in sorted(needed)]
         return f"not in S3 as listed: {_shorten(absent)}" if absent else ""
@@ -148,18 +150,18 @@ class Saved:
         """Return the error for a URI without results, which suggests other jobs near it."""
         message = "no results of the job yet" if is_job else "no job"
         nearby, names = self._find_nearby_jobs(is_job=is_job)
-        why, command = "", f"aws s3 ls {typed(nearby)}/   # what is there"
+        why, command = "", f"aws s3 ls {quote_uri(nearby)}/   # what is there"
         if names:
             why = f"{nearby}/ has {', '.join(names[-_MAX_NAMED:])}"
-            command = f"awsddp jobs {typed(nearby.below(names[-1]))}"
-        return NotFoundError(f"{message} at {self.where}", why, command)
+            command = f"awsddp jobs {quote_uri(nearby.join(names[-1]))}"
+        return NotFoundError(f"{message} at {self.uri}", why, command)
 
-    def _find_nearby_jobs(self, *, is_job: bool) -> tuple[Place, list[str]]:
+    def _find_nearby_jobs(self, *, is_job: bool) -> tuple[S3Uri, list[str]]:
         """Return the URI itself or its parent, and the names of folders there that may be other jobs."""
-        parent, job_name = _parent(self.where), posixpath.basename(self.where.prefix)
-        for nearby in (parent,) if is_job else (self.where, parent):
+        parent, job_name = _parent(self.uri), posixpath.basename(self.uri.prefix)
+        for nearby in (parent,) if is_job else (self.uri, parent):
             with contextlib.suppress(self._store.client.exceptions.ClientError):
-                folders = islice(self._store.folders(nearby), 1000)
+                folders = islice(self._store.list_folders(nearby), 1000)
                 names = [
                     name for name in folders if NAME.fullmatch(name) and not _JOB_SUBFOLDER.fullmatch(name)
                 ]
@@ -167,10 +169,10 @@ class Saved:
                     return nearby, names
         return parent, []
 
-    def _read(self, node: int, before: Listed | None = None) -> _Node:
+    def _read(self, node: int, before: NodeFileList | None = None) -> _Node:
         """Read the list of a node, and check it like the manifest of a node. Raises NodeError."""
-        listed = self._lists.node(node, launch=self._index.launch, before=before)
-        with self._lists.checked(f"node{node}.json"):
+        listed = self._lists.read_node(node, launch=self._index.launch, earlier=before)
+        with self._lists.translating_errors(f"node{node}.json"):
             entries = [
                 _entry(path, size=row.size, modified=row.modified, sample=row.sample, **_stamp(row))
                 for path, row in listed.files.items()
@@ -185,7 +187,7 @@ class Saved:
         check_manifest(manifest, node, [rank.rank for rank in self.job.ranks if rank.node == node])
         return manifest
 
-    def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
+    def download(self, *, all_results: bool) -> dict[int, NodeFiles]:
         """Download all results if `whole`, otherwise only logs and metrics, into the results folder.
 
         Files already downloaded are skipped. In a folder that had all results, existing files stay and
@@ -194,37 +196,40 @@ class Saved:
         from awsddp.nodes.download import pull
 
         job, folder = self.job, self._session.results / self.job.job
-        refuse_another(self._session, job, strict=True)
-        if whole:
-            self._store.abort(_parent(self.where), over=())
+        refuse_other_job(self._session, job, strict=True)
+        if all_results:
+            self._store.abort(_parent(self.uri), ended_jobs=())
         is_here, unread = is_fetched(folder, job), list[ResultFile]()
 
         def last(changed: Sequence[ResultFile]) -> Mapping[str, bytes]:
             unread.extend(file for file in changed if file.path in self._nodes[file.node].rows)
-            lacking = {*(self.lacking if whole else self._nodes), *(file.node for file in unread)}
-            content = encode(replace(job, missing=tuple(sorted(lacking))))
+            lacking = {
+                *(self.incomplete_nodes if all_results else self._nodes),
+                *(file.node for file in unread),
+            }
+            content = encode_job(replace(job, missing=tuple(sorted(lacking))))
             return {} if is_here else {"job.json": content}
 
         downloaded = pull(
-            self._select_files(folder, whole=whole, is_here=is_here),
+            self._select_files(folder, whole=all_results, is_here=is_here),
             folder,
-            look=self._current_files,
-            begins=begins,
-            also=last,
+            list_files=self._current_files,
+            matches_sample=matches_sample,
+            last_files=last,
             transfer=self._transfer,
             on_event=self._session.on_event,
         )
         if empty := [node_name(number) for number, node in self._nodes.items() if not node.manifest.files]:
-            self._session.say(f"no files of {_shorten(empty)} at {self.where}")
+            self._session.say(f"no files of {_shorten(empty)} at {self.uri}")
         fetched = {node: downloaded.get(node, NodeFiles(node=node, files=0, bytes=0)) for node in self._nodes}
         if unread:
-            raise Changing(self.where, [file.home for file in unread], job, fetched)
+            raise FilesChanged(self.uri, [file.home for file in unread], job, fetched)
         return fetched
 
     def _select_files(self, folder: Path, *, whole: bool, is_here: bool) -> dict[int, list[ResultFile]]:
         wanted: dict[int, list[ResultFile]] = {}
         manifests = {number: node.manifest for number, node in self._nodes.items()}
-        for file in name_at_home(manifests):
+        for file in assign_local_names(manifests):
             stays = is_here and os.path.lexists(folder / file.home)
             is_read = file.home.startswith(_LOGS) or file.home.endswith(_METRICS)
             if not stays and (whole or is_here or is_read):
@@ -245,7 +250,7 @@ class Saved:
 
         Files that an earlier call has downloaded are skipped. Raises ClientError.
         """
-        from awsddp.nodes.download import is_here
+        from awsddp.nodes.download import is_downloaded
 
         done = shown = 0
 
@@ -257,8 +262,8 @@ class Saved:
             if abs(done - shown) > progress.size / _REPORTS:
                 progress.report(shown := done)
 
-        missing = [file for file in files if not is_here(folder / file.path[1:], file, begins)]
-        for _ in self._store.each(partial(self._download, folder, on_bytes), missing):
+        missing = [file for file in files if not is_downloaded(folder / file.path[1:], file, matches_sample)]
+        for _ in self._store.run_each(partial(self._download, folder, on_bytes), missing):
             pass
 
     def _download(self, folder: Path, on_bytes: Callable[[int], None], file: ResultFile) -> None:
@@ -267,14 +272,14 @@ class Saved:
         Skips a file that is no longer listed or changes too often.
         """
         path = folder / file.path[1:]
-        for attempt in range(1 + TRIES):
+        for attempt in range(1 + MAX_READS):
             row = self._nodes[file.node].rows.get(file.path)
             if row is None:
                 return
             try:
-                self._store.download(self.where.bucket, row.things(self.where), path, on_bytes)
-            except Changed:
-                if attempt < TRIES:
+                self._store.download(self.uri.bucket, row.list_objects(self.uri), path, on_bytes)
+            except ObjectChanged:
+                if attempt < MAX_READS:
                     self._read_again(file, row)
                 continue
             os.utime(path, ns=(row.modified, row.modified))
@@ -284,28 +289,28 @@ class Saved:
             self._downloaded[file.node, file.path] = downloaded
             return
 
-    def _read_again(self, file: ResultFile, row: Row) -> None:
+    def _read_again(self, file: ResultFile, row: SavedFile) -> None:
         """Read a node's list again, unless another thread has already replaced the list of this row."""
         with self._reading:
             if self._nodes[file.node].rows.get(file.path) is row:
                 self._nodes[file.node] = self._read(file.node, self._nodes[file.node].listed)
 
-    def checkpoint(self) -> "SavedCheckpoint":
+    def read_checkpoint(self) -> "SavedCheckpoint":
         """Return the newest complete checkpoint. Raises ConfigError without one, NodeError."""
         index = self._index
-        for _ in range(1 + TRIES):
-            with contextlib.suppress(Changed):
-                return self._checkpoint(self._lists.checkpoint(index))
-            index = self._lists.index() or index
-        raise self._lists.changing("job.json")
+        for _ in range(1 + MAX_READS):
+            with contextlib.suppress(ObjectChanged):
+                return self._checkpoint(self._lists.read_checkpoint(index))
+            index = self._lists.read_index() or index
+        raise self._lists.make_changing_error("job.json")
 
-    def _checkpoint(self, checkpoint: tuple[str, Mapping[str, Row]] | None) -> "SavedCheckpoint":
+    def _checkpoint(self, checkpoint: tuple[str, Mapping[str, SavedFile]] | None) -> "SavedCheckpoint":
         name, rows = checkpoint or ("", {})
         if not rows:
-            command = f"awsddp logs {typed(self.where)}"
-            raise ConfigError(f"no checkpoint at {self.where}", "no checkpoint is complete", command)
+            command = f"awsddp logs {quote_uri(self.uri)}"
+            raise ConfigError(f"no checkpoint at {self.uri}", "no checkpoint is complete", command)
         files: dict[str, tuple[Part, ...]] = {}
-        with self._lists.checked("job.json"):
+        with self._lists.translating_errors("job.json"):
             for path, row in rows.items():
                 node = next((number for number in self._nodes if path.startswith(f"node{number}/")), None)
                 top = f"node{node}/{name}"
@@ -313,38 +318,38 @@ class Saved:
                     raise ValueError(f"{path!r} is no part of {name!r}")
                 self._manifest(node, [_entry(path, size=row.size)])
                 files[posixpath.basename(name) + path[len(top) :]] = row.parts
-        parts = (Path(f"{self.where}/{name}"),)
-        return SavedCheckpoint(job=self.job.job, parts=parts, place=self.where, files=files)
+        parts = (Path(f"{self.uri}/{name}"),)
+        return SavedCheckpoint(job=self.job.job, parts=parts, uri=self.uri, files=files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint(Checkpoint):
     """A checkpoint in S3: the parts of each file, with keys below `place`."""
 
-    place: Place
+    uri: S3Uri
     files: Mapping[str, Sequence[Part]]
 
     @property
-    def shown(self) -> str:
+    def display_path(self) -> str:
         """The S3 URI to show to the user."""
         return str(self.parts[0]).replace(":/", "://", 1)
 
 
-def is_saved(text: str | None) -> TypeGuard[str]:
+def is_s3_uri(text: str | None) -> TypeGuard[str]:
     """Return True if `text` is an S3 URI."""
     return text is not None and text.startswith("s3://")
 
 
 @contextlib.contextmanager
-def store_at(target: Target, uri: Place) -> Iterator[Store]:
+def open_store(target: Target, uri: S3Uri) -> Iterator[Store]:
     """Yield an S3 store with this machine's login. Errors of botocore in the context are translated.
 
     Raises CloudError, ConfigError, NotFoundError if the bucket does not exist.
     """
-    from awsddp.aws.login import session_of, translated
+    from awsddp.aws.login import session_of, translate_aws_errors
 
     with (
-        translated(target, where=str(uri)),
+        translate_aws_errors(target, location=str(uri)),
         contextlib.closing(
             Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
         ) as store,
@@ -353,39 +358,41 @@ def store_at(target: Target, uri: Place) -> Iterator[Store]:
 
 
 @contextlib.contextmanager
-def opened(session: Session, uri: str) -> Iterator[Saved]:
+def open_saved_job(session: Session, uri: str) -> Iterator[StoredJob]:
     """Yield the job at s3://bucket/prefix/JOB, read with this machine's login.
 
     Raises NotFoundError, CloudError, NodeError for invalid documents.
     """
-    place = Place(*s3_place(uri))
-    with target_for(session, session.folder.read()) as target, store_at(target, place) as store:
-        yield Saved(session, store, place)
+    place = S3Uri(*parse_s3_uri(uri))
+    with open_target(session, session.folder.read()) as target, open_store(target, place) as store:
+        yield StoredJob(session, store, place)
 
 
-def brought(session: Session, uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:
+def download_saved_job(
+    session: Session, uri: str, *, all_results: bool = False
+) -> tuple[JobRecord, dict[int, NodeFiles]]:
     """Download a job's record, logs and metrics into its results folder, all results if `whole`.
 
     Returns the job and the files by node. Raises the errors of `open_saved_job`, ConfigError if the folder
     belongs to another job, and with `whole` FilesChanged and IncompleteUpload.
     """
-    with opened(session, uri) as saved:
+    with open_saved_job(session, uri) as saved:
         if not saved.is_over:
             activity = saved.job.state if saved.job.state in ACTIVE else "still being saved"
             session.say(f"job {saved.job.job} was {activity} when it was last saved: more may come")
         try:
-            downloaded = saved.bring(whole=whole)
-            if whole and saved.is_over and saved.lacking:
-                raise Lacking(saved.where, saved.lacking, saved.job, downloaded)
+            downloaded = saved.download(all_results=all_results)
+            if all_results and saved.is_over and saved.incomplete_nodes:
+                raise IncompleteUpload(saved.uri, saved.incomplete_nodes, saved.job, downloaded)
             return saved.job, downloaded
-        except Changing as error:
-            if whole:
+        except FilesChanged as error:
+            if all_results:
                 raise
             session.say(error.message)
             return saved.job, dict(error.fetched)
 
 
-def in_bucket(session: Session, job: JobRecord) -> bool:
+def verify_in_s3(session: Session, job: JobRecord) -> bool:
     """Return True if S3 has all results of a job; then download its record, logs and metrics.
 
     Otherwise reports the reason.
@@ -394,10 +401,10 @@ def in_bucket(session: Session, job: JobRecord) -> bool:
         return False
     uri = f"{job.save_to}/{job.job}"
     try:
-        with opened(session, uri) as saved:
-            why = saved.why_not_all(job)
+        with open_saved_job(session, uri) as saved:
+            why = saved.explain_incomplete(job)
             if not why:
-                saved.bring(whole=False)
+                saved.download(all_results=False)
     except (AwsddpError, OSError) as error:
         why = error.summary if isinstance(error, AwsddpError) else str(error)
     if why:
@@ -405,7 +412,7 @@ def in_bucket(session: Session, job: JobRecord) -> bool:
     return not why
 
 
-def signing_secret(session: Session, job: str) -> str:
+def derive_signing_secret(session: Session, job: str) -> str:
     """Return the secret with which the nodes of a job sign their lists in S3. Raises OSError.
 
     It is derived from the cluster's key, which others who may write to the bucket do not have.
@@ -413,11 +420,11 @@ def signing_secret(session: Session, job: str) -> str:
     return hmac.new(session.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
-def _find_started_job(session: Session, uri: Place) -> JobRecord | None:
+def _find_started_job(session: Session, uri: S3Uri) -> JobRecord | None:
     """Return the job of this machine that saves to this URI, None without one."""
     record = session.folder.read()
     for job in record.jobs if record is not None else ():
-        if job.save_to is not None and Place(*s3_place(job.save_to)).below(job.job) == uri:
+        if job.save_to is not None and S3Uri(*parse_s3_uri(job.save_to)).join(job.job) == uri:
             return job
     return None
 
@@ -427,7 +434,7 @@ def _entry(path: str, **more: object) -> dict[str, object]:
     return {"path": _staging_path(path), "home": path, "size": 0, **more}
 
 
-def _stamp(row: Row) -> dict[str, int]:
+def _stamp(row: SavedFile) -> dict[str, int]:
     return dict(zip(("changed", "inode"), row.stamp, strict=True))
 
 
@@ -441,5 +448,5 @@ def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _parent(uri: Place) -> Place:
-    return Place(uri.bucket, posixpath.dirname(uri.prefix))
+def _parent(uri: S3Uri) -> S3Uri:
+    return S3Uri(uri.bucket, posixpath.dirname(uri.prefix))

@@ -17,21 +17,21 @@ from msgspec import Meta
 from awsddp.agent.s3.store import (
     MOST_BYTES,
     MOST_PART_BYTES,
-    Changed,
     Document,
-    Place,
+    ObjectChanged,
+    S3Object,
+    S3Uri,
     Store,
-    Thing,
-    parsed,
+    parse_json,
     signature,
 )
 from awsddp.errors import NodeError
-from awsddp.model.node_answers import Nanoseconds, NodeJob, check_job, converted
-from awsddp.model.records import NodeNumber, Text, Word
+from awsddp.model.node_answers import Nanoseconds, NodeJob, check_job, convert_answer
+from awsddp.model.records import NodeNumber, ShortText, Text
 
 FORMAT = 2
 """`save` of job.json."""
-TRIES = 3
+MAX_READS = 3
 """How often a document or file is read again if it changes while it is read."""
 _MAX_FILES = 1_000_000
 """The maximum number of files and links of a job."""
@@ -42,7 +42,7 @@ _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _Kind = TypeVar("_Kind", bound="_Index | _NodeList")
 
 
-class Ref(NamedTuple):
+class PageRef(NamedTuple):
     """A page: its key, size and ETag."""
 
     key: _Key
@@ -59,7 +59,7 @@ class Part(NamedTuple):
     digest: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 
 
-class Row(msgspec.Struct, frozen=True):
+class SavedFile(msgspec.Struct, frozen=True):
     """A saved file."""
 
     size: _Size
@@ -76,24 +76,24 @@ class Row(msgspec.Struct, frozen=True):
         if largest > MOST_PART_BYTES:
             raise ValueError(f"a part of {path!r} has {largest:,} bytes")
 
-    def things(self, uri: Place) -> list[Thing]:
+    def list_objects(self, uri: S3Uri) -> list[S3Object]:
         """Return the S3 objects of the file, for a job at `uri`."""
-        return [Thing(uri.key(part.key), part.size, part.etag, part.digest) for part in self.parts]
+        return [S3Object(uri.key(part.key), part.size, part.etag, part.digest) for part in self.parts]
 
 
 class _Page(msgspec.Struct, frozen=True):
-    files: dict[str, Row] = {}
+    files: dict[str, SavedFile] = {}
     links: dict[str, str] = {}
 
 
-_Pages = Annotated[tuple[Ref, ...], Meta(max_length=64)]
+_Pages = Annotated[tuple[PageRef, ...], Meta(max_length=64)]
 
 
 class _NodeList(msgspec.Struct, frozen=True):
     """nodeK.json."""
 
     node: NodeNumber
-    launch: Word
+    launch: ShortText
     pages: _Pages
     ended: bool = False
     error: Text = ""
@@ -107,64 +107,64 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 class _Index(msgspec.Struct, frozen=True):
     """job.json. `document` is None before the ranks run. `state` is "running" until all results are saved."""
 
-    launch: Word
+    launch: ShortText
     state: Text
     nodes: Annotated[tuple[NodeNumber, ...], Meta(max_length=10_000)] = ()
     document: NodeJob | None = None
     checkpoint: _Checkpoint | None = None
 
 
-class Listed(msgspec.Struct, frozen=True):
+class NodeFileList(msgspec.Struct, frozen=True):
     """The list of a node. `is_all`: the node has ended and has saved all of its results."""
 
-    files: Mapping[str, Row] = {}
+    files: Mapping[str, SavedFile] = {}
     links: Mapping[str, str] = {}
     is_all: bool = False
-    pages: Mapping[Ref, Any] = {}
+    pages: Mapping[PageRef, Any] = {}
 
 
-class Lists:
+class ListReader:
     """Reads the documents of a job at an S3 URI.
 
     With the `secret` of the job, documents that its nodes did not sign are refused. Invalid documents raise
     NodeError.
     """
 
-    def __init__(self, store: Store, uri: Place, *, secret: str | None = None) -> None:
-        self._store, self.where, self._secret = store, uri, secret
+    def __init__(self, store: Store, uri: S3Uri, *, secret: str | None = None) -> None:
+        self._store, self.uri, self._secret = store, uri, secret
 
-    def index(self) -> _Index | None:
+    def read_index(self) -> _Index | None:
         """Return job.json, None if it does not exist."""
-        with self.checked("job.json"):
+        with self.translating_errors("job.json"):
             index = self._read("job.json", _Index)
             if index is not None and index.document is not None:
                 self._check_index(index, index.document)
             return index
 
     def _check_index(self, index: _Index, document: NodeJob) -> None:
-        check_job(document, document.node, posixpath.basename(self.where.prefix))
+        check_job(document, document.node, posixpath.basename(self.uri.prefix))
         job_nodes = sorted(node.node for node in document.nodes)
         if not job_nodes or sorted(index.nodes) != job_nodes or len(set(job_nodes)) != len(job_nodes):
             raise ValueError(f"it names the nodes {list(index.nodes)[:20]}, its job has {job_nodes[:20]}")
 
-    def node(self, node: int, *, launch: str, before: Listed | None = None) -> Listed:
+    def read_node(self, node: int, *, launch: str, earlier: NodeFileList | None = None) -> NodeFileList:
         """Return the list of a node of this launch; pages that `before` has are not read again."""
-        name, pages = f"node{node}.json", before.pages if before else {}
-        for _ in range(TRIES):
-            with self.checked(name):
+        name, pages = f"node{node}.json", earlier.pages if earlier else {}
+        for _ in range(MAX_READS):
+            with self.translating_errors(name):
                 node_list = self._read(name, _NodeList)
                 if node_list is None or node_list.launch != launch:
-                    return Listed()
+                    return NodeFileList()
                 if node_list.node != node:
                     raise ValueError(f"it is for node{node_list.node}")
-            with contextlib.suppress(Changed):
+            with contextlib.suppress(ObjectChanged):
                 pages = self._pages(node_list.pages, pages)
                 files = {path: row for page in pages.values() for path, row in page.files.items()}
                 links = {path: target for page in pages.values() for path, target in page.links.items()}
-                return Listed(files, links, node_list.ended and not node_list.error, pages)
-        raise self.changing(name)
+                return NodeFileList(files, links, node_list.ended and not node_list.error, pages)
+        raise self.make_changing_error(name)
 
-    def checkpoint(self, index: _Index) -> tuple[str, dict[str, Row]] | None:
+    def read_checkpoint(self, index: _Index) -> tuple[str, dict[str, SavedFile]] | None:
         """Return the name and the files of the newest complete checkpoint, None without one.
 
         Raises Changed if job.json must be read again.
@@ -176,31 +176,33 @@ class Lists:
             path: row for page in pages.values() for path, row in page.files.items()
         }
 
-    def _pages(self, refs: Sequence[Ref], earlier: Mapping[Ref, _Page]) -> dict[Ref, _Page]:
+    def _pages(self, refs: Sequence[PageRef], earlier: Mapping[PageRef, _Page]) -> dict[PageRef, _Page]:
         """Return the pages, taking those in `earlier` from there. Raises Changed."""
-        pages: dict[Ref, _Page] = {}
+        pages: dict[PageRef, _Page] = {}
         for ref in refs:
-            with self.checked(ref.key):
+            with self.translating_errors(ref.key):
                 pages[ref] = earlier.get(ref) or self._page(ref)
                 if sum(len(page.files) + len(page.links) for page in pages.values()) > _MAX_FILES:
                     raise ValueError(f"over {_MAX_FILES:,} files")
         return pages
 
-    def _page(self, ref: Ref) -> _Page:
-        page = converted(parsed(self._store.content(self.where, Thing(*ref))), _Page, paths=True)
+    def _page(self, ref: PageRef) -> _Page:
+        page = convert_answer(
+            parse_json(self._store.read_object(self.uri, S3Object(*ref))), _Page, paths=True
+        )
         for path, row in page.files.items():
             row.check(path)
         return page
 
     def _read(self, name: str, kind: type[_Kind]) -> _Kind | None:
         """Return a document, None if it does not exist. Raises ValueError, NodeError if not signed."""
-        document = self._store.document(self.where, name)
+        document = self._store.document(self.uri, name)
         if document is None:
             return None
         content = document.parse()
         if isinstance(content, dict) and name == "job.json" and (save := content.get("save")) != FORMAT:
             raise ValueError(f"its format is {save!r:.20}; this awsddp reads {FORMAT}")
-        message = converted(content, kind, paths=True)
+        message = convert_answer(content, kind, paths=True)
         if not isinstance(message, _Index) or message.document is not None:  # a claim is not signed
             self._verify(name, document, message.launch)
         return message
@@ -211,29 +213,29 @@ class Lists:
             signature(self._secret, launch, name, document.body).encode(), document.signature.encode()
         ):
             return
-        uri = self.where.below(name)
+        uri = self.uri.join(name)
         why = "its signature is not that of the cluster that this machine has the key of"
         raise NodeError(f"{uri} was not written by a node of this job", why, self._show_command(uri))
 
     @contextlib.contextmanager
-    def checked(self, name: str) -> Iterator[None]:
+    def translating_errors(self, name: str) -> Iterator[None]:
         """Raise NodeError for errors in the context: an invalid document `name`, or invalid entries in it."""
         try:
             yield
         except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
-            uri, why = self.where.below(name), str(error)[:2000]
+            uri, why = self.uri.join(name), str(error)[:2000]
             raise NodeError(f"{uri} is not valid", why, self._show_command(uri)) from error
 
-    def _show_command(self, uri: Place) -> str:
-        return f"aws s3 cp {typed(uri)} -   # what it says: others than the nodes may write there"
+    def _show_command(self, uri: S3Uri) -> str:
+        return f"aws s3 cp {quote_uri(uri)} -   # what it says: others than the nodes may write there"
 
-    def changing(self, name: str) -> NodeError:
+    def make_changing_error(self, name: str) -> NodeError:
         """Return the error for a document that changes whenever its pages are read."""
-        why = f"it was read {TRIES} times"
+        why = f"it was read {MAX_READS} times"
         step = "the same command, once the job writes less"
-        return NodeError(f"{self.where.below(name)} is changing faster than it can be read", why, step)
+        return NodeError(f"{self.uri.join(name)} is changing faster than it can be read", why, step)
 
 
-def typed(uri: Place) -> str:
+def quote_uri(uri: S3Uri) -> str:
     """Return an S3 URI quoted for a shell."""
     return shlex.quote(str(uri))

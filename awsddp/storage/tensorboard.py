@@ -4,7 +4,7 @@ import contextlib
 import struct
 
 
-def event_rows(data: bytes) -> list[dict[str, float]]:
+def read_loss_rows(data: bytes) -> list[dict[str, float]]:
     """Return step and loss of a TensorBoard event file: of the first tag that names a loss.
 
     Records of TFRecord, each an Event: step is field 2, summary 5, of which a value has tag 1 and
@@ -27,7 +27,7 @@ def event_rows(data: bytes) -> list[dict[str, float]]:
     return rows
 
 
-def both_ends(data: bytes, most: int = 300) -> bytes:
+def cut_middle(data: bytes, most: int = 300) -> bytes:
     """Return an event file without its middle: at most its first and its last `most` records."""
     starts, at = [], 0
     while at + 12 <= len(data):

@@ -21,7 +21,7 @@ def counted(count: int, noun: str, ending: str = "s") -> str:
     return f"{count} {noun}{ending * (count != 1)}"
 
 
-def amount(files: int, size: int) -> str:
+def files_text(files: int, size: int) -> str:
     """Return the number of files and their size in bytes: "1 file, 12 kB"."""
     return f"{counted(files, 'file')}, {size_text(size)}"
 
@@ -31,7 +31,7 @@ def utc(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def iso(moment: datetime | None) -> str | None:
+def optional_utc(moment: datetime | None) -> str | None:
     """Return a time as `utc` does, or None for None."""
     return utc(moment) if moment else None
 
@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
-def elapsed(since: str | None, until: str | None = None) -> float | None:
+def elapsed_seconds(since: str | None, until: str | None = None) -> float | None:
     """Return the seconds between two times in the form of `utc` (None: now); None for no `since`."""
     if since is None:
         return None
@@ -57,7 +57,7 @@ def elapsed(since: str | None, until: str | None = None) -> float | None:
 
 def age(moment: str | None) -> str:
     """Return how long ago a time was, in one unit: 48 s, 2 h, 3 days; "" for None."""
-    if (seconds := elapsed(moment)) is None:
+    if (seconds := elapsed_seconds(moment)) is None:
         return ""
     units = (("days", 172800, 86400), ("h", 3600, 3600), ("min", 60, 60), ("s", 0, 1))
     return next(f"{seconds // size:.0f} {unit}" for unit, least, size in units if seconds >= least)

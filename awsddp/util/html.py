@@ -12,17 +12,19 @@ class Html(str):
     """A string of HTML; any other string is text."""
 
 
-def html(value: object) -> str:
+def to_html(value: object) -> str:
     """Return an `Html` unchanged, and any other value as escaped text.
 
     Colors are removed, other control characters made visible.
     """
-    return value if isinstance(value, Html) else escape(terminal_safe.lines(_COLOR.sub("", str(value))))
+    return (
+        value if isinstance(value, Html) else escape(terminal_safe.escape_lines(_COLOR.sub("", str(value))))
+    )
 
 
 def tag(name: str, *content: object, **attributes: object) -> Html:
     """Return an element; the attribute `class_` is HTML's class, and "_" in a name is "-"."""
     attribute_text = "".join(
-        f' {key.strip("_").replace("_", "-")}="{html(value)}"' for key, value in attributes.items()
+        f' {key.strip("_").replace("_", "-")}="{to_html(value)}"' for key, value in attributes.items()
     )
-    return Html(f"<{name}{attribute_text}>{''.join(map(html, content))}</{name}>")
+    return Html(f"<{name}{attribute_text}>{''.join(map(to_html, content))}</{name}>")

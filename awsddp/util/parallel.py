@@ -17,14 +17,14 @@ Outcome = TypeVar("Outcome")
 Message = TypeVar("Message")
 Params = ParamSpec("Params")
 MEANWHILE_S = 5.0
-"""The interval of `run_on_nodes` without an event after which it calls `meanwhile`."""
+"""The interval of `run_on_nodes` without an event after which it calls `on_idle`."""
 
 
-def ignore(event: object) -> None:
+def ignore_event(event: object) -> None:
     """Ignore an event."""
 
 
-def soon(work: Callable[Params, T], /, *args: Params.args, **more: Params.kwargs) -> Future[T]:
+def run_in_thread(work: Callable[Params, T], /, *args: Params.args, **more: Params.kwargs) -> Future[T]:
     """Run `work` in a daemon thread and return its future; the command may exit without waiting for it."""
     future: Future[T] = Future()
 
@@ -38,7 +38,7 @@ def soon(work: Callable[Params, T], /, *args: Params.args, **more: Params.kwargs
     return future
 
 
-def both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
+def run_both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
     """Run `work` in this thread and `other` in another, and return both results when both have ended.
 
     Raises the error of `work`, otherwise that of `other`.
@@ -48,7 +48,7 @@ def both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
         return work(), future.result()
 
 
-def each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16) -> list[T]:
+def run_each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16) -> list[T]:
     """Run `work` for all items, up to `at_most` at once, and return the results in order.
 
     Raises the first error, in the order of the items, when all have ended.
@@ -57,7 +57,7 @@ def each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16)
         return list(pool.map(work, items))
 
 
-def all_reporting(
+def run_all_with_events(
     works: Iterable[Callable[[Callable[[Message], None]], T]], *, on_event: Callable[[Message], None]
 ) -> list[T]:
     """Run several functions in parallel, and return their results in order. Raises as `each` does.
@@ -79,12 +79,12 @@ def run_on_nodes(
     function: Callable[[int, Callable[[Message], None], threading.Event], T],
     nodes: Iterable[int],
     *,
-    meanwhile: Callable[[], None] | None = None,
+    on_idle: Callable[[], None] | None = None,
     on_event: Callable[[Message], None],
 ) -> dict[int, T | NodeError]:
     """Call `function(node, on_event, stop)` for all nodes in parallel; return each result or NodeError.
 
-    `on_event` is called in the caller's thread only, as is `meanwhile` after each MEANWHILE_S without an
+    `on_event` is called in the caller's thread only, as is `on_idle` after each MEANWHILE_S without an
     event. Any other exception, including an interrupt, is raised at once: it sets `stop`, so that the other
     calls can end, and does not wait for them.
     """
@@ -98,7 +98,7 @@ def run_on_nodes(
         outcomes[node] = error if isinstance(error, NodeError) else future.result()
 
     def start(node: int) -> None:
-        future = soon(function, node, lambda event: queue.put(partial(on_event, event)), stop)
+        future = run_in_thread(function, node, lambda event: queue.put(partial(on_event, event)), stop)
         future.add_done_callback(lambda ended: queue.put(partial(store_outcome, node, ended)))
 
     try:
@@ -108,16 +108,16 @@ def run_on_nodes(
             try:
                 handle = queue.get(timeout=MEANWHILE_S)
             except Empty:
-                handle = meanwhile or (lambda: None)
+                handle = on_idle or (lambda: None)
             handle()
     finally:
         stop.set()
     return {node: outcomes[node] for node in order}
 
 
-def import_soon(module: str) -> None:
+def import_in_thread(module: str) -> None:
     """Import a module in a thread, so that it is loaded when AWS or a node has responded."""
-    soon(importlib.import_module, module)
+    run_in_thread(importlib.import_module, module)
 
 
 class NodesFailed(NodeError):
@@ -139,7 +139,7 @@ class NodesFailed(NodeError):
         self.results = dict(results)
 
 
-def split(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
+def results_or_raise(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
     """Return the results by node. Raises NodesFailed if any is a NodeError, and any other error as it is."""
     failures: dict[int, NodeError] = {}
     results: dict[int, Outcome] = {}

@@ -29,22 +29,22 @@ _OF_A_COLOUR = re.compile(rb"(?:^|;)0*(?:38|48|58);(?:5;\d*|2;\d*;\d*;\d*)")
 _CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
 
 
-def line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return a text as one line, with its control characters made visible."""
     return _IN_LINE.sub(_escape, text)
 
 
-def name(text: str) -> str:
+def escape_name(text: str) -> str:
     """Return the name of a file with its control characters made visible; bytes that are not UTF-8 stay."""
     return _IN_NAME.sub(_escape, text)
 
 
-def lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Return a text with its control characters made visible, except newlines."""
     return _IN_LINES.sub(_escape, text)
 
 
-def colours_only(data: bytes, *, none: bool = False) -> bytes:
+def keep_colours(data: bytes, *, none: bool = False) -> bytes:
     """Return the output of ranks or commands for a terminal: colours stay, and end with their line.
 
     Other sequences are removed. Characters that hide text or change its direction are made visible. With
@@ -53,7 +53,7 @@ def colours_only(data: bytes, *, none: bool = False) -> bytes:
 
     def escape(match: re.Match[bytes]) -> bytes:
         if match[1] is None:
-            escaped = line(match[3].decode()).encode() if match[3] else b""
+            escaped = escape_line(match[3].decode()).encode() if match[3] else b""
             return escaped or b"".join(b"\\x%02x" % byte for byte in match[2] or b"")
         if _CONCEAL.search(_OF_A_COLOUR.sub(b"", match[1])):
             return rb"\x1b" + match[0][1:]

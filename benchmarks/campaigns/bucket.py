@@ -45,16 +45,16 @@ import botocore.session
 from awsddp.agent.job_folder import write_json
 from awsddp.agent.manifest import manifest
 from awsddp.agent.messages import Manifest
-from awsddp.agent.s3.store import MOST_BYTES, Place, Store
-from awsddp.agent.s3.uploader import Saver
-from awsddp.agent_client.job_reports import encode
+from awsddp.agent.s3.store import MOST_BYTES, S3Uri, Store
+from awsddp.agent.s3.uploader import Uploader
+from awsddp.agent_client.job_reports import encode_job
 from awsddp.errors import AwsddpError
 from awsddp.model.records import JobNode, JobRecord, Target
 from awsddp.nodes.download import VERSIONS
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from awsddp.state import Record
-from awsddp.storage.saved_job import Saved, in_bucket, signing_secret
+from awsddp.storage.saved_job import StoredJob, derive_signing_secret, verify_in_s3
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from benchmarks.campaigns.cuts import records
 from tests.support.local_cloud import Cloud
@@ -78,14 +78,14 @@ class Job:
             write_json(node.jobs / "job.json", node.request)
             node.state("running")
         self.versions: dict[str, set[bytes]] = {}
-        self.savers: dict[int, Saver] = {}
+        self.savers: dict[int, Uploader] = {}
         self.lock, self.last_error = RLock(), ""
         self.start()
 
     def start(self) -> None:
         """Start the savers, or start them again: those before have been killed."""
         for number, node in enumerate(self.nodes):
-            self.savers[number] = Saver(self._order(), node.folder, self.bucket.store())
+            self.savers[number] = Uploader(self._order(), node.folder, self.bucket.store())
 
     def _order(self) -> dict[str, Any]:
         pace = {"look_s": 0.0, "parts_s": 0.0, "beat_s": 0.02}
@@ -234,7 +234,7 @@ class Client:
 
     def __init__(self, top: Path, bucket: Bucket, *, has_key: bool, nodes: int = 1) -> None:
         self.bucket, self.top = bucket, top
-        self.where = Place(bucket.name, f"runs/{JOB}")
+        self.where = S3Uri(bucket.name, f"runs/{JOB}")
         project = top / "project"
         project.mkdir(parents=True)
         self.said: list[str] = []
@@ -270,7 +270,7 @@ class Client:
     def read(self) -> bool:
         """Bring the job; tell whether all of it came, by awsddp's own word."""
         try:
-            Saved(self.session, self.store, self.where).bring(whole=True)
+            StoredJob(self.session, self.store, self.where).download(all_results=True)
         except AwsddpError:
             self.refused += 1
             return False
@@ -314,7 +314,7 @@ class Writer:
     def __init__(self, job: Job, secrets: Callable[[str], str]) -> None:
         self.job, self.dice, self.secrets = job, job.dice, secrets
         self.bucket, self.store = job.bucket, job.bucket.store()
-        self.where = Place(self.bucket.name, f"runs/{JOB}")
+        self.where = S3Uri(self.bucket.name, f"runs/{JOB}")
         self.seen: dict[str, list[tuple[bytes, dict[str, str]]]] = {}
         self.has_forged = False
         self.did: Counter[str] = Counter()
@@ -505,7 +505,7 @@ class History:
     def check_release(self) -> None:
         """Raise AssertionError where nodes would be released whose results S3 does not hold."""
         client = self.clients[0]
-        if in_bucket(client.session, client.job):
+        if verify_in_s3(client.session, client.job):
             assert not self.job.savers, "the nodes may go while they save"
             assert self.job.is_in_bucket(self.job.files()), "the nodes may go, and S3 lacks results"
 
@@ -546,7 +546,7 @@ class History:
             )
             assert fresh.read(), f"not all was brought: {fresh.said}"
             assert fresh.files() == files, "another thing was brought"
-        assert in_bucket(keyed.session, keyed.job) or (keyed.folder / "foreign").exists(), keyed.said
+        assert verify_in_s3(keyed.session, keyed.job) or (keyed.folder / "foreign").exists(), keyed.said
 
 
 def hostile(*acts: str) -> Callable[[History], None]:
@@ -667,7 +667,7 @@ def local_results(history: History) -> None:
         (client.folder / "node0/run").mkdir(parents=True)
         machines = (JobNode(node=0, instance_id="i-another"),)
         older = replace(client.job, nodes=machines)
-        (client.folder / "job.json").write_bytes(encode(older))
+        (client.folder / "job.json").write_bytes(encode_job(older))
         (client.folder / "foreign").write_bytes(b"mine")
         (client.folder / "node0/run/model.pt").write_bytes(b"mine")
         kept |= {path: path.read_bytes() for path in client.folder.rglob("*") if path.is_file()}
@@ -722,8 +722,8 @@ def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
             Client(Path(top, "keyless"), bucket, has_key=False, nodes=nodes),
         )
         keyed = clients[0].session
-        job = Job(bucket, dice, signing_secret(keyed, JOB), nodes=nodes)
-        writer = Writer(job, lambda name: signing_secret(keyed, name))
+        job = Job(bucket, dice, derive_signing_secret(keyed, JOB), nodes=nodes)
+        writer = Writer(job, lambda name: derive_signing_secret(keyed, name))
         history = History(job, writer, clients, Path(top), row)
         try:
             KINDS[kind](history)

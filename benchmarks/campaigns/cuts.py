@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from awsddp.agent.s3.store import MOST_PART_BYTES, PARTS, Place
+from awsddp.agent.s3.store import MOST_PART_BYTES, PARTIAL_FOLDER, S3Uri
 from awsddp.local import control, machine, s3_files
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from tests.agent.s3 import test_download as test_copying
@@ -55,7 +55,7 @@ class Saving:
 
     def __init__(self, cloud: Cloud, top: Path, dice: random.Random) -> None:
         self.bucket, self.dice = Bucket(cloud, top), dice
-        self._at = machine.Place(cloud.home).buckets / self.bucket.name
+        self._at = machine.CloudPaths(cloud.home).buckets / self.bucket.name
         self.were: dict[str, list[bytes]] = {}
         [self.node] = self.bucket.run()
 
@@ -91,7 +91,7 @@ class Saving:
         """Return an object as it lies with the local S3, whatever goes wrong with requests; b"": none."""
         named = hashlib.sha256(f"runs/job-1/{key}".encode()).hexdigest()
         with contextlib.suppress(FileNotFoundError), (self._at / "objects" / named).open("rb") as file:
-            return file.read(s3_files.description(file).size)
+            return file.read(s3_files.parse_description(file).size)
         return b""
 
     def body(self, parts: list[Any]) -> bytes:
@@ -172,7 +172,7 @@ def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
         job.node.saver.wait()
         named, begun = job.check(), job.left()
         for _ in range(2):  # the faults may outlast all attempts of a request: then the next command does it
-            job.bucket.store().abort(Place(job.bucket.name, "runs/job-1"))
+            job.bucket.store().abort(S3Uri(job.bucket.name, "runs/job-1"))
         return {"faults": said, "named": named, "failed": begun, "left": job.left()}
 
 
@@ -201,7 +201,7 @@ def data(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     said += faults(cloud, node.bucket, dice, DOWN)
     while "failed" in (told := node.copy()):
         failed += 1
-        whole = {path: body for path, body in node.files.items() if not path.startswith(PARTS)}
+        whole = {path: body for path, body in node.files.items() if not path.startswith(PARTIAL_FOLDER)}
         assert whole.items() <= bodies.items(), "a file is half"
         assert told["why"] and told["next"], told
         assert number is None or "may not be read" in told["failed"], told
@@ -231,7 +231,7 @@ def resume(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     order = {"place": (node.bucket, "set"), "files": files, "folder": str(node.top)}
     while "failed" in (told := node.copy(**order)):
         failed += 1
-        whole = {path: body for path, body in node.files.items() if not path.startswith(PARTS)}
+        whole = {path: body for path, body in node.files.items() if not path.startswith(PARTIAL_FOLDER)}
         assert whole.items() <= wanted.items(), "a file is half"
         assert told["why"] and told["next"] and failed <= 3, told
     assert node.files == wanted, "not all came"

@@ -33,7 +33,7 @@ WAYS: dict[str, frozenset[str]] = {
 
 def possible() -> list[str]:
     """Return the ways that this machine can bring about."""
-    return [way for way in WAYS if way != "clock" or nspawn.faketime() is not None]
+    return [way for way in WAYS if way != "clock" or nspawn.find_faketime() is not None]
 
 
 def is_named(found: dict[str, Any], way: str, culprit: int) -> bool:

@@ -37,29 +37,29 @@ from awsddp.cli.command_line import Globals
 from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import cluster_page, fetch_page, job_page, jobs_page, report_page
 from awsddp.cli.screen import Screen
-from awsddp.cluster.status import cluster_document
+from awsddp.cluster.status import make_cluster_document
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.job.cancel import end_ranks
-from awsddp.job.fetch import bring
-from awsddp.job.follow import Watch, merger_of
-from awsddp.job.jobs import jobs_document
+from awsddp.job.fetch import fetch_from_nodes
+from awsddp.job.follow import JobFollower, make_merger
+from awsddp.job.jobs import make_jobs_document
 from awsddp.job.report import write_report as report
 from awsddp.job.reported import choose_job
 from awsddp.job.why import why
 from awsddp.model import node_answers
-from awsddp.model.documents import FetchDocument, in_order
+from awsddp.model.documents import FetchDocument, sort_by_node
 from awsddp.model.events import OnEvent
-from awsddp.model.records import Listed, Node, Target
+from awsddp.model.records import ClusterListing, Node, Target
 from awsddp.nodes import provision, rsync
 from awsddp.nodes.fleet import Fleet, Result
 from awsddp.nodes.login import Endpoint, Login
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.session.connect import told_jobs
+from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder, Record
-from awsddp.storage.results_dir import job_result
-from awsddp.util.parallel import ignore
+from awsddp.state import ClusterFolder, Record
+from awsddp.storage.results_dir import make_job_result
+from awsddp.util.parallel import ignore_event
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
 JOB = "job1"
@@ -300,7 +300,7 @@ class Drawn:
             2: lambda: self.chance.randbytes(200),
             3: lambda: MAGIC + b"[" * 5000 + b"\n",
             4: lambda: MAGIC + b'{"x": NaN}\n',
-            5: lambda: said[:-1] + b" " * node_answers.MOST_BYTES + b"\n",
+            5: lambda: said[:-1] + b" " * node_answers.MAX_BYTES + b"\n",
             6: lambda: b"",
             7: lambda: MAGIC + json.dumps({"error": {key: self._nasty() for key in _ERROR}}).encode() + b"\n",
             8: lambda: (
@@ -404,16 +404,16 @@ def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
 class FakeFleet:
     """Two nodes behind the calls of nodes/fleet.py, without a network."""
 
-    answering, holders = Fleet.answering, Fleet.holders
+    responsive_nodes, nodes_of_job = Fleet.responsive_nodes, Fleet.nodes_of_job
 
-    def __init__(self, drawn: Drawn, folder: Folder) -> None:
+    def __init__(self, drawn: Drawn, folder: ClusterFolder) -> None:
         self._drawn = drawn
         self.login = Login(key=folder.key, known_hosts=folder.known_hosts, ssh_config=folder.ssh_config)
         self.endpoints = {
             node: Endpoint(node=node, instance_id=f"i-{node}", host="127.0.0.1", user="ubuntu")
             for node in (0, 1)
         }
-        self.on_event: OnEvent = ignore
+        self.on_event: OnEvent = ignore_event
         self.failures: dict[int, NodeError] = {}
         self._reconnected = 0
 
@@ -450,8 +450,8 @@ class FakeFleet:
         outcomes: dict[int, Result | NodeError] = {}
         for node in requests:
             said = self._drawn.inspected(node)
-            if len(said) > node_answers.MOST_BYTES:
-                outcomes[node] = node_answers.malformed(node, "too much")
+            if len(said) > node_answers.MAX_BYTES:
+                outcomes[node] = node_answers.make_malformed_error(node, "too much")
             else:
                 outcomes[node] = Result(exit_code=0, stdout=said, stderr=b"")
         return outcomes
@@ -467,7 +467,7 @@ class Home:
             self._write(name)
         for name in ("other/job.json", "other/node1/x", "main/events", "job1.part/kept", "victim"):
             self._write(f"project/runs/{name}")
-        self.folder = Folder(root / ".awsddp", "default")
+        self.folder = ClusterFolder(root / ".awsddp", "default")
 
     def begin(self) -> dict[str, str]:
         """Make it as it was before any command, and return what there is."""
@@ -573,13 +573,13 @@ def _faked(drawn: Drawn) -> Iterator[None]:
 
     with (
         mock.patch.object(rsync, "transfer", transfer),
-        mock.patch("awsddp.nodes.download.ALIKE_BYTES", drawn.chance.choice((1, 1 << 20))),
+        mock.patch("awsddp.nodes.download.DEDUPLICATE_FROM_BYTES", drawn.chance.choice((1, 1 << 20))),
         mock.patch("awsddp.aws.power.release"),
         mock.patch("awsddp.aws.power.unfetched_of"),
         mock.patch("awsddp.aws.clusters.describe", return_value=[]),
-        mock.patch("awsddp.job.follow.BEYOND_S", -5.0),
+        mock.patch("awsddp.job.follow.EXTRA_PATIENCE_S", -5.0),
         mock.patch("awsddp.job.follow.time.sleep"),
-        mock.patch.object(node_answers, "MOST_BYTES", 1 << 20),
+        mock.patch.object(node_answers, "MAX_BYTES", 1 << 20),
     ):
         yield
 
@@ -601,7 +601,9 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         "default", environ={}, overrides={"sync.workdir": str(home.project), "job.heartbeat_timeout": "5s"}
     )
     screen = Screen(Globals())
-    session = Session(name=home.folder.name, home=home.folder.root, settings=settings, on_event=screen.event)
+    session = Session(
+        name=home.folder.name, home=home.folder.root, settings=settings, on_event=screen.show_event
+    )
     record = home.folder.read()
     assert record is not None
     machine: dict[str, Any] = {"state": "running", "instance_type": "x", "zone": "a", "image_id": "ami"}
@@ -609,43 +611,47 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         Node(node=node, instance_id=f"i-{node}", private_ip=f"10.0.0.{node}", **machine) for node in (0, 1)
     )
     aws: Any = object()
-    cluster = LocatedCluster(session=session, target=record.target, gateway=aws, known=record, nodes=nodes)
+    cluster = LocatedCluster(
+        session=session, target=record.target, aws_client=aws, local_record=record, nodes=nodes
+    )
     connected = ConnectedCluster(cluster=cluster, fleet=fleet)
     name = JOB if drawn.named else None
     try:
         if drawn.verb == "prepare":
-            fleet.on_event = screen.event
+            fleet.on_event = screen.show_event
             provision.prepare(fleet, nodes)
             return 0
         if drawn.verb == "why":
             with _found(connected):
                 why_page(why(session, JOB))
             return 0
-        jobs = told_jobs(connected)
+        jobs = list_jobs_on_nodes(connected)
         if drawn.verb == "jobs":
-            home.folder.remember(*jobs)
-            jobs_page(jobs_document(session, jobs), verbose=True)
+            home.folder.save_jobs(*jobs)
+            jobs_page(make_jobs_document(session, jobs), verbose=True)
             return 0
         if drawn.verb == "status":
-            home.folder.remember(*jobs)
-            listed = Listed(**_LISTED, nodes=nodes)
+            home.folder.save_jobs(*jobs)
+            listed = ClusterListing(**_LISTED, nodes=nodes)
             known = home.folder.read()
-            cluster_page(cluster_document(replace(cluster, gateway=None, listed=listed, known=known)))
+            cluster_page(
+                make_cluster_document(replace(cluster, aws_client=None, listing=listed, local_record=known))
+            )
             return 0
         job = choose_job(jobs, name)
         if drawn.verb == "cancel":
             end_ranks(connected, job.job)
         if drawn.verb == "logs":
-            home.folder.remember(job)
-            merger = merger_of(session, job)
-            job = Watch(connected, job, merger=merger, on_lines=screen.lines).run()
-        came = bring(connected, job)
-        fetch_page(FetchDocument(nodes=in_order(came), job=job.job, home=job.home))
-        job_page(job_result(session, job))
+            home.folder.save_jobs(job)
+            merger = make_merger(session, job)
+            job = JobFollower(connected, job, merger=merger, on_lines=screen.lines).run()
+        came = fetch_from_nodes(connected, job)
+        fetch_page(FetchDocument(nodes=sort_by_node(came), job=job.job, home=job.home))
+        job_page(make_job_result(session, job))
         report_page(report(session, job=job.job))
         return 0
     except AwsddpError as error:
-        return failures.show(error)
+        return failures.show_error(error)
 
 
 def main() -> int:

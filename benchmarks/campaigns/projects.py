@@ -299,7 +299,7 @@ def _packages(root: Path, wheels: Path) -> None:
     make_repository(root / "repositories", "tiny")
     channel.make_channel(
         wheels / "channels/forge",
-        base=image.BASE_AT / "bin" / image.PYTHON,
+        base=image.BASE_IN_NODE / "bin" / image.PYTHON,
         own_pip=Path("/opt/pytorch", image.PACKAGES, "pip"),
     )
 

@@ -25,10 +25,10 @@ from typing import Any
 
 from awsddp.agent import messages
 from awsddp.agent.manifest import manifest
-from awsddp.agent.messages import plain
+from awsddp.agent.messages import to_json_value
 from awsddp.model.node_answers import Manifest, ResultFile, check_manifest, read_answer
 from awsddp.nodes.download import VERSIONS, pull
-from awsddp.storage.local_names import begins, name_at_home
+from awsddp.storage.local_names import assign_local_names, matches_sample
 from benchmarks._rehearsal import Rehearsal, rehearsal
 from benchmarks.campaigns import _tree as tree
 from benchmarks.campaigns._campaign import Row, arguments, campaign
@@ -78,7 +78,7 @@ def fetch(job: Job, folder: Path) -> None:
 
     def listed() -> Manifest:
         told: Any = manifest(messages.Manifest(job=JOB, exclude=[], at_once=0), job.nodes[0].folder)
-        found = read_answer(json.dumps(plain(told)).encode(), Manifest, node=0, paths=True)
+        found = read_answer(json.dumps(to_json_value(told)).encode(), Manifest, node=0, paths=True)
         check_manifest(found, 0, [0])
         return found
 
@@ -88,15 +88,15 @@ def fetch(job: Job, folder: Path) -> None:
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(one.path, to)
 
-    wanted = {0: name_at_home({0: listed()})}
+    wanted = {0: assign_local_names({0: listed()})}
     changed: list[ResultFile] = []
     pull(
         wanted,
         folder,
         transfer=transfer,
-        look=look,
-        begins=begins,
-        also=lambda some: changed.extend(some) or {},
+        list_files=look,
+        matches_sample=matches_sample,
+        last_files=lambda some: changed.extend(some) or {},
     )
     assert not changed, changed
 

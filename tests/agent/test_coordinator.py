@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from awsddp.agent.coordinator import Coordinator, Elastic, Order, Said
+from awsddp.agent.coordinator import Coordinator, ElasticCoordinator, Message, Order
 from awsddp.agent.diagnosis.job_causes import Cause
-from awsddp.agent.diagnosis.stacks import Answer, Process
-from awsddp.agent.job_folder import Ending, Report
+from awsddp.agent.diagnosis.stacks import NodeStacks, Process
+from awsddp.agent.job_folder import Ending, RankReport
 from tests.support.fleet import launch_of
 
 LAYOUT = [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
@@ -19,29 +19,29 @@ SHUT = Cause("interrupted", True, "it was shut down", "", node=1)
 def joined(**settings: Any) -> Coordinator:
     coordinator = Coordinator(launch_of(layout=LAYOUT, **settings), now=0)
     for node in (0, 1):
-        coordinator.hear(node, Said(kind="here"), now=1)
+        coordinator.receive(node, Message(kind="here"), now=1)
     return coordinator
 
 
-def answer(node: int, stopped: int | None = None) -> Answer:
+def answer(node: int, stopped: int | None = None) -> NodeStacks:
     ranks = [rank for rank, _, on in LAYOUT if on == node]
     found = [Process(7, 1, rank, "T" if rank == stopped else "S", joined=True) for rank in ranks]
-    return Answer("/w", 9.0, found)
+    return NodeStacks("/w", 9.0, found)
 
 
 def exit_of(
     rank: int, code: int, fault: str = "own", said: str = "", kind: str = "exit", restart: int = 0
-) -> Said:
-    report = Report(rank, 5.0, 1.0, code, restart)
+) -> Message:
+    report = RankReport(rank, 5.0, 1.0, code, restart)
     if code:
         cause = Cause(kind, False, said, "", rank=rank, exit_code=code, tail=[said])
         report = report._replace(cause=cause, fault=fault)
-    return Said(kind="exit", reports=[report])
+    return Message(kind="exit", reports=[report])
 
 
 def gone(coordinator: Coordinator) -> None:
     for node in (0, 1):
-        coordinator.hear(node, Said(kind="gone"), now=9)
+        coordinator.receive(node, Message(kind="gone"), now=9)
 
 
 def named(coordinator: Coordinator) -> int | None:
@@ -51,19 +51,19 @@ def named(coordinator: Coordinator) -> int | None:
 
 def test_ranks_start_when_all_are_here_and_once() -> None:
     coordinator = Coordinator(REQUEST, now=0)
-    coordinator.hear(1, Said(kind="here"), now=1)
+    coordinator.receive(1, Message(kind="here"), now=1)
     assert coordinator.orders == []
-    coordinator.hear(0, Said(kind="here"), now=1)
-    coordinator.hear(0, Said(kind="here"), now=1)
+    coordinator.receive(0, Message(kind="here"), now=1)
+    coordinator.receive(0, Message(kind="here"), now=1)
     assert coordinator.orders == [GO]
 
 
 def test_success_needs_every_rank_and_every_node_gone() -> None:
     coordinator = joined()
     for rank in (0, 1, 2):
-        coordinator.hear(rank // 2, exit_of(rank, 0), now=2)
+        coordinator.receive(rank // 2, exit_of(rank, 0), now=2)
     assert coordinator.orders == [GO]
-    coordinator.hear(1, exit_of(3, 0), now=3)
+    coordinator.receive(1, exit_of(3, 0), now=3)
     assert coordinator.orders == [GO, STOP]
     assert coordinator.document().state == "running"
     gone(coordinator)
@@ -72,10 +72,10 @@ def test_success_needs_every_rank_and_every_node_gone() -> None:
 
 def test_rank_that_lost_its_peer_is_no_cause_beside_the_one_that_left() -> None:
     coordinator = joined()
-    coordinator.hear(0, exit_of(0, 1, "echo"), now=2.0)
+    coordinator.receive(0, exit_of(0, 1, "echo"), now=2.0)
     assert named(coordinator) == 0
-    coordinator.hear(1, exit_of(2, 1, "own"), now=2.3)
-    coordinator.hear(0, exit_of(1, -15, "stopped"), now=2.4)
+    coordinator.receive(1, exit_of(2, 1, "own"), now=2.3)
+    coordinator.receive(0, exit_of(1, -15, "stopped"), now=2.4)
     assert named(coordinator) == 2
     gone(coordinator)
     assert coordinator.document().state == "failed"
@@ -84,8 +84,8 @@ def test_rank_that_lost_its_peer_is_no_cause_beside_the_one_that_left() -> None:
 def test_ranks_that_did_not_join_are_explained_by_the_address_at_which_one_found_nobody() -> None:
     coordinator = joined()
     kind, said = "master_unreachable", "Nothing answers at localhost, 12354, where rank 0 was expected."
-    coordinator.hear(0, exit_of(0, 1, "echo", "Only 1 of 2 ranks joined.", "rendezvous_timeout"), now=2.0)
-    coordinator.hear(1, exit_of(2, 1, "echo", said, kind), now=2.3)
+    coordinator.receive(0, exit_of(0, 1, "echo", "Only 1 of 2 ranks joined.", "rendezvous_timeout"), now=2.0)
+    coordinator.receive(1, exit_of(2, 1, "echo", said, kind), now=2.3)
     cause = coordinator.document().cause
     assert (cause.kind, cause.rank, cause.node) == (kind, 2, 1)
     assert cause.explanation == f"Only 1 of 2 ranks joined. Rank 2: {said}"
@@ -93,8 +93,8 @@ def test_ranks_that_did_not_join_are_explained_by_the_address_at_which_one_found
 
 def test_lost_node_is_the_cause_of_what_the_others_then_say() -> None:
     coordinator = joined()
-    coordinator.hear(0, exit_of(0, 1, "echo"), now=2.0)
-    coordinator.hear(0, Said(kind="gone"), now=3)
+    coordinator.receive(0, exit_of(0, 1, "echo"), now=2.0)
+    coordinator.receive(0, Message(kind="gone"), now=3)
     assert not coordinator.done
     coordinator.lose(1, "no heartbeat for 12 s")
     assert coordinator.done
@@ -112,15 +112,15 @@ def test_kind_of_the_loss_of_a_node_is_that_of_the_cause() -> None:
 
 def test_first_of_several_own_failures_is_the_cause() -> None:
     coordinator = joined()
-    coordinator.hear(1, exit_of(3, 5), now=2.0)
-    coordinator.hear(0, exit_of(0, 6), now=2.1)
+    coordinator.receive(1, exit_of(3, 5), now=2.0)
+    coordinator.receive(0, exit_of(0, 6), now=2.1)
     assert named(coordinator) == 3
 
 
 def test_cancel_is_no_failure_whatever_the_ranks_then_say() -> None:
     coordinator = joined()
-    coordinator.hear(1, Said(kind="stop", ending=Ending(state="cancelled", grace=30.0)), now=2)
-    coordinator.hear(1, exit_of(3, 1, "stopped"), now=3)
+    coordinator.receive(1, Message(kind="stop", ending=Ending(state="cancelled", grace=30.0)), now=2)
+    coordinator.receive(1, exit_of(3, 1, "stopped"), now=3)
     gone(coordinator)
     document = coordinator.document()
     assert (document.state, document.cause) == ("cancelled", None)
@@ -129,31 +129,33 @@ def test_cancel_is_no_failure_whatever_the_ranks_then_say() -> None:
 
 def test_rank_that_ends_at_once_leaves_the_others_their_grace() -> None:
     coordinator = joined()
-    coordinator.hear(1, Said(kind="stop", ending=Ending(state="interrupted", grace=30.0, cause=SHUT)), now=2)
-    coordinator.hear(1, exit_of(3, -15, "stopped"), now=3)
+    coordinator.receive(
+        1, Message(kind="stop", ending=Ending(state="interrupted", grace=30.0, cause=SHUT)), now=2
+    )
+    coordinator.receive(1, exit_of(3, -15, "stopped"), now=3)
     coordinator.lose(1, "it closed the connection")
     assert coordinator.orders == [GO, Order("stop", 30.0)]
-    coordinator.hear(0, Said(kind="gone"), now=9)
+    coordinator.receive(0, Message(kind="gone"), now=9)
     assert coordinator.document().state == "interrupted"
     assert coordinator.document().cause == SHUT
 
 
 def test_cancel_before_all_are_here_does_not_wait_for_them() -> None:
     coordinator = Coordinator(REQUEST, now=0)
-    coordinator.hear(0, Said(kind="here"), now=1)
-    coordinator.hear(0, Said(kind="stop", ending=Ending(state="cancelled", grace=30.0)), now=2)
-    coordinator.hear(0, Said(kind="gone"), now=2)
+    coordinator.receive(0, Message(kind="here"), now=1)
+    coordinator.receive(0, Message(kind="stop", ending=Ending(state="cancelled", grace=30.0)), now=2)
+    coordinator.receive(0, Message(kind="gone"), now=2)
     assert (coordinator.done, coordinator.document().state) == (True, "cancelled")
-    coordinator.hear(1, Said(kind="here"), now=3)
+    coordinator.receive(1, Message(kind="here"), now=3)
     assert GO not in coordinator.orders
 
 
 def test_lost_node_after_the_work_was_done_changes_nothing() -> None:
     coordinator = joined()
     for rank in range(4):
-        coordinator.hear(rank // 2, exit_of(rank, 0), now=2)
+        coordinator.receive(rank // 2, exit_of(rank, 0), now=2)
     coordinator.lose(1, "it closed the connection")
-    coordinator.hear(0, Said(kind="gone"), now=3)
+    coordinator.receive(0, Message(kind="gone"), now=3)
     assert (coordinator.done, coordinator.document().state) == (True, "succeeded")
 
 
@@ -163,10 +165,10 @@ def test_timeout_counts_from_the_start_of_the_ranks() -> None:
     assert coordinator.orders == [GO]
     coordinator.tick(now=11)
     assert coordinator.orders == [GO, LOOK]
-    coordinator.hear(0, Said(kind="stacks", answer=answer(0)), now=11.5)
+    coordinator.receive(0, Message(kind="stacks", answer=answer(0)), now=11.5)
     coordinator.tick(now=12)
     assert coordinator.orders == [GO, LOOK]
-    coordinator.hear(1, Said(kind="stacks", answer=answer(1)), now=12.5)
+    coordinator.receive(1, Message(kind="stacks", answer=answer(1)), now=12.5)
     coordinator.tick(now=12.5)
     assert coordinator.orders == [GO, LOOK, Order("stop", 30.0)]
     assert named(coordinator) is None
@@ -183,12 +185,12 @@ def test_node_that_does_not_look_delays_a_timeout_by_3_s() -> None:
 
 def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() -> None:
     coordinator = joined(hang_after=10.0)
-    coordinator.hear(1, Said(kind="output"), now=6)
+    coordinator.receive(1, Message(kind="output"), now=6)
     coordinator.tick(now=15.9)
     assert coordinator.orders == [GO]
     coordinator.tick(now=16)
     for node in (0, 1):
-        coordinator.hear(node, Said(kind="stacks", answer=answer(node, stopped=3)), now=16)
+        coordinator.receive(node, Message(kind="stacks", answer=answer(node, stopped=3)), now=16)
     coordinator.tick(now=16)
     assert coordinator.orders == [GO, LOOK, Order("stop", 30.0)]
     gone(coordinator)
@@ -201,7 +203,7 @@ def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() 
 def timed_out(coordinator: Coordinator, *ranks: int) -> None:
     for rank in ranks:
         report = exit_of(rank, 1, "echo", "RuntimeError: Timed out.", "gloo_timeout")
-        coordinator.hear(rank // 2, report, now=5)
+        coordinator.receive(rank // 2, report, now=5)
 
 
 def test_ranks_that_still_run_when_the_others_time_out_are_named_with_their_line() -> None:
@@ -210,8 +212,8 @@ def test_ranks_that_still_run_when_the_others_time_out_are_named_with_their_line
     assert coordinator.orders == [GO, LOOK]
     frames = 'Thread 0x1 (most recent call first):\n  File "/w/train.py", line 7 in step\n'
     left = answer(1).processes[1]._replace(stacks=frames)
-    for node, one in ((0, Answer("/w", 9.0, [])), (1, Answer("/w", 9.0, [left]))):
-        coordinator.hear(node, Said(kind="stacks", answer=one), now=5.1)
+    for node, one in ((0, NodeStacks("/w", 9.0, [])), (1, NodeStacks("/w", 9.0, [left]))):
+        coordinator.receive(node, Message(kind="stacks", answer=one), now=5.1)
     coordinator.tick(now=5.1)
     assert coordinator.orders == [GO, LOOK, STOP]
     cause = coordinator.document().cause
@@ -224,7 +226,7 @@ def test_ranks_that_still_run_when_the_others_time_out_are_named_with_their_line
 def test_rank_that_timed_out_is_named_before_those_that_lost_it() -> None:
     coordinator = joined()
     lost = exit_of(0, 1, "echo", "Connection closed by peer.", "peer_lost")
-    coordinator.hear(0, lost, now=5)
+    coordinator.receive(0, lost, now=5)
     timed_out(coordinator, 1)
     assert coordinator.orders == [GO, LOOK]
     coordinator.tick(now=7.9)
@@ -236,7 +238,7 @@ def test_rank_that_timed_out_is_named_before_those_that_lost_it() -> None:
 def test_fault_of_its_own_ends_the_look_at_the_others() -> None:
     coordinator = joined()
     timed_out(coordinator, 0)
-    coordinator.hear(1, exit_of(3, 1), now=5.1)
+    coordinator.receive(1, exit_of(3, 1), now=5.1)
     assert (coordinator.orders, named(coordinator)) == ([GO, LOOK, STOP], 3)
 
 
@@ -244,14 +246,14 @@ def test_nodes_know_when_the_job_is_silent_for_two_minutes() -> None:
     coordinator = joined()
     coordinator.tick(now=121)
     coordinator.tick(now=122)
-    coordinator.hear(0, Said(kind="output"), now=123)
+    coordinator.receive(0, Message(kind="output"), now=123)
     coordinator.tick(now=123)
     assert coordinator.orders == [GO, *(Order("silence", silent=silent) for silent in (True, False))]
 
 
 def test_rank_that_left_with_0_is_named_first_when_the_others_time_out() -> None:
     coordinator = joined(timeout=20.0)
-    coordinator.hear(1, exit_of(2, 0), now=9)
+    coordinator.receive(1, exit_of(2, 0), now=9)
     coordinator.tick(now=21)
     coordinator.tick(now=24)
     cause = coordinator.document().cause
@@ -261,30 +263,30 @@ def test_rank_that_left_with_0_is_named_first_when_the_others_time_out() -> None
 
 def test_rank_that_failed_by_itself_is_the_cause_and_not_a_node_that_is_lost_later() -> None:
     coordinator = joined()
-    coordinator.hear(0, exit_of(0, 1), now=2)
+    coordinator.receive(0, exit_of(0, 1), now=2)
     coordinator.lose(1, "no heartbeat for 300 s")
-    coordinator.hear(0, Said(kind="gone"), now=3)
+    coordinator.receive(0, Message(kind="gone"), now=3)
     assert named(coordinator) == 0
 
 
-def elastic(*, min_nodes: int = 2, max_restarts: int = 0) -> Elastic:
+def elastic(*, min_nodes: int = 2, max_restarts: int = 0) -> ElasticCoordinator:
     """A job under torchrun whose four workers have started."""
     settings = {"min_nodes": min_nodes, "max_restarts": max_restarts}
-    coordinator = Elastic(launch_of(layout=LAYOUT, elastic=settings), now=0)
+    coordinator = ElasticCoordinator(launch_of(layout=LAYOUT, elastic=settings), now=0)
     for node in (0, 1):
-        coordinator.hear(node, Said(kind="here"), now=1)
+        coordinator.receive(node, Message(kind="here"), now=1)
     starts(coordinator, 0, 1, 2, 3)
     return coordinator
 
 
-def starts(coordinator: Elastic, *ranks: int, world_size: int = 4) -> None:
+def starts(coordinator: ElasticCoordinator, *ranks: int, world_size: int = 4) -> None:
     for rank in ranks:
-        begin = Said(kind="worker", reports=[Report(rank, 5.0)], world_size=world_size)
-        coordinator.hear(rank // 2, begin, now=2)
+        begin = Message(kind="worker", reports=[RankReport(rank, 5.0)], world_size=world_size)
+        coordinator.receive(rank // 2, begin, now=2)
 
 
-def fails(coordinator: Elastic, rank: int, restart: int, code: int = 1, **more: Any) -> None:
-    coordinator.hear(rank // 2, exit_of(rank, code, restart=restart, **more), now=3)
+def fails(coordinator: ElasticCoordinator, rank: int, restart: int, code: int = 1, **more: Any) -> None:
+    coordinator.receive(rank // 2, exit_of(rank, code, restart=restart, **more), now=3)
 
 
 def test_lost_node_is_the_cause_also_where_the_agents_were_just_restarting_their_workers() -> None:
@@ -293,7 +295,7 @@ def test_lost_node_is_the_cause_also_where_the_agents_were_just_restarting_their
     for rank in (0, 1):
         starts(coordinator, rank)
         fails(coordinator, rank, 0, -15, fault="stopped")
-    coordinator.hear(0, Said(kind="gone"), now=5)
+    coordinator.receive(0, Message(kind="gone"), now=5)
     document = coordinator.document()
     assert (document.state, document.restarts) == ("failed", [])
     assert (document.cause.kind, document.cause.node) == ("node_lost", 1)
@@ -344,7 +346,7 @@ def test_node_that_the_job_went_on_without_is_no_cause_of_what_comes_later() -> 
     assert coordinator.orders == [GO]
     starts(coordinator, 0, 1, world_size=2)
     fails(coordinator, 0, 0, fault="echo", said="timed out")
-    coordinator.hear(0, Said(kind="gone"), now=5)
+    coordinator.receive(0, Message(kind="gone"), now=5)
     cause = coordinator.document().cause
     assert (cause.rank, cause.explanation) == (0, "timed out")
 
@@ -352,18 +354,18 @@ def test_node_that_the_job_went_on_without_is_no_cause_of_what_comes_later() -> 
 def test_job_ends_when_the_agents_that_are_left_have_done_their_work() -> None:
     coordinator = elastic(min_nodes=1)
     coordinator.lose(1, "it closed the connection")
-    coordinator.hear(0, Said(kind="agent", reports=[Report(0, exit_code=0)]), now=3)
+    coordinator.receive(0, Message(kind="agent", reports=[RankReport(0, exit_code=0)]), now=3)
     assert coordinator.orders == [GO, STOP]
-    coordinator.hear(0, Said(kind="gone"), now=5)
+    coordinator.receive(0, Message(kind="gone"), now=5)
     assert coordinator.document().state == "succeeded"
 
 
 def test_job_that_waits_goes_on_waiting_without_a_node_that_was_lost() -> None:
     settings = {"min_nodes": 1, "max_restarts": 0}
-    coordinator = Elastic(launch_of(layout=LAYOUT, elastic=settings, after=["other"]), now=0)
+    coordinator = ElasticCoordinator(launch_of(layout=LAYOUT, elastic=settings, after=["other"]), now=0)
     for node in (0, 1):
-        coordinator.hear(node, Said(kind="here"), now=1)
+        coordinator.receive(node, Message(kind="here"), now=1)
     coordinator.lose(1, "it closed the connection")
     assert (coordinator.orders, coordinator.document().state) == ([], "waiting")
-    coordinator.hear(0, Said(kind="free"), now=3)
+    coordinator.receive(0, Message(kind="free"), now=3)
     assert (coordinator.orders, coordinator.document().state) == ([GO], "running")

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from awsddp.agent import messages
-from awsddp.agent_client.job_reports import job_document
+from awsddp.agent_client.job_reports import merge_job
 from tests.support.older_job import LAUNCHED, STATE
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def test_a_job_that_an_older_awsddp_launched_is_known_and_fetched(fleet: "Fleet"
     (folder / "state.json").write_text(json.dumps(STATE))
     (folder / "job.json").write_text(json.dumps(LAUNCHED))
     (told,) = fleet.ask(0, messages.State()).jobs
-    job = job_document({0: told})
+    job = merge_job({0: told})
     assert (job.state, job.cause and job.cause.kind) == ("interrupted", "interrupted")
     assert [one.exit_code for one in job.ranks] == [3, None]
     assert [one.instance_id for one in job.nodes] == ["i-0", "i-1"]

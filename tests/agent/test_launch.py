@@ -30,14 +30,14 @@ def until_claimed(holder: subprocess.Popen[bytes]) -> None:
 
 def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, job="one")
-    told = fleet.ask(0, messages.Slots(ports=launch_requests.job_ports()))
+    told = fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports()))
     assert (told.used, told.jobs) == ((0,), {"one": (0, 1)})
     fleet.port = free_ports()
     with pytest.raises(InUse, match="job one runs on this node"):
         fleet.ask(0, fleet.requests("print()\n", job="two", slot=1)[0])
     assert not fleet.folder(0, "two").exists()
     fleet.ask(0, messages.Cancel(job="one"))
-    assert fleet.ask(0, messages.Slots(ports=launch_requests.job_ports())).jobs == {"one": ()}
+    assert fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports())).jobs == {"one": ()}
     fleet.launch("print()\n", job="two")
     assert fleet.wait("two").state == "succeeded"
 
@@ -52,7 +52,7 @@ def test_of_two_clients_that_launch_a_job_of_one_name_at_once_one_is_told_that_i
     refused: list[Exception] = []
     for one, output in zip(launches, outputs, strict=True):
         try:
-            won.append(calls.answer(output, request=one, node=0).job and one.launch)
+            won.append(calls.parse_response(output, request=one, node=0).job and one.launch)
         except calls.NameTaken as taken:
             refused.append(taken)
     assert (len(won), [str(one).splitlines()[0] for one in refused]) == (

@@ -48,7 +48,9 @@ NOBODY = 65534
 
 def answered(request: messages.Request[Told], answer: object) -> Told:
     """Return an answer of node 2 as its client has it."""
-    return calls.answer(MAGIC + json.dumps(messages.plain(answer)).encode(), request=request, node=2)
+    return calls.parse_response(
+        MAGIC + json.dumps(messages.to_json_value(answer)).encode(), request=request, node=2
+    )
 
 
 def listed(request: messages.Manifest, folder: JobFolder) -> Manifest:
@@ -421,14 +423,14 @@ def test_while_a_job_is_followed_event_files_come_whole_once_they_have_grown(nod
     node.file("private/events.out.tfevents.3")
     node.link("events.out.tfevents.4", node.work / "runs/a/weights.pt")
     node.file(str(node.folder.run / "events.out.tfevents.5"), "in the run folder")
-    node.file("huge/events.out.tfevents.6", "x" * (calls.EVENTS_AT_ONCE_BYTES + 1))
+    node.file("huge/events.out.tfevents.6", "x" * (calls.EVENTS_REQUEST_BYTES + 1))
 
     def grown(known: dict[str, int]) -> dict[str, bytes | None]:
         request = messages.Manifest(
             job="job",
             exclude=exclude_patterns(["private"]),
             events=known,
-            at_once=calls.EVENTS_AT_ONCE_BYTES,
+            at_once=calls.EVENTS_REQUEST_BYTES,
         )
         listing = listed(request, node.folder)
         assert links(listing) == {}

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from awsddp.agent import messages
-from awsddp.agent.messages import KINDS, Launch
+from awsddp.agent.messages import REQUEST_TYPES, Launch
 from awsddp.agent_client import launch_requests
 from tests.agent.test_probe import Conversation
 from tests.support.older_job import LAUNCHED
@@ -24,7 +24,7 @@ def test_what_the_nodes_program_writes_is_what_its_client_expects_of_each_reques
     launch, address = fleet.requests(SLEEP, job="job2", slot=1)[0], fleet.hosts[0].node.private_ip
     assert fleet.ask(0, messages.Claim(owner="ann", wait_s=0)).claimed
     assert not fleet.ask(0, messages.Unclaim()).claimed
-    assert fleet.ask(0, messages.Slots(ports=launch_requests.job_ports())).used == (0,)
+    assert fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports())).used == (0,)
     assert [one.job for one in fleet.ask(0, messages.State()).jobs] == ["job"]
     assert {one.rank for one in fleet.ask(0, messages.Stacks(job="job")).processes} == {0, 1}
     listed = fleet.ask(0, messages.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
@@ -38,7 +38,9 @@ def test_what_the_nodes_program_writes_is_what_its_client_expects_of_each_reques
     fleet.jobs.append("job2")
     assert fleet.ask(0, launch).job == "job2"
     told = {"claim", "unclaim", "slots", "state", "stacks", "manifest", "probe", "dial", "lost"}
-    assert told | {"cancel", "launch", "follow"} == set(KINDS), "follow: tests/agent_client/test_logs.py"
+    assert told | {"cancel", "launch", "follow"} == set(REQUEST_TYPES), (
+        "follow: tests/agent_client/test_logs.py"
+    )
 
 
 def test_a_launch_is_written_with_the_names_that_an_older_awsddp_reads() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from awsddp.agent import messages
 from awsddp.agent.job_folder import JobFolder
-from awsddp.agent.messages import Told
-from awsddp.agent.metrics import metrics
+from awsddp.agent.messages import Response
+from awsddp.agent.metrics import read_metrics
 from awsddp.agent_client import job_reports
 from awsddp.model.records import RankProgress
 from tests.support.fleet import launch_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 
-def measured(top: Path, text: str) -> list[Told]:
+def measured(top: Path, text: str) -> list[Response]:
     """Return the metrics of node 1 with ranks 2 and 3, which wrote `text`."""
     folder = JobFolder("job", top)
     folder.run.mkdir(exist_ok=True)
@@ -27,7 +27,7 @@ def measured(top: Path, text: str) -> list[Told]:
         json.dumps(launch_of(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]]).to_json())
     )
     (folder.run / "metrics.jsonl").write_text(text)
-    return metrics(folder)
+    return read_metrics(folder)
 
 
 def lines(*rows: dict[str, Any]) -> str:
@@ -36,7 +36,7 @@ def lines(*rows: dict[str, Any]) -> str:
 
 def test_last_rows_give_step_loss_rate_and_progress(tmp_path: Path) -> None:
     rows = [{"step": step, "time": 100 + step / 4, "loss": 1 / step} for step in (10, 20, 40)]
-    expected = Told(rank=2, step=40, loss=1 / 40, steps_per_second=4.0, fraction=0.4)
+    expected = Response(rank=2, step=40, loss=1 / 40, steps_per_second=4.0, fraction=0.4)
     assert measured(tmp_path, lines(*rows, {"total_steps": 100}) + '{"step": 50, "ti') == [expected]
 
 
@@ -71,7 +71,7 @@ def test_odd_rows_are_read_as_far_as_they_tell(tmp_path: Path, text: str, key: s
 def test_no_rows_no_metrics(tmp_path: Path) -> None:
     assert measured(tmp_path, "") == []
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    assert metrics(JobFolder("job", tmp_path)) == []
+    assert read_metrics(JobFolder("job", tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_slowest_rank_is_behind_the_best(paces: list[tuple[int, float | None]], 
     ranks = [
         RankProgress(rank=rank, step=step, steps_per_second=rate) for rank, (step, rate) in enumerate(paces)
     ]
-    assert job_reports.slowest_rank(ranks) == slowest
+    assert job_reports.find_slowest_rank(ranks) == slowest
 
 
 def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
@@ -105,11 +105,11 @@ def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
     )
     until(fleet.up)
     told = {node: fleet.ask(node, messages.State()).jobs[0] for node in (0, 1)}
-    job = job_reports.job_document(told)
+    job = job_reports.merge_job(told)
     assert [(one.rank, one.step, one.loss, one.fraction) for one in job.progress] == [
         (rank, 4, 0.25, 0.5) for rank in range(4)
     ]
     assert [one.steps_per_second for one in job.progress] == [1.0, 1.0, 1.0, 0.5]
     assert job.slowest_rank == 3
     ended = fleet.ask(0, messages.Cancel(job="job", grace=0))
-    assert job_reports.job_document({0: ended}).progress == ()
+    assert job_reports.merge_job({0: ended}).progress == ()

@@ -92,13 +92,15 @@ class Wire:
                 self.relay.pump()
                 for node in alive:
                     for key, _ in self.selectors[node].select(0):
-                        (self.first, self.second)[node].take(key.data, self.now)
+                        (self.first, self.second)[node].handle_event(key.data, self.now)
             for node in alive:
                 (self.first, self.second)[node].tick(self.now)
 
     def heard(self) -> tuple[list[Any], list[Any]]:
         """Return what each side has heard."""
-        return [message for _, message in self.first.heard], [message for _, message in self.second.heard]
+        return [message for _, message in self.first.received], [
+            message for _, message in self.second.received
+        ]
 
     def lost(self) -> list[int]:
         return [node for node, *_ in self.first.lost + self.second.lost]
@@ -125,7 +127,7 @@ def test_conversation_goes_on_over_a_new_link_after_a_reset(wire: Wire) -> None:
     wire.second.send({"count": 3})
     wire.pass_time(3)
     assert wire.heard() == ([{"count": 3}], [{"count": 1}, {"count": 2}])
-    assert (wire.lost(), wire.first.unread, wire.second.unread) == ([], False, False)
+    assert (wire.lost(), wire.first.has_unacknowledged, wire.second.has_unacknowledged) == ([], False, False)
 
 
 @pytest.mark.parametrize("blocked", [{"up"}, {"down"}, {"up", "down"}])
@@ -138,7 +140,7 @@ def test_silent_link_is_replaced_and_loses_nothing(wire: Wire, blocked: set[str]
     wire.relay.blocked = set()
     wire.pass_time(8)
     assert wire.heard() == ([{"count": 2}], [{"count": 1}])
-    assert (wire.lost(), wire.first.unread, wire.second.unread) == ([], False, False)
+    assert (wire.lost(), wire.first.has_unacknowledged, wire.second.has_unacknowledged) == ([], False, False)
 
 
 def test_new_link_carries_where_the_old_one_stays_dead(wire: Wire) -> None:
@@ -162,7 +164,7 @@ def test_each_side_gives_the_other_up_after_the_limit_and_not_before(wire: Wire)
 
 def test_own_stand_still_is_nobody_s_silence(wire: Wire) -> None:
     wire.now += 500
-    wire.first.stood_still(wire.now)
+    wire.first.reset_clocks(wire.now)
     wire.first.tick(wire.now)
     assert wire.lost() == []
 

@@ -7,36 +7,40 @@ from awsddp.agent.peers import Frame, Session
 
 def test_message_is_said_again_until_it_is_heard() -> None:
     sender, receiver = Session(), Session()
-    sender.say({"is": "here"})
-    assert receiver.hear(sender.frame()) == [{"is": "here"}]
-    assert sender.pending
-    sender.hear(receiver.frame())
-    assert (sender.pending, sender.frame()) == (False, Frame(0, 1, []))
+    sender.send({"is": "here"})
+    assert receiver.receive(sender.pending_frame()) == [{"is": "here"}]
+    assert sender.has_pending
+    sender.receive(receiver.pending_frame())
+    assert (sender.has_pending, sender.pending_frame()) == (False, Frame(0, 1, []))
 
 
 def test_frame_that_comes_twice_counts_once() -> None:
     sender, receiver = Session(), Session()
-    frame = sender.say({"is": "here"})
-    assert [*receiver.hear(frame), *receiver.hear(frame), *receiver.hear(sender.frame())] == [{"is": "here"}]
+    frame = sender.send({"is": "here"})
+    assert [
+        *receiver.receive(frame),
+        *receiver.receive(frame),
+        *receiver.receive(sender.pending_frame()),
+    ] == [{"is": "here"}]
 
 
 def test_frame_after_a_lost_one_waits_for_it() -> None:
     sender, receiver = Session(), Session()
-    sender.say({"message": 1})
-    late = sender.say({"message": 2})
-    assert not receiver.hear(late)
-    assert receiver.hear(sender.frame()) == [{"message": 1}, {"message": 2}]
+    sender.send({"message": 1})
+    late = sender.send({"message": 2})
+    assert not receiver.receive(late)
+    assert receiver.receive(sender.pending_frame()) == [{"message": 1}, {"message": 2}]
 
 
 def test_frame_of_an_old_link_that_comes_late_changes_nothing() -> None:
     sender, receiver = Session(), Session()
-    sender.say(1)
-    old = sender.frame()
-    late = receiver.frame()
-    assert receiver.hear(sender.frame()) == [1]
-    sender.hear(receiver.frame())
-    assert (list(receiver.hear(old)), list(sender.hear(late)), sender.pending) == ([], [], False)
-    assert receiver.hear(sender.say(2)) == [2]
+    sender.send(1)
+    old = sender.pending_frame()
+    late = receiver.pending_frame()
+    assert receiver.receive(sender.pending_frame()) == [1]
+    sender.receive(receiver.pending_frame())
+    assert (list(receiver.receive(old)), list(sender.receive(late)), sender.has_pending) == ([], [], False)
+    assert receiver.receive(sender.send(2)) == [2]
 
 
 def test_each_message_arrives_once_and_in_order_over_links_that_lose_their_ends() -> None:
@@ -45,17 +49,17 @@ def test_each_message_arrives_once_and_in_order_over_links_that_lose_their_ends(
     sent: tuple[list[int], list[int]] = ([], [])
     received: tuple[list[int], list[int]] = ([], [])
     for _ in range(200):  # links
-        wires = [sides[0].frame()], [sides[1].frame()]
+        wires = [sides[0].pending_frame()], [sides[1].pending_frame()]
         for _ in range(dice.randrange(20)):
             side = dice.randrange(2)
             if dice.randrange(3):
                 sent[side].append(len(sent[side]))
-                wires[side].append(sides[side].say(sent[side][-1]))
+                wires[side].append(sides[side].send(sent[side][-1]))
             else:
-                wires[side].append(sides[side].frame())
+                wires[side].append(sides[side].pending_frame())
             other = dice.randrange(2)
             if wires[1 - other]:
-                received[other].extend(sides[other].hear(wires[1 - other].pop(0)))
+                received[other].extend(sides[other].receive(wires[1 - other].pop(0)))
     for side in (0, 1):
-        received[side].extend(sides[side].hear(sides[1 - side].frame()))
+        received[side].extend(sides[side].receive(sides[1 - side].pending_frame()))
     assert received == (sent[1], sent[0])

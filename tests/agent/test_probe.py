@@ -22,10 +22,10 @@ class Conversation:
 
     def ask(self, request: messages.Request[Told]) -> Told:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(calls.message(request))
+        self._process.stdin.write(calls.encode_request(request))
         self._process.stdin.flush()
         said = self._process.stdout.readline() + self._process.stdout.readline()
-        return calls.answer(said, request=request, node=self.node)
+        return calls.parse_response(said, request=request, node=self.node)
 
     def close(self) -> None:
         self._process.communicate(timeout=30)
@@ -79,4 +79,4 @@ def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.M
 def test_an_answer_that_dials_others_than_asked_is_malformed() -> None:
     request = messages.Dial(peers=[(1, "10.0.0.1", 5)], seconds=1)
     with pytest.raises(NodeError, match="malformed"):
-        calls.answer(MAGIC + b'{"dials": [[2, 5, ""]]}', request=request, node=0)
+        calls.parse_response(MAGIC + b'{"dials": [[2, 5, ""]]}', request=request, node=0)

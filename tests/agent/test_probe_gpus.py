@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from awsddp.agent import probe
-from awsddp.agent.messages import Told
-from awsddp.agent.probe import gpus
+from awsddp.agent.messages import Response
+from awsddp.agent.probe import parse_gpus
 
 # A DTD of version 12, as driver 535 writes it; of version 11 before.
 LOG = """\
@@ -80,12 +80,12 @@ HEALTHY: dict[str, Any] = {
     ],
 )
 def test_a_gpu_is_read_with_what_is_wrong_with_it(old: str, new: str, differs: dict[str, Any]) -> None:
-    assert gpus(LOG.replace(old, new) if old else LOG) == [Told(**{**HEALTHY, **differs})]
+    assert parse_gpus(LOG.replace(old, new) if old else LOG) == [Response(**{**HEALTHY, **differs})]
 
 
 def test_output_that_is_cut_off_shows_no_gpu() -> None:
-    assert gpus(LOG[:900]) == []
-    assert gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == []
+    assert parse_gpus(LOG[:900]) == []
+    assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == []
 
 
 def test_inactive_links_and_xids_are_counted() -> None:

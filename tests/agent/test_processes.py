@@ -20,7 +20,7 @@ def test_later_stop_does_not_lengthen_the_grace(tmp_path: Path, monkeypatch: pyt
     ranks = Ranks(REQUEST, JobFolder("job", tmp_path))
     ranks.stop(0)
     ranks.stop(60)
-    until(ranks.gone, seconds=5)
+    until(ranks.finish_stop, seconds=5)
     assert child.returncode == -9  # at once: not asked first
 
 
@@ -36,6 +36,6 @@ def test_supervisor_that_stood_still_past_the_grace_still_kills_and_reaps(
     ranks.start()
     signal.signal(signal.SIGTERM, before)
     ranks.stop(-3600)  # as if an hour had passed since
-    while not ranks.gone():
+    while not ranks.finish_stop():
         ranks.reap()
     assert ranks.reports[0].exit_code == -9

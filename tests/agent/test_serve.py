@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.agent import serve
 from awsddp.agent.job_folder import JobFolder
-from awsddp.agent.serve import Supervisor, shutdown
+from awsddp.agent.serve import Agent, ending_of_shutdown
 from tests.support.fleet import launch_of
 from tests.support.one_process import REQUEST
 
@@ -18,7 +18,7 @@ def test_supervisor_that_stood_still_itself_gives_nobody_up(
     now = 1000.0
     monkeypatch.setattr(serve.time, "monotonic", lambda: now)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        supervisor = Supervisor(REQUEST, JobFolder("job", tmp_path), listener)
+        supervisor = Agent(REQUEST, JobFolder("job", tmp_path), listener)
         lost: list[tuple[int, str, str]] = []
         monkeypatch.setattr(supervisor._coordinator, "lose", lambda *said: lost.append(said))
         supervisor._peers._peers[1].joined = True
@@ -35,16 +35,16 @@ def test_supervisor_that_stood_still_itself_gives_nobody_up(
 def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
     request = launch_of(1, grace=900.0)
     (tmp_path / "reason").write_text("expires\n")
-    asked = shutdown(request, tmp_path / "reason")
+    asked = ending_of_shutdown(request, tmp_path / "reason")
     assert (asked.state, asked.grace) == ("interrupted", 110.0)
     assert "it expired" in asked.cause.explanation
-    assert "SIGTERM" in shutdown(request, tmp_path / "none").cause.explanation
+    assert "SIGTERM" in ending_of_shutdown(request, tmp_path / "none").cause.explanation
 
 
 def test_a_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
     request = launch_of(1)
     (tmp_path / "reason").write_text("spot 2026-11-23T20:30:00Z\n")
-    cause = shutdown(request, tmp_path / "reason").cause
+    cause = ending_of_shutdown(request, tmp_path / "reason").cause
     assert (cause.kind, cause.retryable) == ("spot_interruption", True)
     assert cause.values["time"] == "2026-11-23T20:30:00Z"
     assert "AWS reclaims the spot instance at 2026-11-23T20:30:00Z" in cause.explanation

@@ -4,7 +4,7 @@ import pytest
 
 from awsddp.agent import messages
 from awsddp.agent_client import calls
-from awsddp.agent_client.calls import answers_in_turn, answers_of
+from awsddp.agent_client.calls import call_each_node, call_nodes_in_sequence
 from awsddp.errors import NodeError, UsageError
 from awsddp.model.node_answers import Slots
 from tests.support.folder_nodes import World
@@ -18,7 +18,7 @@ def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World)
     line = world.line()
     line.cut = {1}
     turns = [Nothing(), messages.State(), messages.Slots()]
-    answers = answers_in_turn(line, dict.fromkeys((0, 1), turns))
+    answers = call_nodes_in_sequence(line, dict.fromkeys((0, 1), turns))
     unknown, state, slots = answers[0]
     assert isinstance(unknown, UsageError)
     assert state.jobs == ()
@@ -30,14 +30,14 @@ def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World)
 def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an_answer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = calls.message
+    message = calls.encode_request
     monkeypatch.setattr(
-        calls, "message", lambda one: b"no length\n" if isinstance(one, Nothing) else message(one)
+        calls, "encode_request", lambda one: b"no length\n" if isinstance(one, Nothing) else message(one)
     )
     turns = [messages.State(), Nothing(), messages.State()]
-    first, *others = answers_in_turn(world.line(), {0: turns})[0]
+    first, *others = call_nodes_in_sequence(world.line(), {0: turns})[0]
     assert first.jobs == ()
-    for one in (*others, answers_of(world.line(), {0: Nothing()})[0]):
+    for one in (*others, call_each_node(world.line(), {0: Nothing()})[0]):
         assert isinstance(one, NodeError)
         assert "ValueError" in one.why
 
@@ -56,4 +56,4 @@ def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an
     ],
 )
 def test_answers_are_whole_once_the_last_one_has_ended(said: bytes, count: int, whole: bool) -> None:
-    assert calls.is_whole(said, count=count) is whole
+    assert calls.is_response_complete(said, count=count) is whole

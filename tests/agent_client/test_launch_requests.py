@@ -56,7 +56,9 @@ def test_record_of_the_arguments_is_bounded_and_unicode(fleet: "Fleet") -> None:
 def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     with pytest.raises(UsageError, match="no script"):
-        launch_requests.launch_requests(JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)
+        launch_requests.make_launch_requests(
+            JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0
+        )
 
 
 def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") -> None:
@@ -80,12 +82,12 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
 )
 def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match="node4"):
-        calls.answer(said, request=messages.State(), node=4, stderr=b"sh: no")
+        calls.parse_response(said, request=messages.State(), node=4, stderr=b"sh: no")
 
 
 def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
     said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
-    assert calls.answer(said, request=messages.State(), node=0).jobs == ()
+    assert calls.parse_response(said, request=messages.State(), node=0).jobs == ()
 
 
 def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
@@ -102,5 +104,7 @@ def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
 def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     spec = JobSpec(job=JobSection(script="x.py", timeout="90m", grace="1m", outputs=("out",)))
-    request = launch_requests.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
+    request = launch_requests.make_launch_requests(
+        spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0
+    )[1]
     assert (request.timeout, request.grace, request.outputs) == (5400.0, 60.0, ("out",))

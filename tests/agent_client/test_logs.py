@@ -162,7 +162,7 @@ def test_second_client_shows_everything_and_asks_for_the_rest_alone(tmp_path: Pa
 
 
 def test_chosen_ranks_alone_are_shown_and_all_are_kept(tmp_path: Path) -> None:
-    merger = Merger({0: 0, 1: 0}, folder=tmp_path, shown={1})
+    merger = Merger({0: 0, 1: 0}, folder=tmp_path, shown_ranks={1})
     merger.attach(0)
     sent = MAGIC + frame(b"L", 0, 0, b"zero\n") + frame(b"L", 1, 0, b"one\n")
     assert merger.feed(0, sent) == b"[rank 1 @ node0] one\n"
@@ -185,9 +185,9 @@ def test_merger_knows_when_every_node_has_ended(tmp_path: Path) -> None:
     merger.feed(0, MAGIC + frame(b"S", payload=document(0, "running")))
     assert (merger.documents[0].job, merger.documents[0].state) == ("j", "running")
     merger.feed(0, frame(b"E", payload=document(0, "failed")))
-    assert (merger.documents[0].state, merger.ended(0), merger.ended(1)) == ("failed", True, False)
+    assert (merger.documents[0].state, merger.has_ended(0), merger.has_ended(1)) == ("failed", True, False)
     merger.feed(1, MAGIC + frame(b"E", payload=document(1, "failed")))
-    assert merger.ended(1)
+    assert merger.has_ended(1)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_several_followers_get_every_byte(fleet: "Fleet", tmp_path: Path) -> Non
     shown = fleet.follow(mergers[0], 0) + fleet.follow(mergers[0], 1) + mergers[0].finish()
     for node in (0, 1):
         fleet.follow(mergers[1], node)
-    assert all(merger.ended(node) for merger in mergers for node in (0, 1))
+    assert all(merger.has_ended(node) for merger in mergers for node in (0, 1))
     for rank in range(4):
         there = hashlib.sha256(fleet.log(rank)).hexdigest()
         assert len(fleet.log(rank)) > 10_300_000

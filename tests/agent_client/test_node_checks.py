@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from awsddp.agent_client import node_checks
-from awsddp.agent_client.rank_layout import layout
+from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.errors import NodeError
-from awsddp.model.node_answers import Dialed, Probed, RankStep
+from awsddp.model.node_answers import DialResult, ProbeResult, RankStep
 from tests.support.fleet import node_of, prepared_of
 
 ANSWER: dict[str, Any] = {
@@ -34,9 +34,9 @@ def probes(count: int = 4, **differs: Mapping[str, Any]) -> node_checks.Probes:
         nodes={node: node_of(node) for node in nodes},
         prepared={node: prepared_of(node, gpus=8, driver="535") for node in nodes},
         answers={
-            node: msgspec.convert({**ANSWER, **differs.get(f"node{node}", {})}, Probed) for node in nodes
+            node: msgspec.convert({**ANSWER, **differs.get(f"node{node}", {})}, ProbeResult) for node in nodes
         },
-        asked=(1000.0, 1001.0),
+        request_times=(1000.0, 1001.0),
     )
 
 
@@ -87,7 +87,9 @@ def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
         for node, answer in seen.answers.items()
     }
     found = node_checks.quick_checks(
-        node_checks.Probes(nodes=seen.nodes, prepared=seen.prepared, answers=quick, asked=seen.asked)
+        node_checks.Probes(
+            nodes=seen.nodes, prepared=seen.prepared, answers=quick, request_times=seen.request_times
+        )
     )
     assert failed(found) == [("GPUs", 1, "7 of 8")]
     (check,) = [check for check in found if check.ok is False]
@@ -109,9 +111,9 @@ def dials(count: int, lost: set[tuple[int, int]]) -> dict[int, list[tuple[int, i
 def test_a_node_that_does_not_answer_takes_no_connection_of_the_others_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers = {0: Dialed(dials=((1, 41000, "no answer"),)), 1: NodeError("node1: no answer")}
-    monkeypatch.setattr(node_checks, "answers_of", lambda fleet, wishes: answers)
-    checks = node_checks.dialed(None, probes(2))  # type: ignore[arg-type]
+    answers = {0: DialResult(dials=((1, 41000, "no answer"),)), 1: NodeError("node1: no answer")}
+    monkeypatch.setattr(node_checks, "call_each_node", lambda fleet, wishes: answers)
+    checks = node_checks.check_connections(None, probes(2))  # type: ignore[arg-type]
     assert [value for _, _, value in failed(checks)] == ["node0, node1 do not reach each other: no answer"]
 
 
@@ -166,7 +168,7 @@ def test_where_no_two_nodes_form_a_group_none_is_named() -> None:
 
 @pytest.mark.parametrize("count", [3, 4, 7, 16])
 def test_each_node_meets_two_others_in_rounds_of_disjoint_pairs(count: int) -> None:
-    found = node_checks.rounds(range(count))
+    found = node_checks.ring_rounds(range(count))
     pairs = [frozenset(pair) for one in found for pair in one]
     assert len(pairs) == len(set(pairs)) == count and len(found) == 2 + count % 2
     for one in found:
@@ -203,22 +205,24 @@ def test_each_node_meets_two_others_in_rounds_of_disjoint_pairs(count: int) -> N
 def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
     at: list[str], whys: dict[int, str], node: int | None, value: str
 ) -> None:
-    group = node_checks.Group(layout([0, 1], gpus=0, world_size=4))
+    group = node_checks.GroupProgress(layout_ranks([0, 1], gpus=0, world_size=4))
     for rank in [*whys, *(rank for rank in range(4) if at[rank] and rank not in whys)]:
-        group.hear(RankStep(rank=rank, at=at[rank], gbyte_s=1.0, why=whys.get(rank, "")))  # type: ignore[arg-type]
+        group.record(RankStep(rank=rank, at=at[rank], gbyte_s=1.0, why=whys.get(rank, "")))  # type: ignore[arg-type]
     check = node_checks.group_check(probes(2), group)
     assert (check.ok, check.node, check.value) == (at[0] == "reduced", node, value)
 
 
 def test_of_many_ranks_that_are_behind_eight_are_named() -> None:
-    value = node_checks.group_check(probes(2), node_checks.Group(layout([0, 1], gpus=0, world_size=10))).value
+    value = node_checks.group_check(
+        probes(2), node_checks.GroupProgress(layout_ranks([0, 1], gpus=0, world_size=10))
+    ).value
     assert value.count("did not start") == 8
     assert value.endswith("rank 7 (node1): did not start; and 2 more")
 
 
 def test_a_rank_that_fails_after_its_all_reduce_has_shown_what_was_asked() -> None:
-    group = node_checks.Group(layout([0, 1], gpus=0, world_size=2))
+    group = node_checks.GroupProgress(layout_ranks([0, 1], gpus=0, world_size=2))
     for rank, rate in enumerate((2.0, 1.0)):
-        group.hear(RankStep(rank=rank, at="reduced", gbyte_s=rate))
-        group.hear(RankStep(rank=rank, at="failed", why="Aborted"))
+        group.record(RankStep(rank=rank, at="reduced", gbyte_s=rate))
+        group.record(RankStep(rank=rank, at="failed", why="Aborted"))
     assert group.gbyte_s == 1.0

@@ -35,25 +35,25 @@ ALONE = {"diagnosis.helper", "torchrun_worker"}
 
 
 def test_command_is_the_same_for_every_request() -> None:
-    argv, _ = program.program()
+    argv, _ = program.agent_program()
     assert argv[:3] == ["python3", "-I", "-c"]
     assert "$" not in "".join(argv)
-    message = calls.message(messages.Cancel(job="$(touch canary)"))
+    message = calls.encode_request(messages.Cancel(job="$(touch canary)"))
     assert message == b'73\n{"do": "cancel", "job": "$(touch canary)", "grace": null, "launch": null}'
 
 
 def test_program_that_is_sent_is_small() -> None:
-    _, stdin = program.program()
+    _, stdin = program.agent_program()
     assert len(stdin) < 14 * 1460, "it is to fit the first window of a TCP connection"
 
 
 def test_program_that_is_sent_is_whole_and_in_order() -> None:
-    _, stdin = program.program()
+    _, stdin = program.agent_program()
     length, _, rest = stdin.partition(b"\n")
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.removeprefix("awsddp.agent.") for name, _ in modules]
     # these travel with the requests that need them
-    others = (ALONE | S3).union(*(kind.extra for kind in messages.KINDS.values()))
+    others = (ALONE | S3).union(*(kind.extra for kind in messages.REQUEST_TYPES.values()))
     assert sorted(sent) == sorted(FILES.keys() - others)
     texts = [text for _, text in modules]
     for place, name in enumerate(sent):

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.agent_client.rank_layout import layout, ordered
+from awsddp.agent_client.rank_layout import layout_ranks, sort_for_torchrun
 from awsddp.errors import ConfigError, UsageError
 from awsddp.settings.loader import load
 from awsddp.settings.spec import JobSection
-from awsddp.settings.values import gpus_of
+from awsddp.settings.values import parse_gpus
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from awsddp.settings.values import gpus_of
     ],
 )
 def test_on_names_nodes_or_gpus_of_nodes(text: str, expected: dict[int, tuple[int, ...]]) -> None:
-    assert gpus_of(text) == expected
+    assert parse_gpus(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_jobs_on_gpus_have_a_work_folder_each() -> None:
     ],
 )
 def test_ranks_of_each_node(gpus: dict[int, int], asked: dict[str, Any], expected: dict[int, int]) -> None:
-    ranks = layout(list(gpus), gpus=gpus, **asked)
+    ranks = layout_ranks(list(gpus), gpus=gpus, **asked)
     assert [rank.rank for rank in ranks] == list(range(sum(expected.values())))
     assert {rank.node: rank.local_world_size for rank in ranks} == expected
     assert [(rank.node, rank.local_rank) for rank in ranks] == [
@@ -68,12 +68,12 @@ def test_ranks_of_each_node(gpus: dict[int, int], asked: dict[str, Any], expecte
 )
 def test_layout_that_does_not_fit_says_what_does(gpus: dict[int, int], asked: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="do not fit") as refused:
-        layout(list(gpus), gpus=gpus, **asked)
+        layout_ranks(list(gpus), gpus=gpus, **asked)
     assert refused.value.next
 
 
 def test_torch_orders_nodes_by_the_text_of_their_addresses() -> None:
-    ranks = ordered(layout([0, 1, 2], gpus=0), {0: "10.0.0.9", 1: "10.0.0.10", 2: "10.0.0.1"})
+    ranks = sort_for_torchrun(layout_ranks([0, 1, 2], gpus=0), {0: "10.0.0.9", 1: "10.0.0.10", 2: "10.0.0.1"})
     assert [(rank.rank, rank.node, rank.local_rank, rank.node_rank) for rank in ranks] == [
         (0, 2, 0, 0),
         (1, 2, 1, 0),

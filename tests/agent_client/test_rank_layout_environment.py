@@ -8,12 +8,12 @@ from awsddp.agent_client.rank_layout import (
     PLACEHOLDERS,
     Rank,
     Rendezvous,
-    defaults,
-    expand,
-    fill,
-    identity,
-    layout,
-    ranks_text,
+    default_environment,
+    describe_ranks,
+    expand_placeholders,
+    fill_placeholders,
+    layout_ranks,
+    rank_environment,
 )
 from awsddp.errors import UsageError
 from awsddp.settings.spec import JobSection, JobSpec
@@ -41,7 +41,7 @@ RANK = Rank(rank=3, local_rank=1, node=1, node_rank=1, world_size=4, local_world
 def test_ranks_are_laid_out_contiguously_by_node(
     nodes: list[int], gpus: int, asked: dict[str, int], places: list[tuple[int, int]]
 ) -> None:
-    ranks = layout(nodes, gpus=gpus, **asked)
+    ranks = layout_ranks(nodes, gpus=gpus, **asked)
     assert [(rank.node, rank.local_rank) for rank in ranks] == places
     assert [rank.rank for rank in ranks] == list(range(len(places)))
     assert {rank.world_size for rank in ranks} == {len(places)}
@@ -63,7 +63,7 @@ def test_size_that_does_not_fit_is_refused_and_told_what_does(
     gpus: int, asked: dict[str, int], named: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        layout([0, 1], gpus=gpus, **asked)
+        layout_ranks([0, 1], gpus=gpus, **asked)
     assert named in str(refused.value)
 
 
@@ -82,28 +82,31 @@ def test_size_that_does_not_fit_is_refused_and_told_what_does(
     ],
 )
 def test_placeholders_are_filled_in(text: str, expected: str) -> None:
-    assert expand(text, RANK, rendezvous=MEETING, folder="/job") == expected
+    assert expand_placeholders(text, RANK, rendezvous=MEETING, folder="/job") == expected
 
 
 @pytest.mark.parametrize("text", ["{ranks}", "{", "}", '{"a": 1}', "{}", "{rank:02d}", "{rank!r}", "{ rank}"])
 def test_unknown_placeholder_is_refused_and_the_way_out_named(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        expand(text, RANK, rendezvous=MEETING, folder="/job")
+        expand_placeholders(text, RANK, rendezvous=MEETING, folder="/job")
     assert "{local_rank}" in refused.value.why
     assert "{{" in refused.value.next
 
 
 def test_init_file_is_for_a_single_node() -> None:
-    (alone,) = layout([4], gpus=0, world_size=1)
-    assert expand("file://{init_file}", alone, rendezvous=MEETING, folder="/job") == "file:///job/init"
+    (alone,) = layout_ranks([4], gpus=0, world_size=1)
+    assert (
+        expand_placeholders("file://{init_file}", alone, rendezvous=MEETING, folder="/job")
+        == "file:///job/init"
+    )
     with pytest.raises(UsageError, match="single node"):
-        expand("{init_file}", RANK, rendezvous=MEETING, folder="/job")
+        expand_placeholders("{init_file}", RANK, rendezvous=MEETING, folder="/job")
 
 
 def test_every_placeholder_that_is_named_is_filled_in() -> None:
-    (alone,) = layout([0], gpus=0, world_size=1)
+    (alone,) = layout_ranks([0], gpus=0, world_size=1)
     for name in PLACEHOLDERS:
-        assert "{" not in expand(
+        assert "{" not in expand_placeholders(
             f"{{{name}}}", alone, rendezvous=MEETING, folder="/job", resume="/checkpoint", data="/data"
         )
 
@@ -116,23 +119,23 @@ def test_users_variables_win_over_all_but_the_ranks_identity(fleet: "Fleet") -> 
 
 
 def test_group_rank_counts_the_nodes_of_the_job_not_of_the_cluster() -> None:
-    last = layout([2, 5], gpus=0)[-1]
-    found = identity(last, rendezvous=MEETING, folder="/job")
+    last = layout_ranks([2, 5], gpus=0)[-1]
+    found = rank_environment(last, rendezvous=MEETING, folder="/job")
     assert (last.node, found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (5, "1", "2")
 
 
 def test_one_process_of_a_node_keeps_all_threads() -> None:
-    assert "OMP_NUM_THREADS" not in defaults(1)
-    assert defaults(2)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in default_environment(1)
+    assert default_environment(2)["OMP_NUM_THREADS"] == "1"
 
 
 def test_placeholders_of_a_nodes_command_are_filled_in_and_the_shells_braces_stay() -> None:
-    rank = layout([0, 3], gpus=0, nproc_per_node=1)[1]
+    rank = layout_ranks([0, 3], gpus=0, nproc_per_node=1)[1]
     for text, filled in (
         ("{node_rank}/{nnodes} tcp://{master_addr}:{master_port}", "1/2 tcp://10.0.0.1:29400"),
         ("awk '{print $1}' ${rank} {1..3} {{rank}} {init_file}", None),
     ):
-        assert fill(text, rank, rendezvous=MEETING) == (filled or text)
+        assert fill_placeholders(text, rank, rendezvous=MEETING) == (filled or text)
 
 
 @pytest.mark.parametrize(
@@ -148,5 +151,5 @@ def test_placeholders_of_a_nodes_command_are_filled_in_and_the_shells_braces_sta
 def test_the_number_of_ranks_is_told_with_its_reason(
     asked: dict[str, int], gpus: int, on_ec2: int, said: str
 ) -> None:
-    ranks = layout([0, 1], gpus=gpus, **asked)
-    assert ranks_text(JobSpec(job=JobSection(**asked)), ranks, gpus=gpus, on_ec2=on_ec2) == said
+    ranks = layout_ranks([0, 1], gpus=gpus, **asked)
+    assert describe_ranks(JobSpec(job=JobSection(**asked)), ranks, gpus=gpus, on_ec2=on_ec2) == said

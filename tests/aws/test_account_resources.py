@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.account_resources import lacking
-from awsddp.aws.client import Aws
+from awsddp.aws.account_resources import list_missing_actions
+from awsddp.aws.client import AwsClient
 from awsddp.errors import ConfigError
 from awsddp.plan.launch_plan import make_plan
-from awsddp.session.locate import facts_of
+from awsddp.session.locate import gather_facts
 from awsddp.settings.loader import load
 from tests.support.moto_cloud import Cloud
 
@@ -19,18 +19,18 @@ Look = Callable[..., Any]
 
 
 @pytest.fixture
-def look(aws: Aws, cloud: Cloud) -> Look:
+def look(aws: AwsClient, cloud: Cloud) -> Look:
     """Makes the plan for keys that are asked for, as `plan` and `up` do."""
 
     def made(**asked: str) -> Any:
         spec, _ = load("demo", environ={}, overrides={key.replace("__", "."): v for key, v in asked.items()})
-        return make_plan(spec, facts_of(aws, spec, cloud.target))
+        return make_plan(spec, gather_facts(aws, spec, cloud.target))
 
     return made
 
 
 @pytest.fixture
-def own(aws: Aws, tmp_path: Path) -> Path:
+def own(aws: AwsClient, tmp_path: Path) -> Path:
     """The private half of the key pair `mine`."""
     file = tmp_path / "my keys" / "mine.pem"
     file.parent.mkdir()
@@ -50,10 +50,10 @@ def refusal(look: Look, **asked: str) -> ConfigError:
 def test_a_key_pair_and_its_private_half_are_used(look: Look, own: Path) -> None:
     plan = look(access__key_file=str(own))
     assert plan.request("RunInstances").parameters["KeyName"] == "mine"
-    assert not plan.asks("ImportKeyPair")
+    assert not plan.has_request("ImportKeyPair")
 
 
-def test_a_private_key_of_another_pair_is_told(look: Look, own: Path, aws: Aws) -> None:
+def test_a_private_key_of_another_pair_is_told(look: Look, own: Path, aws: AwsClient) -> None:
     aws.call("CreateKeyPair", {"KeyName": "other", "KeyType": "rsa"})
     own = own.rename(own.with_name("other"))
     told = refusal(look, access__key_file=str(own))
@@ -94,11 +94,11 @@ def test_what_is_no_private_key_is_told(look: Look, own: Path, content: str | No
     assert (f"access.key_file: {own} cannot be used" in told.message, why in told.why) == (True, True)
 
 
-def test_an_instance_profile_that_is_not_there_is_told(look: Look, aws: Aws) -> None:
+def test_an_instance_profile_that_is_not_there_is_told(look: Look, aws: AwsClient) -> None:
     made = {"InstanceProfileName": "trainers", "Path": "/teams/"}
     arn = aws.call("CreateInstanceProfile", made, service="iam")["InstanceProfile"]["Arn"]
     for right in ("trainers", arn):
-        assert look(access__instance_profile=right).asks("RunInstances")
+        assert look(access__instance_profile=right).has_request("RunInstances")
     elsewhere = arn.replace("/teams/", "/")
     for wrong in ("trainer", elsewhere):
         told = refusal(look, access__instance_profile=wrong)
@@ -110,10 +110,10 @@ def test_an_instance_profile_that_is_not_there_is_told(look: Look, aws: Aws) -> 
 def test_where_it_may_not_be_read_the_launch_goes_on(look: Look, cloud: Cloud, operation: str) -> None:
     cloud.fail(operation, "AccessDeniedException", status=400)
     asked = {"GetInstanceProfile": "access__instance_profile", "DescribeKey": "access__kms_key"}[operation]
-    assert look(**{asked: "trainers"}).asks("RunInstances")
+    assert look(**{asked: "trainers"}).has_request("RunInstances")
 
 
-def test_a_kms_key_that_cannot_encrypt_disks_is_told(look: Look, aws: Aws) -> None:
+def test_a_kms_key_that_cannot_encrypt_disks_is_told(look: Look, aws: AwsClient) -> None:
     def key(**more: str) -> str:
         return str(aws.call("CreateKey", more, service="kms")["KeyMetadata"]["KeyId"])
 
@@ -121,7 +121,7 @@ def test_a_kms_key_that_cannot_encrypt_disks_is_told(look: Look, aws: Aws) -> No
     aws.call("CreateAlias", {"AliasName": "alias/disks", "TargetKeyId": good}, service="kms")
     aws.call("DisableKey", {"KeyId": off}, service="kms")
     for right in (good, "alias/disks", f"arn:aws:kms:us-east-1:123456789012:key/{good}"):
-        assert look(access__kms_key=right).asks("RunInstances")
+        assert look(access__kms_key=right).has_request("RunInstances")
     for wrong, why in ((off, "it is Disabled"), (signing, "SIGN_VERIFY"), ("alias/none", "NotFound")):
         told = refusal(look, access__kms_key=wrong)
         assert told.message == f"access.kms_key: {wrong} cannot encrypt disks in us-east-1"
@@ -130,7 +130,7 @@ def test_a_kms_key_that_cannot_encrypt_disks_is_told(look: Look, aws: Aws) -> No
     assert "PendingDeletion" in refusal(look, access__kms_key=off).why
 
 
-def subnet_of(aws: Aws, *, gateway: bool) -> tuple[str, str]:
+def subnet_of(aws: AwsClient, *, gateway: bool) -> tuple[str, str]:
     """Make a VPC of the user's own, and return it and a subnet of it."""
     vpc = aws.call("CreateVpc", {"CidrBlock": "10.9.0.0/16"})["Vpc"]["VpcId"]
     asked = {"VpcId": vpc, "CidrBlock": "10.9.1.0/24", "AvailabilityZone": "us-east-1b"}
@@ -147,7 +147,7 @@ def subnet_of(aws: Aws, *, gateway: bool) -> tuple[str, str]:
 
 
 def test_the_route_tables_are_those_of_all_vpcs_or_of_that_of_a_named_subnet(
-    look: Look, aws: Aws, cloud: Cloud
+    look: Look, aws: AwsClient, cloud: Cloud
 ) -> None:
     vpc, subnet = subnet_of(aws, gateway=False)
     cloud.requests.clear()
@@ -157,7 +157,7 @@ def test_the_route_tables_are_those_of_all_vpcs_or_of_that_of_a_named_subnet(
     assert asked == [None, vpc]
 
 
-def test_a_group_of_another_vpc_is_told(look: Look, aws: Aws) -> None:
+def test_a_group_of_another_vpc_is_told(look: Look, aws: AwsClient) -> None:
     vpc, subnet = subnet_of(aws, gateway=True)
     made = {"GroupName": "own", "Description": "own", "VpcId": vpc}
     group = aws.call("CreateSecurityGroup", made)["GroupId"]
@@ -168,7 +168,7 @@ def test_a_group_of_another_vpc_is_told(look: Look, aws: Aws) -> None:
     assert lack.startswith(f"network.security_group: {group}")
 
 
-def test_a_subnet_without_a_way_out_is_told(look: Look, aws: Aws) -> None:
+def test_a_subnet_without_a_way_out_is_told(look: Look, aws: AwsClient) -> None:
     _, subnet = subnet_of(aws, gateway=False)
     told = refusal(look, network__subnet=subnet)
     assert told.message == f"network.subnet: {subnet} has no route to an internet gateway"
@@ -177,7 +177,7 @@ def test_a_subnet_without_a_way_out_is_told(look: Look, aws: Aws) -> None:
     assert f"{subnet} has no route out: the nodes can install nothing" in plan.warnings
 
 
-def test_a_default_subnet_that_leads_nowhere_is_passed_over(look: Look, aws: Aws) -> None:
+def test_a_default_subnet_that_leads_nowhere_is_passed_over(look: Look, aws: AwsClient) -> None:
     zones = look().subnets
     [main] = aws.call("DescribeRouteTables", {})["RouteTables"]
     shut = aws.call("CreateRouteTable", {"VpcId": main["VpcId"]})["RouteTable"]["RouteTableId"]
@@ -204,14 +204,14 @@ def test_what_does_not_exist_is_told_by_its_key(look: Look, key: str, value: str
     assert Path(value).stem in told.message
 
 
-def test_an_address_that_is_none_is_told_beside_a_group_of_ones_own(look: Look, aws: Aws) -> None:
+def test_an_address_that_is_none_is_told_beside_a_group_of_ones_own(look: Look, aws: AwsClient) -> None:
     group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own"})["GroupId"]
     told = refusal(look, network__security_group=group, network__ssh_cidr="10.0.0")
     assert "network.ssh_cidr: invalid address block '10.0.0'" in told.message
 
 
-def test_whether_a_role_may_save_is_asked_with_arns_of_its_partition(aws: Aws, cloud: Cloud) -> None:
+def test_whether_a_role_may_save_is_asked_with_arns_of_its_partition(aws: AwsClient, cloud: Cloud) -> None:
     cloud.fail("SimulatePrincipalPolicy", "AccessDenied", "AccessDenied")
-    assert list(lacking(aws, "arn:aws-cn:iam::123456789012:role/gpu", "s3://results/runs")) == []
+    assert list(list_missing_actions(aws, "arn:aws-cn:iam::123456789012:role/gpu", "s3://results/runs")) == []
     asked = [form["ResourceArns.member.1"] for form in cloud.sent("SimulatePrincipalPolicy")]
     assert asked == ["arn:aws-cn:s3:::results", "arn:aws-cn:s3:::results/runs/job/job.json"]

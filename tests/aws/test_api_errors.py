@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.aws.api_errors import translate
-from awsddp.aws.client import Aws, Trail
+from awsddp.aws.api_errors import translate_error
+from awsddp.aws.client import AwsClient, Trail
 from awsddp.errors import CloudError
 from awsddp.model.records import Target, TargetName
 from tests.support.moto_cloud import Cloud
 
 
-def test_a_refusal_says_what_why_and_what_next(aws: Aws, cloud: Cloud) -> None:
+def test_a_refusal_says_what_why_and_what_next(aws: AwsClient, cloud: Cloud) -> None:
     cases = (
         ("UnauthorizedOperation", "permission denied: DescribeSubnets"),
         ("ExpiredToken", "expired"),
@@ -50,7 +50,7 @@ def test_each_word_of_ec2_for_a_lack_of_machines_or_a_limit_has_its_kind_and_nex
     code: str, status: int, kind: str, told: str
 ) -> None:
     reply: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1")
+    error = translate_error(ClientError(reply, "RunInstances"), "RunInstances", location="us-east-1")
     assert error.kind == kind
     assert told in error.next
 
@@ -64,12 +64,12 @@ BLOB = "4Ou6SyWJ" * 200
 
 
 def test_a_denial_is_cut_before_its_encoded_message_which_the_trail_keeps(
-    aws: Aws, cloud: Cloud, tmp_path: Path
+    aws: AwsClient, cloud: Cloud, tmp_path: Path
 ) -> None:
     text = f"{DENIED} perform: ec2:StopInstances. Encoded authorization failure message: {BLOB}"
     cloud.fail("StopInstances", "UnauthorizedOperation", message=text)
     with pytest.raises(CloudError) as refused:
-        Aws(cloud.target, on_call=Trail(tmp_path)).call("StopInstances", {"InstanceIds": ["i-1"]})
+        AwsClient(cloud.target, on_call=Trail(tmp_path)).call("StopInstances", {"InstanceIds": ["i-1"]})
     assert refused.value.why == f"UnauthorizedOperation: {DENIED} perform: ec2:StopInstances."
     assert json.loads((tmp_path / "calls.jsonl").read_text())["encoded"] == BLOB
 
@@ -92,7 +92,7 @@ def test_a_region_that_is_not_enabled_is_told_from_bad_credentials(
     monkeypatch.setattr(af_south, "opt_in_status", "not-opted-in")
     cloud.fail("GetCallerIdentity", code)
     with pytest.raises(CloudError) as refused:
-        Aws(Target(region=region)).identity()
+        AwsClient(Target(region=region)).identity()
     assert (f"region {region} is not enabled" in refused.value.message) == closed
     assert (f"aws account enable-region --region-name {region}" in refused.value.next) == closed
     assert ("rejected the credentials" in refused.value.message) != closed
@@ -103,7 +103,7 @@ def test_credentials_that_are_good_nowhere_are_told_as_such(cloud: Cloud) -> Non
     cloud.fail("GetCallerIdentity", "AuthFailure")
     cloud.fail("DescribeRegions", "AuthFailure")
     with pytest.raises(CloudError, match="AWS rejected the credentials"):
-        Aws(Target(region="af-south-1")).identity()
+        AwsClient(Target(region="af-south-1")).identity()
 
 
 @pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "RequestTimeTooSkewed"])
@@ -115,7 +115,7 @@ def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, to
         "Error": {"Code": code, "Message": "Signature expired"},
         "ResponseMetadata": {"HTTPHeaders": headers, "HTTPStatusCode": 403},
     }
-    error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1", now=now)
+    error = translate_error(ClientError(reply, "RunInstances"), "RunInstances", location="us-east-1", now=now)
     assert "clock" in error.message
     assert told in error.why
     assert "timedatectl" in error.next
@@ -123,7 +123,7 @@ def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, to
 
 def test_s3_says_that_a_clock_is_wrong_where_its_answer_has_no_date() -> None:
     reply: Any = {"Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"}}
-    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
+    error = translate_error(ClientError(reply, "GetObject"), "GetObject", location="s3://runs/j")
     assert ("clock" in error.message, error.kind) == (True, "credentials")
 
 
@@ -134,12 +134,12 @@ def test_s3_says_that_a_clock_is_wrong_where_its_answer_has_no_date() -> None:
 def test_what_s3_refuses_for_a_moment_may_be_tried_again(code: str, kind: str) -> None:
     status = 400 if code == "RequestTimeout" else 503
     reply: Any = {"Error": {"Code": code, "Message": "later"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
+    error = translate_error(ClientError(reply, "GetObject"), "GetObject", location="s3://runs/j")
     assert (error.kind, error.retryable) == (kind, True)
 
 
 @pytest.mark.parametrize(("name", "who"), [("aws", "AWS"), ("local", "the local cloud")])
 def test_an_endpoint_that_is_down_is_an_error_of_its_own(cloud: Cloud, name: TargetName, who: str) -> None:
-    aws = Aws(replace(cloud.target, name=name, endpoint="http://127.0.0.1:9"))
+    aws = AwsClient(replace(cloud.target, name=name, endpoint="http://127.0.0.1:9"))
     with pytest.raises(CloudError, match=f"could not reach {who} for"):
         aws.identity()

@@ -66,7 +66,10 @@ def test_stopped_instances_of_2026_are_read_past_the_fields_that_are_new(replay:
     ]
     node = nodes[0]
     assert node.changed == datetime(2026, 2, 19, 22, 12, 56, tzinfo=UTC)
-    assert clusters.end_of(node) == ("node_lost", "Client.UserInitiatedShutdown: User initiated shutdown")
+    assert clusters.find_end_cause(node) == (
+        "node_lost",
+        "Client.UserInitiatedShutdown: User initiated shutdown",
+    )
     assert node.profile == "arn:aws:iam::123456789012:instance-profile/trainers"
     assert (node.expires, node.unfetched) == (datetime(2026, 2, 20, tzinfo=UTC), ("seq-1",))
 
@@ -94,7 +97,7 @@ def test_a_group_with_prefix_lists_and_groups_of_others_lacks_what_it_lacks(
     replay: Replay, cidr: str, efa: bool, lacks: int
 ) -> None:
     replay.play("DescribeSecurityGroups-rules")
-    found = account_resources.own_group(replay.aws, "sg-0a", cidrs=(cidr,), efa=efa)
+    found = account_resources.read_own_group(replay.aws, "sg-0a", cidrs=(cidr,), efa=efa)
     assert (found.id, found.vpc, len(found.lacks)) == ("sg-0a", "vpc-0a", lacks)
 
 
@@ -156,7 +159,7 @@ def test_what_is_beside_the_instances(
 
 def test_an_own_key_an_identity_and_a_reservation(replay: Replay) -> None:
     replay.play("DescribeKeyPairs-ed25519")
-    assert account_resources.own_key(replay.aws, "mine") == "ssh-ed25519 AAAAC3Nz mine"
+    assert account_resources.read_own_key(replay.aws, "mine") == "ssh-ed25519 AAAAC3Nz mine"
     assert parsed(replay, "GetCallerIdentity-sso").user_id == "AROAEXAMPLE:anna@example.com"
     held = parsed(replay, "DescribeCapacityReservations-active")
     assert (held.instance_type, held.zone, held.free, held.state, held.tenancy) == (

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from awsddp import __version__
-from awsddp.aws.api_errors import Refused
-from awsddp.aws.client import Aws, Trail
+from awsddp.aws.api_errors import AwsRefused
+from awsddp.aws.client import AwsClient, Trail
 from awsddp.aws.waits import Clock
-from awsddp.state import Folder
+from awsddp.state import ClusterFolder
 from tests.support.moto_cloud import SECRETS, Cloud, Launcher, plan_for
 
 
 def test_every_call_is_written_down_with_its_request_id_and_without_secrets(
-    aws: Aws, cloud: Cloud, clock: Clock, tmp_path: Path
+    aws: AwsClient, cloud: Cloud, clock: Clock, tmp_path: Path
 ) -> None:
-    folder = Folder(tmp_path, "demo")
-    watched = Aws(cloud.target, on_call=Trail(folder.path))
+    folder = ClusterFolder(tmp_path, "demo")
+    watched = AwsClient(cloud.target, on_call=Trail(folder.path))
     plan = plan_for(watched)
     assert not folder.path.exists()
-    folder.note("begins")
+    folder.append_event("begins")
     Launcher(watched)(plan)
     text = (folder.path / "calls.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
@@ -33,16 +33,16 @@ def test_every_call_is_written_down_with_its_request_id_and_without_secrets(
     assert stat.S_IMODE((folder.path / "calls.jsonl").stat().st_mode) == 0o600
 
 
-def test_a_refusal_is_written_down_with_its_code(aws: Aws, cloud: Cloud, tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "demo")
-    folder.note("begins")
+def test_a_refusal_is_written_down_with_its_code(aws: AwsClient, cloud: Cloud, tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path, "demo")
+    folder.append_event("begins")
     cloud.fail("DescribeInstances", "UnauthorizedOperation")
-    with pytest.raises(Refused):
-        Aws(cloud.target, on_call=Trail(folder.path)).call("DescribeInstances", {})
+    with pytest.raises(AwsRefused):
+        AwsClient(cloud.target, on_call=Trail(folder.path)).call("DescribeInstances", {})
     [line] = (folder.path / "calls.jsonl").read_text().splitlines()
     assert json.loads(line)["error"] == "UnauthorizedOperation"
 
 
-def test_aws_hears_who_calls(aws: Aws, cloud: Cloud) -> None:
+def test_aws_hears_who_calls(aws: AwsClient, cloud: Cloud) -> None:
     aws.call("DescribeRegions", {})
     assert f"awsddp/{__version__}" in cloud.agents[-1]

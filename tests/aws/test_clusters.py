@@ -5,18 +5,18 @@ from datetime import timedelta
 
 import pytest
 
-from awsddp.aws.client import Aws
-from awsddp.aws.clusters import Everywhere, Holding, find_everywhere, find_in
+from awsddp.aws.client import AwsClient
+from awsddp.aws.clusters import Holding, RegionSearch, find_everywhere, find_in_region
 from tests.support.moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
 from tests.support.owners import OTHER, ids, tagging
 
 
-def holdings(aws: Aws, **later: float) -> dict[str, Holding]:
-    found = find_in(aws, owner=USER_ID, now=NOW + timedelta(**later))
+def holdings(aws: AwsClient, **later: float) -> dict[str, Holding]:
+    found = find_in_region(aws, owner=USER_ID, now=NOW + timedelta(**later))
     return {one.cluster.id: one for one in found}
 
 
-def test_everything_is_found_and_told_apart(aws: Aws, launcher: Launcher) -> None:
+def test_everything_is_found_and_told_apart(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(plan)
     launcher(tagging(plan, owner=OTHER), ids=ids("bbbbbbbb"))
@@ -33,7 +33,7 @@ def test_everything_is_found_and_told_apart(aws: Aws, launcher: Launcher) -> Non
     assert found[IDS["cluster_id"]].price_usd_per_hour == pytest.approx(2 * each, abs=1e-3)
 
 
-def test_an_interface_that_a_launch_left_behind_is_an_orphan(aws: Aws, launcher: Launcher) -> None:
+def test_an_interface_that_a_launch_left_behind_is_an_orphan(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     tags = {"awsddp:id": "dddddddd", "awsddp:cluster": "demo", "awsddp:owner": USER_ID}
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
@@ -43,7 +43,7 @@ def test_an_interface_that_a_launch_left_behind_is_an_orphan(aws: Aws, launcher:
     assert (found.cluster.name, found.orphan, len(found.cluster.leftovers)) == ("demo", True, 1)
 
 
-def test_what_is_past_its_expiry_is_an_orphan_of_its_owner_alone(aws: Aws, launcher: Launcher) -> None:
+def test_what_is_past_its_expiry_is_an_orphan_of_its_owner_alone(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(plan)
     launcher(tagging(plan, owner=OTHER), ids=ids("bbbbbbbb"))
@@ -52,7 +52,7 @@ def test_what_is_past_its_expiry_is_an_orphan_of_its_owner_alone(aws: Aws, launc
     assert not found["bbbbbbbb"].orphan
 
 
-def test_a_stopped_cluster_is_no_orphan_and_costs_its_disks(aws: Aws, launcher: Launcher) -> None:
+def test_a_stopped_cluster_is_no_orphan_and_costs_its_disks(aws: AwsClient, launcher: Launcher) -> None:
     nodes = launcher(plan_for(aws, instance_type="g5.xlarge"))
     aws.call("StopInstances", {"InstanceIds": [node.instance_id for node in nodes]})
     [found] = holdings(aws).values()
@@ -60,12 +60,14 @@ def test_a_stopped_cluster_is_no_orphan_and_costs_its_disks(aws: Aws, launcher: 
     assert found.price_usd_per_hour == pytest.approx(2 * 200 * 0.08 / 730, abs=1e-3)
 
 
-def test_a_region_that_refuses_does_not_hide_the_others(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+def test_a_region_that_refuses_does_not_hide_the_others(
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
+) -> None:
     launcher(plan_for(aws, instance_type="g5.xlarge"))
-    denied = Aws(replace(cloud.target, region="eu-west-1"))
+    denied = AwsClient(replace(cloud.target, region="eu-west-1"))
     cloud.fail("DescribeVolumes", "UnauthorizedOperation")
 
-    def look(region: str) -> Everywhere:
+    def look(region: str) -> RegionSearch:
         gateways = {"us-east-1": aws, "eu-west-1": denied}
         return find_everywhere(gateways.__getitem__, [region], owner=USER_ID, now=NOW)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.aws import credential_process
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.errors import AwsddpError
 from awsddp.model.records import Target
 from tests.support.login_answers import PROGRAM
@@ -23,7 +23,7 @@ def test_a_credential_process_that_does_not_end_is_announced_and_ended(
     monkeypatch.setattr(credential_process, "PROGRAM_S", 1.0)
     monkeypatch.setattr(credential_process, "QUIET_S", 0.3)
     said: list[str] = []
-    aws = Aws(Target(region="eu-west-1", profile="slow"), say=said.append)
+    aws = AwsClient(Target(region="eu-west-1", profile="slow"), report_wait=said.append)
     failures = []
     for call in (aws.identity, lambda: aws.call("DescribeRegions", {})):  # as of calls beside
         with pytest.raises(AwsddpError) as refused:

@@ -13,14 +13,14 @@ from botocore.serialize import create_serializer
 from moto.ec2.models.instances import Instance
 
 from awsddp.aws import instances
-from awsddp.aws.client import Aws
-from awsddp.aws.clusters import Filters, by_id, describe, end_of, find_clusters, node_of, tag, tags_of
-from awsddp.aws.instances import appear, refuse_off, resume, wait_running
-from awsddp.aws.plan_facts import gather
-from awsddp.aws.teardown import give_up
+from awsddp.aws.client import AwsClient
+from awsddp.aws.clusters import Filters, by_id, describe, find_clusters, find_end_cause, node_of, tag, tags_of
+from awsddp.aws.instances import check_still_running, find_launched_nodes, resume_launch, wait_running
+from awsddp.aws.plan_facts import gather_facts
+from awsddp.aws.teardown import give_up_nodes
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
-from awsddp.model.records import Intent, Node
+from awsddp.model.records import LaunchIntent, Node
 from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import Request
 from awsddp.settings.spec import CapacitySection
@@ -55,11 +55,11 @@ SIDE_BY_SIDE = (
 )
 
 
-def living(aws: Aws) -> list[str]:
+def living(aws: AwsClient) -> list[str]:
     return [node.instance_id for node in describe(aws, []) if node.state == "running"]
 
 
-def test_what_is_sent_is_what_the_plan_resolves_to(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+def test_what_is_sent_is_what_the_plan_resolves_to(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
     plan = plan_for(aws)
     before = len(cloud.requests)
     launcher(plan)
@@ -81,7 +81,7 @@ def test_what_is_sent_is_what_the_plan_resolves_to(aws: Aws, cloud: Cloud, launc
 
 
 def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     launcher(plan_for(aws))
     kinds = (
@@ -91,7 +91,7 @@ def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
     )
     found = [node.tags for node in describe(aws, [])]
     for operation, key in kinds:
-        items = [item for item in aws.pages(operation, {}, key) if item.get("GroupName") != "default"]
+        items = [item for item in aws.paginate(operation, {}, key) if item.get("GroupName") != "default"]
         assert items
         found += map(tags_of, items)
     for tags in found:
@@ -103,7 +103,7 @@ def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
     assert describe(aws, [])[0].tags["awsddp:expires"] == "2026-11-22T08:45:00Z"
 
 
-def test_nodes_are_numbered_by_the_tag_and_the_launch_index(aws: Aws, launcher: Launcher) -> None:
+def test_nodes_are_numbered_by_the_tag_and_the_launch_index(aws: AwsClient, launcher: Launcher) -> None:
     nodes = launcher(plan_for(aws, nodes=4))
     assert [node.node for node in nodes] == [0, 1, 2, 3]
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
@@ -127,7 +127,7 @@ def numbers(nodes: Iterable[Node]) -> dict[str, int]:
 
 @pytest.mark.usefixtures("same_index")
 def test_nodes_that_share_a_launch_index_are_numbered_by_their_ids_and_stay_so(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     first = numbers(launcher(plan_for(aws, nodes=4)))
     assert first == {key: number for number, key in enumerate(sorted(first))}
@@ -142,7 +142,7 @@ def test_nodes_that_share_a_launch_index_are_numbered_by_their_ids_and_stay_so(
 
 @pytest.mark.usefixtures("same_index")
 def test_a_launch_without_indexes_that_was_cut_off_is_numbered_at_once_and_also_where_it_shows_in_part(
-    aws: Aws, launcher: Launcher, clock: Clock, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, launcher: Launcher, clock: Clock, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.fail("CreateTags", *["TagLimitExceeded"] * 2)
     with pytest.raises(CloudError):
@@ -151,13 +151,13 @@ def test_a_launch_without_indexes_that_was_cut_off_is_numbered_at_once_and_also_
     began, every = clock.monotonic(), describe(aws, [])
     hidden = [max(node.instance_id for node in every)]
 
-    def show_late(aws: Aws, filters: Filters) -> list[Node]:
+    def show_late(aws: AwsClient, filters: Filters) -> list[Node]:
         found = [node for node in describe(aws, filters) if node.instance_id not in hidden]
         hidden.clear()
         return found
 
     monkeypatch.setattr(instances, "describe", show_late)
-    found = resume(aws, launcher.intents[0], on_event=launcher.events.append)
+    found = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
     assert found is not None
     assert numbers(found) == {key: number for number, key in enumerate(sorted(numbers(every)))}
     assert clock.monotonic() - began < 10
@@ -166,7 +166,7 @@ def test_a_launch_without_indexes_that_was_cut_off_is_numbered_at_once_and_also_
 
 @pytest.mark.usefixtures("same_index")
 def test_a_copy_that_somebody_launches_later_renumbers_nobody(
-    aws: Aws, launcher: Launcher, cloud: Cloud
+    aws: AwsClient, launcher: Launcher, cloud: Cloud
 ) -> None:
     nodes = launcher(plan_for(aws))
     [first, second] = list(cloud.backend.all_instances())
@@ -175,14 +175,14 @@ def test_a_copy_that_somebody_launches_later_renumbers_nobody(
     assert {node.node for node in describe(aws, [])} == {0}
 
 
-def test_another_owners_cluster_of_the_same_name_is_not_found(aws: Aws, launcher: Launcher) -> None:
+def test_another_owners_cluster_of_the_same_name_is_not_found(aws: AwsClient, launcher: Launcher) -> None:
     launcher(plan_for(aws))
     assert find_cluster(aws, "demo", "AIDASOMEBODYELSE") is None
     assert find_cluster(aws, "other", aws.identity().user_id) is None
 
 
 def test_a_zone_without_capacity_is_followed_by_the_next_with_a_new_token(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     plan = plan_for(aws)
     cloud.fail("RunInstances", NONE, NONE, status=500)
@@ -194,7 +194,7 @@ def test_a_zone_without_capacity_is_followed_by_the_next_with_a_new_token(
 
 
 def test_a_placement_group_without_room_is_given_up_in_the_same_zone_and_one_line_says_so(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     plan = plan_for(aws)
     cloud.fail("RunInstances", NONE, status=500, to="Placement.GroupName")
@@ -212,9 +212,11 @@ def test_a_placement_group_without_room_is_given_up_in_the_same_zone_and_one_lin
     ]
 
 
-def test_nodes_with_efa_stay_in_their_placement_group(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+def test_nodes_with_efa_stay_in_their_placement_group(
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
+) -> None:
     asked = replace(spec(instance_type="g5.48xlarge"), capacity=CapacitySection(efa=True))
-    plan = make_plan(asked, gather(aws, asked, caller_address="10.77.0.1", target="local"))
+    plan = make_plan(asked, gather_facts(aws, asked, caller_address="10.77.0.1", target="local"))
     cloud.fail("RunInstances", NONE, status=500, to="Placement.GroupName")
     nodes = launcher(plan)
     assert all("Placement.GroupName" in one for one in cloud.sent("RunInstances"))
@@ -222,16 +224,16 @@ def test_nodes_with_efa_stay_in_their_placement_group(aws: Aws, cloud: Cloud, la
 
 
 @pytest.mark.parametrize("efa", [True, False])
-def test_no_placement_group_is_made_where_the_key_says_so(aws: Aws, cloud: Cloud, efa: bool) -> None:
+def test_no_placement_group_is_made_where_the_key_says_so(aws: AwsClient, cloud: Cloud, efa: bool) -> None:
     capacity = CapacitySection(efa=efa, placement_group=False)
     asked = replace(spec(instance_type="g5.48xlarge"), capacity=capacity)
-    plan = make_plan(asked, gather(aws, asked, caller_address="10.77.0.1", target="local"))
-    assert not plan.asks("CreatePlacementGroup")
+    plan = make_plan(asked, gather_facts(aws, asked, caller_address="10.77.0.1", target="local"))
+    assert not plan.has_request("CreatePlacementGroup")
     assert "Placement" not in plan.request("RunInstances").parameters
     assert plan.placement_why == "none: capacity.placement_group is false"
 
 
-def test_no_capacity_anywhere_names_each_attempt(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+def test_no_capacity_anywhere_names_each_attempt(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
     plan = without_zones(plan_for(aws), 2)
     cloud.fail("RunInstances", *[NONE] * 4, status=500)
     with pytest.raises(CapacityError) as caught:
@@ -250,7 +252,7 @@ def test_no_capacity_anywhere_names_each_attempt(aws: Aws, cloud: Cloud, launche
     ],
 )
 def test_a_refusal_is_told_and_not_repeated(
-    aws: Aws, cloud: Cloud, launcher: Launcher, code: str, exit_code: int
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, code: str, exit_code: int
 ) -> None:
     cloud.fail("RunInstances", code)
     with pytest.raises(AwsddpError) as caught:
@@ -262,7 +264,7 @@ def test_a_refusal_is_told_and_not_repeated(
 
 
 def test_a_lost_reply_is_followed_by_the_same_bytes_and_launches_once(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     cloud.fail("RunInstances", "InternalError", status=500, after=True)
     nodes = launcher(plan_for(aws))
@@ -273,12 +275,12 @@ def test_a_lost_reply_is_followed_by_the_same_bytes_and_launches_once(
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_launch_that_was_cut_off_is_finished_and_never_doubled(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, sent: bool
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock, sent: bool
 ) -> None:
     class Killed(Exception):
         pass
 
-    def stop(intent: Intent) -> None:
+    def stop(intent: LaunchIntent) -> None:
         raise Killed
 
     if sent:
@@ -287,25 +289,25 @@ def test_a_launch_that_was_cut_off_is_finished_and_never_doubled(
         launcher.on_intent = stop
         with pytest.raises(Killed):
             launcher(plan_for(aws))
-    nodes = resume(aws, launcher.intents[-1], on_event=launcher.events.append)
+    nodes = resume_launch(aws, launcher.intents[-1], on_event=launcher.events.append)
     assert nodes is not None
     assert sorted(living(aws)) == sorted(node.instance_id for node in nodes)
     assert len(nodes) == 2
 
 
 def test_an_old_intent_is_not_replayed_but_looked_up_by_tag(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     clock.sleep(3601)
-    found = resume(aws, launcher.intents[0], on_event=launcher.events.append)
+    found = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
     assert found is not None
     assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
     assert len(cloud.sent("RunInstances")) == 1
 
 
 def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the_launch(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     copied = copy.deepcopy(launcher.intents[0].parameters) | {"ClientToken": "another"}
@@ -314,31 +316,31 @@ def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the
             pair["Value"] = "AIDAOTHER" if pair["Key"] == "awsddp:owner" else pair["Value"]
     aws.call("RunInstances", copied)
     clock.sleep(3601)
-    found = resume(aws, launcher.intents[0], on_event=launcher.events.append)
+    found = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
     assert found is not None
     assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
 
 
 def test_a_replay_of_instances_that_ended_says_that_nothing_came(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
     cloud.fail("RunInstances", "IdempotentInstanceTerminated")
-    assert resume(aws, launcher.intents[0], on_event=launcher.events.append) is None
+    assert resume_launch(aws, launcher.intents[0], on_event=launcher.events.append) is None
 
 
 def test_node_that_was_given_up_is_none_of_its_launch_any_more(
-    aws: Aws, launcher: Launcher, clock: Clock
+    aws: AwsClient, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
-    give_up(aws, nodes[1:])
-    found = appear(aws, launcher.intents[0], on_event=launcher.events.append)
+    give_up_nodes(aws, nodes[1:])
+    found = find_launched_nodes(aws, launcher.intents[0], on_event=launcher.events.append)
     assert found is not None
     assert [node.node for node in found] == [0]
 
 
 def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_takes(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.requests.clear()
@@ -354,7 +356,7 @@ def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_
 
 
 def test_looking_by_tag_ends_after_two_minutes(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
     parameters = copy.deepcopy(launcher.intents[0].parameters)
@@ -362,11 +364,13 @@ def test_looking_by_tag_ends_after_two_minutes(
         pair["Value"] = "ffffffff" if pair["Key"] == "awsddp:id" else pair["Value"]
     other = replace(launcher.intents[0], parameters=parameters)
     began = clock.monotonic()
-    assert appear(aws, other, on_event=lambda event: None) is None
+    assert find_launched_nodes(aws, other, on_event=lambda event: None) is None
     assert 120 <= clock.monotonic() - began < 130
 
 
-def test_one_describe_waits_for_all_nodes(aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock) -> None:
+def test_one_describe_waits_for_all_nodes(
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
     launched = launcher(plan_for(aws, nodes=8))
     before = len(cloud.sent("DescribeInstances"))
     nodes = wait_running(aws, launched, on_event=launcher.events.append)
@@ -376,7 +380,7 @@ def test_one_describe_waits_for_all_nodes(aws: Aws, cloud: Cloud, launcher: Laun
 
 
 def test_a_node_that_runs_without_an_address_yet_is_waited_for(
-    aws: Aws, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = launcher(plan_for(aws))
     answers = []
@@ -393,7 +397,7 @@ def test_a_node_that_runs_without_an_address_yet_is_waited_for(
 
 
 def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     aws.call("TerminateInstances", {"InstanceIds": [nodes[1].instance_id]})
@@ -407,17 +411,17 @@ def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(
 
 
 def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
-    aws: Aws, launcher: Launcher, clock: Clock
+    aws: AwsClient, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
-    refuse_off(aws, nodes)
+    check_still_running(aws, nodes)
     aws.call("StopInstances", {"InstanceIds": [nodes[1].instance_id]})
     began = clock.monotonic()
 
     def wait(awaited: Sequence[Node]) -> None:
         wait_running(aws, awaited, on_event=lambda event: None, deadline_s=60)
 
-    for look in (lambda: wait(nodes), lambda: refuse_off(aws, nodes)):
+    for look in (lambda: wait(nodes), lambda: check_still_running(aws, nodes)):
         with pytest.raises(NodeError, match=r"node1 \(i-\w+\) is stopped, while it was started") as caught:
             look()
         assert "another command, here or elsewhere" in caught.value.why
@@ -428,16 +432,16 @@ def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
 
 
 def test_a_look_that_aws_does_not_answer_ends_nothing(
-    aws: Aws, cloud: Cloud, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = launcher(plan_for(aws))
     monkeypatch.setattr("awsddp.aws.client.ATTEMPTS", 1)
     cloud.fail("DescribeInstances", "RequestLimitExceeded", status=503)
-    refuse_off(aws, nodes)
+    check_still_running(aws, nodes)
 
 
 def test_a_poll_that_aws_throttles_goes_on(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = launcher(plan_for(aws))
     monkeypatch.setattr("awsddp.aws.client.ATTEMPTS", 1)
@@ -446,7 +450,7 @@ def test_a_poll_that_aws_throttles_goes_on(
 
 
 def test_a_tag_is_written_once_aws_knows_the_node(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.fail("CreateTags", "InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound")
@@ -454,7 +458,7 @@ def test_a_tag_is_written_once_aws_knows_the_node(
     assert {node.tags["awsddp:nodes"] for node in describe(aws, [])} == {"left"}
 
 
-def test_two_ids_of_one_name_are_both_found(aws: Aws, launcher: Launcher) -> None:
+def test_two_ids_of_one_name_are_both_found(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws)
     launcher(plan)
     launcher(plan, ids={"cluster_id": "ffffffff", "name": "awsddp-demo-ffffffff"})
@@ -474,5 +478,5 @@ def test_two_ids_of_one_name_are_both_found(aws: Aws, launcher: Launcher) -> Non
 def test_reason_for_which_an_instance_ended_is_a_kind_of_cause(code: str, kind: str) -> None:
     described = {"InstanceId": "i-1", "InstanceType": "g5.xlarge", "State": {"Name": "terminated"}}
     reason = {"Code": code, "Message": f"{code}: as EC2 says"}
-    assert end_of(node_of({**described, "StateReason": reason})) == (kind, f"{code}: as EC2 says")
-    assert end_of(node_of(described)) == ("node_lost", "no reason was given")
+    assert find_end_cause(node_of({**described, "StateReason": reason})) == (kind, f"{code}: as EC2 says")
+    assert find_end_cause(node_of(described)) == ("node_lost", "no reason was given")

@@ -2,28 +2,32 @@
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import tagged
-from awsddp.aws.launch_resources import move_ssh
-from awsddp.aws.plan_facts import gather
+from awsddp.aws.launch_resources import replace_ssh_sources
+from awsddp.aws.plan_facts import gather_facts
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError
 from awsddp.plan.launch_plan import make_plan
 from tests.support.moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
 
-def test_what_is_there_is_kept_and_ssh_moves_to_where_the_user_is_now(aws: Aws, launcher: Launcher) -> None:
+def test_what_is_there_is_kept_and_ssh_moves_to_where_the_user_is_now(
+    aws: AwsClient, launcher: Launcher
+) -> None:
     launcher(plan_for(aws))
-    launcher(make_plan(spec(), gather(aws, spec(), caller_address="10.77.0.2", target="local")))
+    launcher(make_plan(spec(), gather_facts(aws, spec(), caller_address="10.77.0.2", target="local")))
     filters = tagged("awsddp:id", "0a1b2c3d")
-    [group] = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+    [group] = aws.paginate("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
     ranges = [item["CidrIp"] for rule in group["IpPermissions"] for item in rule["IpRanges"]]
     assert ranges == ["10.77.0.2/32"]
     assert sum(bool(rule["UserIdGroupPairs"]) for rule in group["IpPermissions"]) == 1
-    assert len(aws.pages("DescribeKeyPairs", {"Filters": filters}, "KeyPairs")) == 1
+    assert len(aws.paginate("DescribeKeyPairs", {"Filters": filters}, "KeyPairs")) == 1
 
 
-def test_a_group_of_our_name_that_does_not_carry_our_id_is_refused(aws: Aws, launcher: Launcher) -> None:
+def test_a_group_of_our_name_that_does_not_carry_our_id_is_refused(
+    aws: AwsClient, launcher: Launcher
+) -> None:
     plan = plan_for(aws)
     vpc = plan.request("CreateSecurityGroup").parameters["VpcId"]
     aws.call("CreateSecurityGroup", {"GroupName": IDS["name"], "Description": "theirs", "VpcId": vpc})
@@ -32,7 +36,7 @@ def test_a_group_of_our_name_that_does_not_carry_our_id_is_refused(aws: Aws, lau
 
 
 def test_a_new_group_is_not_visible_at_once_and_is_waited_for(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     cloud.fail("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound", "InvalidGroup.NotFound")
     cloud.fail("RunInstances", "InvalidGroup.NotFound")
@@ -43,7 +47,7 @@ DENIED = "UnauthorizedOperation"
 
 
 def test_what_iam_does_not_see_as_ours_yet_is_asked_for_again(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     cloud.fail("AuthorizeSecurityGroupIngress", DENIED, DENIED)
     cloud.fail("RunInstances", DENIED)
@@ -55,7 +59,7 @@ def test_what_iam_does_not_see_as_ours_yet_is_asked_for_again(
 
 
 def test_a_denial_is_final_fifteen_seconds_after_we_made_what_it_is_about(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     cloud.fail("RunInstances", *[DENIED] * 30)
     with pytest.raises(AwsddpError, match="permission denied"):
@@ -64,7 +68,9 @@ def test_a_denial_is_final_fifteen_seconds_after_we_made_what_it_is_about(
     assert len(cloud.sent("RunInstances")) < 12
 
 
-def test_a_denial_of_what_we_did_not_make_is_final_at_once(aws: Aws, cloud: Cloud, clock: Clock) -> None:
+def test_a_denial_of_what_we_did_not_make_is_final_at_once(
+    aws: AwsClient, cloud: Cloud, clock: Clock
+) -> None:
     cloud.fail("TerminateInstances", DENIED)
     with pytest.raises(AwsddpError, match="permission denied"):
         aws.call("TerminateInstances", {"InstanceIds": ["i-0123456789abcdef0"]})
@@ -72,18 +78,18 @@ def test_a_denial_of_what_we_did_not_make_is_final_at_once(aws: Aws, cloud: Clou
 
 
 def test_a_group_that_aws_does_not_list_everywhere_yet_is_waited_for_when_ssh_moves(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     launcher(plan_for(aws))
     filters = tagged("awsddp:id", "0a1b2c3d")
-    [group] = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+    [group] = aws.paginate("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
     for operation in (
         "AuthorizeSecurityGroupIngress",
         "DescribeSecurityGroups",
         "RevokeSecurityGroupIngress",
     ):
         cloud.fail(operation, "InvalidGroup.NotFound")
-    move_ssh(aws, group["GroupId"], ("10.77.0.9/32",), on_event=lambda event: None)
-    [group] = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+    replace_ssh_sources(aws, group["GroupId"], ("10.77.0.9/32",), on_event=lambda event: None)
+    [group] = aws.paginate("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
     opened = [item["CidrIp"] for rule in group["IpPermissions"] for item in rule["IpRanges"]]
     assert opened == ["10.77.0.9/32"]

@@ -11,7 +11,7 @@ import pytest
 from botocore.credentials import CredentialResolver
 
 from awsddp.aws import client
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.login import session_name, session_of
 from awsddp.errors import ConfigError
 from awsddp.model.records import Target
@@ -121,7 +121,7 @@ def test_only_credentials_that_nobody_renews_have_an_end(
     configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(f"[profile gpu]\n{ROLE}")
-    aws = Aws(Target(region="us-east-1", profile="gpu"))
+    aws = AwsClient(Target(region="us-east-1", profile="gpu"))
     one = aws._session
     one.get_component("credential_provider").get_provider("assume-role")._client_creator = Sts()
     one.get_credentials().get_frozen_credentials()
@@ -130,7 +130,7 @@ def test_only_credentials_that_nobody_renews_have_an_end(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ASIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", ends.isoformat())
-    assert Aws(Target(region="us-east-1")).credentials_end() == ends
+    assert AwsClient(Target(region="us-east-1")).credentials_end() == ends
 
 
 def test_a_name_that_the_next_command_would_not_have_is_refused(
@@ -138,7 +138,7 @@ def test_a_name_that_the_next_command_would_not_have_is_refused(
 ) -> None:
     configured("")
     reply = {"UserId": "AROA:botocore-session-1795343", "Account": "123456789012", "Arn": "arn"}
-    aws = Aws(Target(region="us-east-1", access_key_id="AKIA", secret_access_key="secret"))
+    aws = AwsClient(Target(region="us-east-1", access_key_id="AKIA", secret_access_key="secret"))
     monkeypatch.setattr(aws, "call", lambda *_, **__: reply)
     with pytest.raises(ConfigError, match="name is not stable"):
         aws.identity()
@@ -156,8 +156,8 @@ def test_the_gateways_of_all_regions_share_one_login(
 
     monkeypatch.setattr(client, "session_of", counted)
     keys = {"access_key_id": "AKIA", "secret_access_key": "secret"}
-    first = Aws(Target(region="us-east-1", **keys))
-    others = [Aws(Target(region=name, **keys), login=first) for name in ("eu-west-1", "eu-north-1")]
+    first = AwsClient(Target(region="us-east-1", **keys))
+    others = [AwsClient(Target(region=name, **keys), login=first) for name in ("eu-west-1", "eu-north-1")]
     for aws in (first, *others):
         aws.credentials_end()
     assert [target.region for target in made] == ["us-east-1"]

@@ -19,7 +19,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.model.records import Target
 from tests.support.login_answers import LATER, PROGRAM, Answers, keys_of
@@ -335,10 +335,10 @@ def test_a_profile_logs_in_or_leads_to_the_next_step(
     Answers.refusals = case.refusals
     target = Target(region="eu-west-1", profile=case.profile)
     if case.key:
-        assert Aws(target).identity().user_id == case.key
+        assert AwsClient(target).identity().user_id == case.key
         return
     with pytest.raises(AwsddpError) as refused:
-        Aws(target).identity()
+        AwsClient(target).identity()
     assert (refused.value.exit_code, refused.value.message) == (case.code, case.message)
     assert refused.value.next.startswith(case.next)
     assert refused.value.why.startswith(case.why)
@@ -351,7 +351,7 @@ def test_a_login_whose_package_is_missing_says_how_to_add_it(
     configured(LOGIN)
     monkeypatch.setattr("botocore.credentials.EC", None)
     with pytest.raises(AwsddpError) as refused:
-        Aws(Target(region="eu-west-1", profile="console")).identity()
+        AwsClient(Target(region="eu-west-1", profile="console")).identity()
     assert refused.value.exit_code == 3
     assert refused.value.next == f"{sys.executable} -m pip install 'botocore[crt]'"
 
@@ -365,7 +365,7 @@ def test_a_console_login_ends_twelve_hours_after_it_began(
     if begun is None:  # as a login that has no such token
         [path] = (isolated / ".aws/login/cache").iterdir()
         path.write_text(path.read_text().replace("e30.", ""))
-    ends = Aws(Target(region="eu-west-1", profile="console")).credentials_end()
+    ends = AwsClient(Target(region="eu-west-1", profile="console")).credentials_end()
     assert ends == (begun.replace(microsecond=0) + timedelta(hours=12) if begun else None)
 
 
@@ -375,7 +375,7 @@ def test_a_region_variable_that_is_set_to_nothing_counts_as_unset(
     configured("[default]\nregion = eu-north-1\n")
     for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
         monkeypatch.setenv(name, "")
-    assert Aws(Target()).region == "eu-north-1"
+    assert AwsClient(Target()).region == "eu-north-1"
 
 
 def test_mfa_without_a_terminal_is_a_usage_error_and_asks_nothing(
@@ -406,7 +406,7 @@ def test_a_wrong_region_is_blamed_on_what_names_it(
     if name.isupper():
         monkeypatch.setenv(name, "US-EAST-1")
     with pytest.raises(ConfigError) as refused:
-        Aws(Target())
+        AwsClient(Target())
     assert refused.value.message == f"{name}: unknown AWS region 'US-EAST-1'"
     assert refused.value.next == "--region: did you mean us-east-1?"
 

@@ -6,19 +6,19 @@ import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
 
 from awsddp.aws import plan_facts as facts_module
-from awsddp.aws.client import Aws, Call
-from awsddp.aws.plan_facts import enabled_regions, gather
+from awsddp.aws.client import AwsClient, Call
+from awsddp.aws.plan_facts import gather_facts, list_enabled_regions
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 from awsddp.model.records import Target
-from awsddp.plan.records import names
+from awsddp.plan.records import resource_names
 from awsddp.settings.spec import ClusterSpec, NetworkSection
 from tests.support.http_answers import BAD_ANSWERS, CUT, answering
 from tests.support.moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
 
-def test_a_plan_can_be_made_from_what_is_read(aws: Aws, cloud: Cloud) -> None:
-    facts = gather(aws, spec(), caller_address="10.77.0.1", target="local")
+def test_a_plan_can_be_made_from_what_is_read(aws: AwsClient, cloud: Cloud) -> None:
+    facts = gather_facts(aws, spec(), caller_address="10.77.0.1", target="local")
     assert facts.region == "us-east-1"
     assert facts.image.pretends
     assert facts.image.ssh_user == "ubuntu"
@@ -28,8 +28,8 @@ def test_a_plan_can_be_made_from_what_is_read(aws: Aws, cloud: Cloud) -> None:
     assert facts.quotas == {QUOTA_P[0]: None, QUOTA_G[0]: None}
 
 
-def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
-    gather(aws, spec(instance_type="p2.8xlarge"), caller_address="10.77.0.1")
+def test_reading_changes_nothing(aws: AwsClient, cloud: Cloud) -> None:
+    gather_facts(aws, spec(instance_type="p2.8xlarge"), caller_address="10.77.0.1")
     assert {name for name, _ in cloud.requests} <= {
         "GetCallerIdentity",
         "DescribeInstanceTypeOfferings",
@@ -44,11 +44,11 @@ def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
 
 
 def test_a_plan_counts_what_runs_of_a_quota_but_for_its_own_cluster(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     cloud.quotas[QUOTA_G[0]] = 16.0
     launcher(plan_for(aws, instance_type="g5.xlarge"))  # 2 x 4 vCPUs
-    off = launcher(plan_for(aws, instance_type="g6.xlarge", nodes=1), ids=names("demo", "ffffffff"))
+    off = launcher(plan_for(aws, instance_type="g6.xlarge", nodes=1), ids=resource_names("demo", "ffffffff"))
     aws.call("StopInstances", {"InstanceIds": [node.instance_id for node in off]})
     fitting = plan_for(aws, instance_type="g5.xlarge")
     assert "8 of 16 vCPUs, of which 8 are in use" in fitting.quota
@@ -57,16 +57,16 @@ def test_a_plan_counts_what_runs_of_a_quota_but_for_its_own_cluster(
     assert caught.value.kind == "quota"
     assert "allows 16 vCPUs in us-east-1, of which 8 are in use" in caught.value.why
     assert "awsddp up --nodes 2 --instance-type" in caught.value.next
-    own = gather(aws, spec(), caller_address="10.77.0.1", cluster_id=IDS["cluster_id"])
+    own = gather_facts(aws, spec(), caller_address="10.77.0.1", cluster_id=IDS["cluster_id"])
     assert own.used_vcpus == {}
 
 
-def test_instances_that_may_not_be_listed_count_nothing(aws: Aws, cloud: Cloud) -> None:
+def test_instances_that_may_not_be_listed_count_nothing(aws: AwsClient, cloud: Cloud) -> None:
     cloud.fail("DescribeInstances", "UnauthorizedOperation")
-    assert gather(aws, spec(), caller_address="10.77.0.1").used_vcpus == {}
+    assert gather_facts(aws, spec(), caller_address="10.77.0.1").used_vcpus == {}
 
 
-def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws: Aws) -> None:
+def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws: AwsClient) -> None:
     with pytest.raises(CloudError) as caught:
         plan_for(aws, instance_type="p2.8xlarge")
     assert "2025-03-30" in caught.value.why
@@ -74,7 +74,7 @@ def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws:
     assert "g6.48xlarge" in caught.value.next
 
 
-def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_the_table_lacks_is_described_by_ec2(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(GPU_TYPES, "g7.48xlarge")
     plan = plan_for(aws, instance_type="g7.48xlarge")
     assert (plan.kind.gpus, plan.kind.gpu) == (8, "RTX PRO 4500")
@@ -82,7 +82,7 @@ def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws, monkeypatch: pytes
     assert "unknown price for g7.48xlarge" in plan.warnings
 
 
-def test_images_are_found_by_id_name_and_parameter(aws: Aws, cloud: Cloud) -> None:
+def test_images_are_found_by_id_name_and_parameter(aws: AwsClient, cloud: Cloud) -> None:
     old = cloud.add_image("My Training Image 1")
     new = cloud.add_image("My Training Image 2 (Amazon Linux 2023)", parameter="/team/image")
     for asked, expected in (
@@ -91,35 +91,37 @@ def test_images_are_found_by_id_name_and_parameter(aws: Aws, cloud: Cloud) -> No
         ("/team/image", new),
         ("resolve:ssm:/team/image", new),
     ):
-        facts = gather(aws, spec(image=asked), caller_address="10.77.0.1")
+        facts = gather_facts(aws, spec(image=asked), caller_address="10.77.0.1")
         assert facts.image.id == expected
     assert facts.image.ssh_user == "ec2-user"
 
 
-def test_a_deprecated_image_is_asked_for_only_where_no_other_has_the_name(aws: Aws, cloud: Cloud) -> None:
+def test_a_deprecated_image_is_asked_for_only_where_no_other_has_the_name(
+    aws: AwsClient, cloud: Cloud
+) -> None:
     image = cloud.add_image("My Training Image")
     for asked, counts in (("My Training *", 1), ("No Such *", 2)):
         cloud.requests.clear()
         with suppress(ConfigError):
-            assert gather(aws, spec(image=asked), caller_address="10.77.0.1").image.id == image
+            assert gather_facts(aws, spec(image=asked), caller_address="10.77.0.1").image.id == image
         sent = cloud.sent("DescribeImages")
         assert [form.get("IncludeDeprecated") for form in sent] == [None, "true"][:counts]
 
 
 def test_of_the_images_of_a_name_the_newest_torch_is_taken_before_the_newest_date(
-    aws: Aws, cloud: Cloud
+    aws: AwsClient, cloud: Cloud
 ) -> None:
     name = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu 24.04) {}"
     new = cloud.add_image(name.format("2.13", "20260901"))
     cloud.add_image(name.format("2.9", "20261101"))
-    assert gather(aws, spec(image=name.format("*", "*")), caller_address="10.77.0.1").image.id == new
+    assert gather_facts(aws, spec(image=name.format("*", "*")), caller_address="10.77.0.1").image.id == new
 
 
 NAME = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) {}"
 
 
 def test_the_default_image_is_the_newest_that_the_table_has_and_needs_no_right_in_ssm(
-    aws: Aws, cloud: Cloud
+    aws: AwsClient, cloud: Cloud
 ) -> None:
     known = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
     cloud.add_image(NAME.format("2.13.0", "24.04", "20260830"))  # a pair that the table lacks
@@ -133,15 +135,17 @@ def test_the_default_image_is_the_newest_that_the_table_has_and_needs_no_right_i
     assert not cloud.sent("GetParameters")
 
 
-def test_an_image_that_only_looks_like_amazons_is_not_the_default(aws: Aws, cloud: Cloud) -> None:
-    before = gather(aws, spec(), caller_address="10.77.0.1").image.id
+def test_an_image_that_only_looks_like_amazons_is_not_the_default(aws: AwsClient, cloud: Cloud) -> None:
+    before = gather_facts(aws, spec(), caller_address="10.77.0.1").image.id
     copied = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
     cloud.backend.amis[copied].owner_alias = None
     cloud.backend.amis[copied].owner_id = DEFAULT_ACCOUNT_ID
-    assert gather(aws, spec(), caller_address="10.77.0.1").image.id == before
+    assert gather_facts(aws, spec(), caller_address="10.77.0.1").image.id == before
 
 
-def test_an_image_with_a_torch_that_the_table_lacks_is_taken_with_a_warning(aws: Aws, cloud: Cloud) -> None:
+def test_an_image_with_a_torch_that_the_table_lacks_is_taken_with_a_warning(
+    aws: AwsClient, cloud: Cloud
+) -> None:
     cloud.add_image(NAME.format("2.99", "28.04", "20260901"))
     plan = plan_for(aws, instance_type="g6.xlarge", image=NAME.format("*", "*", "*"))
     assert plan.image.shown.torch == "2.99"
@@ -149,7 +153,7 @@ def test_an_image_with_a_torch_that_the_table_lacks_is_taken_with_a_warning(aws:
 
 
 def test_an_image_whose_name_does_not_tell_the_login_user_is_taken_with_a_warning(
-    aws: Aws, cloud: Cloud
+    aws: AwsClient, cloud: Cloud
 ) -> None:
     cloud.add_image("My Training Image 1")
     plan = plan_for(aws, instance_type="g6.xlarge", image="My Training *")
@@ -167,7 +171,7 @@ def test_an_image_whose_name_does_not_tell_the_login_user_is_taken_with_a_warnin
     ],
 )
 def test_one_type_is_asked_for_alone_where_many_at_once_bring_no_price(
-    aws: Aws, cloud: Cloud, answers: str, asked: list[str], told: tuple[str, float]
+    aws: AwsClient, cloud: Cloud, answers: str, asked: list[str], told: tuple[str, float]
 ) -> None:
     cloud.prices = {} if answers == "none" else {"g6.xlarge": 9.0}
     cloud.knows_any_of = answers != "none to ANY_OF"
@@ -181,14 +185,16 @@ def test_one_type_is_asked_for_alone_where_many_at_once_bring_no_price(
 
 
 @pytest.mark.parametrize("asked", ["ami-0123456789abcdef0", "No Such Image*", "/no/such/parameter"])
-def test_an_image_that_is_not_there_names_the_key(aws: Aws, asked: str) -> None:
+def test_an_image_that_is_not_there_names_the_key(aws: AwsClient, asked: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        gather(aws, spec(image=asked), caller_address="10.77.0.1")
+        gather_facts(aws, spec(image=asked), caller_address="10.77.0.1")
     assert "cluster.image" in caught.value.message
     assert asked in caught.value.message
 
 
-def test_the_address_is_not_asked_for_where_it_is_given(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_is_not_asked_for_where_it_is_given(
+    aws: AwsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def answer(source: str) -> str | None:
@@ -197,10 +203,10 @@ def test_the_address_is_not_asked_for_where_it_is_given(aws: Aws, monkeypatch: p
 
     monkeypatch.setattr(facts_module, "_ask_address", answer)
     closed = ClusterSpec(name="demo", network=NetworkSection(ssh_cidr=("198.51.100.0/24",)))
-    assert gather(aws, closed, caller_address=None).callers == ()
-    assert gather(aws, spec(), caller_address="10.77.0.1").callers == ("10.77.0.1/32",)
+    assert gather_facts(aws, closed, caller_address=None).callers == ()
+    assert gather_facts(aws, spec(), caller_address="10.77.0.1").callers == ("10.77.0.1/32",)
     assert asked == []
-    assert gather(aws, spec(), caller_address=None).callers == ("203.0.113.7/32",)
+    assert gather_facts(aws, spec(), caller_address=None).callers == ("203.0.113.7/32",)
     assert sorted(asked) == sorted(facts_module.ADDRESS_SOURCES)
 
 
@@ -212,11 +218,11 @@ def test_an_answer_that_is_cut_or_no_address_is_no_address(raw: bytes) -> None:
         assert facts_module._ask_address(source) == "203.0.113.7"
 
 
-def test_the_enabled_regions_are_listed(aws: Aws) -> None:
-    assert {"us-east-1", "eu-central-1"} <= set(enabled_regions(aws))
+def test_the_enabled_regions_are_listed(aws: AwsClient) -> None:
+    assert {"us-east-1", "eu-central-1"} <= set(list_enabled_regions(aws))
 
 
-def test_a_start_without_capacity_is_sent_once(aws: Aws, cloud: Cloud) -> None:
+def test_a_start_without_capacity_is_sent_once(aws: AwsClient, cloud: Cloud) -> None:
     cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500)
     with pytest.raises(CapacityError):
         aws.call("StartInstances", {"InstanceIds": ["i-0123456789abcdef0"]})
@@ -225,7 +231,7 @@ def test_a_start_without_capacity_is_sent_once(aws: Aws, cloud: Cloud) -> None:
 
 def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> None:
     calls: list[Call] = []
-    aws = Aws(cloud.target, on_call=calls.append)
+    aws = AwsClient(cloud.target, on_call=calls.append)
     cloud.fail("RunInstances", "Unsupported")
     with pytest.raises(AwsddpError):
         aws.call("RunInstances", {"UserData": "hidden", "MinCount": 1, "MaxCount": 1, "ImageId": "ami-1"})
@@ -241,7 +247,7 @@ def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> N
 
 def test_no_credentials_say_how_to_get_some() -> None:
     with pytest.raises(CloudError) as caught:
-        Aws(Target(region="us-east-1")).identity()
+        AwsClient(Target(region="us-east-1")).identity()
     assert "no AWS credentials" in caught.value.message
     assert "aws configure" in caught.value.next
 
@@ -256,7 +262,7 @@ def test_no_credentials_say_how_to_get_some() -> None:
 )
 def test_a_place_that_is_none_is_a_configuration_error(target: Target, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Aws(target).identity()
+        AwsClient(target).identity()
     assert told in str(caught.value)
 
 
@@ -265,4 +271,4 @@ def test_keys_of_its_own_make_a_missing_profile_harmless(
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert Aws(cloud.target).identity().user_id
+    assert AwsClient(cloud.target).identity().user_id

@@ -2,14 +2,14 @@
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.power import keep_on_poweroff, release, stop, unfetched_of
 from awsddp.errors import CloudError
-from awsddp.model.records import MORE, Node
+from awsddp.model.records import OLDER_JOBS, Node
 from tests.support.moto_cloud import Cloud, Launcher, find_cluster, plan_for
 
 
-def state(aws: Aws) -> set[tuple[str, tuple[str, ...]]]:
+def state(aws: AwsClient) -> set[tuple[str, tuple[str, ...]]]:
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
     attribute = "instanceInitiatedShutdownBehavior"
@@ -21,7 +21,9 @@ def state(aws: Aws) -> set[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def test_the_last_job_that_is_home_lets_a_poweroff_end_the_nodes_again(aws: Aws, launcher: Launcher) -> None:
+def test_the_last_job_that_is_home_lets_a_poweroff_end_the_nodes_again(
+    aws: AwsClient, launcher: Launcher
+) -> None:
     nodes = launcher(plan_for(aws))
     assert state(aws) == {("terminate", ())}
     keep_on_poweroff(aws, nodes, "train-1")
@@ -34,7 +36,7 @@ def test_the_last_job_that_is_home_lets_a_poweroff_end_the_nodes_again(aws: Aws,
     assert state(aws) == {("terminate", ())}
 
 
-def test_a_refusal_keeps_the_job_from_starting(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+def test_a_refusal_keeps_the_job_from_starting(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
     nodes = launcher(plan_for(aws))
     cloud.fail("ModifyInstanceAttribute", *["UnauthorizedOperation"] * 30)
     with pytest.raises(CloudError, match="permission denied"):
@@ -42,7 +44,7 @@ def test_a_refusal_keeps_the_job_from_starting(aws: Aws, cloud: Cloud, launcher:
 
 
 def test_nodes_that_aws_does_not_list_everywhere_yet_are_kept_and_tagged(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     for operation in ("ModifyInstanceAttribute", "CreateTags"):
@@ -52,7 +54,7 @@ def test_nodes_that_aws_does_not_list_everywhere_yet_are_kept_and_tagged(
 
 
 def test_tags_that_were_just_read_are_not_read_again_and_go_after_the_stop(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     for job in ("train-1", "train-2"):
@@ -72,12 +74,12 @@ def test_tags_that_were_just_read_are_not_read_again_and_go_after_the_stop(
 LONG = [f"sweep-{number:02}-{'x' * 55}" for number in range(12)]
 
 
-def behaviour(aws: Aws) -> set[str]:
+def behaviour(aws: AwsClient) -> set[str]:
     return {one for one, _ in state(aws)}
 
 
 def test_a_dozen_jobs_with_long_names_fit_one_tag_and_the_last_one_home_frees_the_nodes(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     keep_on_poweroff(aws, nodes, LONG[0])
@@ -85,7 +87,7 @@ def test_a_dozen_jobs_with_long_names_fit_one_tag_and_the_last_one_home_frees_th
         keep_on_poweroff(aws, nodes, job)
         [(_, unfetched)] = state(aws)
         assert unfetched[-1] == job
-    assert unfetched == (MORE, *LONG[-3:])
+    assert unfetched == (OLDER_JOBS, *LONG[-3:])
     assert all(len(form["Tag.1.Value"]) <= 256 for form in cloud.sent("CreateTags"))
     for done, job in enumerate(reversed(LONG), 1):
         assert behaviour(aws) == {"stop"}
@@ -95,32 +97,32 @@ def test_a_dozen_jobs_with_long_names_fit_one_tag_and_the_last_one_home_frees_th
 
 
 def test_jobs_without_names_in_the_tag_keep_the_nodes_until_their_nodes_name_them(
-    aws: Aws, launcher: Launcher
+    aws: AwsClient, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     for job in LONG[:5]:
         keep_on_poweroff(aws, nodes, job)
     for job in LONG[:5]:
         release(aws, nodes, job)
-    assert state(aws) == {("stop", (MORE,))}
+    assert state(aws) == {("stop", (OLDER_JOBS,))}
     release(aws, nodes, LONG[4], older={node.instance_id: [] for node in nodes})
     assert state(aws) == {("terminate", ())}
 
 
 def test_one_value_with_every_name_as_older_versions_wrote_it_is_read_and_goes_on(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     tags = {"awsddp:unfetched": " ".join(LONG[:5])}
     cloud.backend.create_tags([node.instance_id for node in nodes], tags)
     assert state(aws) == {("terminate", tuple(LONG[:5]))}
     release(aws, nodes, LONG[4])
-    assert state(aws) == {("terminate", (MORE, *LONG[1:4]))}
+    assert state(aws) == {("terminate", (OLDER_JOBS, *LONG[1:4]))}
     release(aws, nodes, LONG[3], older={node.instance_id: LONG[:1] for node in nodes})
     assert state(aws) == {("terminate", tuple(LONG[:3]))}
 
 
-def test_release_passes_over_nodes_that_are_gone(aws: Aws, launcher: Launcher) -> None:
+def test_release_passes_over_nodes_that_are_gone(aws: AwsClient, launcher: Launcher) -> None:
     nodes: tuple[Node, ...] = launcher(plan_for(aws))
     keep_on_poweroff(aws, nodes, "train-1")
     aws.call("TerminateInstances", {"InstanceIds": [nodes[0].instance_id]})
@@ -131,7 +133,7 @@ def test_release_passes_over_nodes_that_are_gone(aws: Aws, launcher: Launcher) -
 
 
 def test_nodes_that_are_stopped_are_not_ended_by_a_poweroff_on_the_way(
-    aws: Aws, cloud: Cloud, launcher: Launcher
+    aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.requests.clear()

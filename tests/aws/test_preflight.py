@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.client import Aws
-from awsddp.aws.plan_facts import gather
+from awsddp.aws.client import AwsClient
+from awsddp.aws.plan_facts import gather_facts
 from awsddp.aws.preflight import before_launch, dry_run
 from awsddp.cluster.doctor import request_quota
 from awsddp.errors import ConfigError, Interrupted
@@ -20,21 +20,21 @@ from awsddp.settings.spec import ClusterSpec, NetworkSection
 from tests.support.moto_cloud import Cloud, find_cluster, plan_for, spec, values
 
 
-def every_check(aws: Aws, asked: ClusterSpec | None = None) -> tuple[Check, ...]:
+def every_check(aws: AwsClient, asked: ClusterSpec | None = None) -> tuple[Check, ...]:
     asked = asked or spec()
     return before_launch(
         aws,
         asked,
         values(),
-        facts=lambda: gather(aws, asked, caller_address="10.77.0.1", target="local"),
+        facts=lambda: gather_facts(aws, asked, caller_address="10.77.0.1", target="local"),
     )
 
 
-def checks(aws: Aws, asked: ClusterSpec | None = None) -> dict[str, Check]:
+def checks(aws: AwsClient, asked: ClusterSpec | None = None) -> dict[str, Check]:
     return {check.name: check for check in every_check(aws, asked)}
 
 
-def test_nothing_stands_in_the_way_and_nothing_is_made(aws: Aws, cloud: Cloud) -> None:
+def test_nothing_stands_in_the_way_and_nothing_is_made(aws: AwsClient, cloud: Cloud) -> None:
     found = checks(aws)
     assert {name for name, check in found.items() if check.ok is False} == set()
     assert {"credentials", "clock", "plan"} <= set(found)
@@ -45,7 +45,7 @@ def test_nothing_stands_in_the_way_and_nothing_is_made(aws: Aws, cloud: Cloud) -
     assert find_cluster(aws, "demo", aws.identity().user_id) is None
 
 
-def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud: Cloud) -> None:
+def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: AwsClient, cloud: Cloud) -> None:
     plan = plan_for(aws)
     told = {one.name.removeprefix("permission "): one for one in dry_run(aws, plan, values())}
     asked = {"ImportKeyPair", "CreateSecurityGroup", "CreatePlacementGroup", "RunInstances"}
@@ -58,7 +58,9 @@ def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud
     assert not any("SecurityGroup" in key for key in run)
 
 
-def test_a_dry_run_that_is_throttled_is_asked_again_as_it_launches_nothing(aws: Aws, cloud: Cloud) -> None:
+def test_a_dry_run_that_is_throttled_is_asked_again_as_it_launches_nothing(
+    aws: AwsClient, cloud: Cloud
+) -> None:
     cloud.fail("RunInstances", "RequestLimitExceeded")
     cloud.fail("RunInstances", "InternalError", status=500)
     told = {one.name: one for one in dry_run(aws, plan_for(aws), values())}
@@ -66,14 +68,16 @@ def test_a_dry_run_that_is_throttled_is_asked_again_as_it_launches_nothing(aws: 
     assert len(cloud.sent("RunInstances")) == 3
 
 
-def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(aws: Aws, cloud: Cloud) -> None:
+def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(
+    aws: AwsClient, cloud: Cloud
+) -> None:
     [vpc] = aws.call("DescribeVpcs", {})["Vpcs"]
     made = {"GroupName": "own", "Description": "own", "VpcId": vpc["VpcId"]}
     group = aws.call("CreateSecurityGroup", made)["GroupId"]
     aws.call("CreateKeyPair", {"KeyName": "mine"})
     asked = {"network.security_group": group, "access.key_file": "mine.pem", "cluster.nodes": "1"}
     own, _ = load("demo", environ={}, overrides=asked)
-    plan = make_plan(own, gather(aws, own, caller_address="10.77.0.1", target="local"))
+    plan = make_plan(own, gather_facts(aws, own, caller_address="10.77.0.1", target="local"))
     told = {one.name for one in dry_run(aws, plan, values())}
     changed = {"SecurityGroup", "KeyPair", "PlacementGroup"}
     assert [name for name in told if any(word in name for word in changed)] == []
@@ -82,7 +86,7 @@ def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(aws: Aw
 
 
 @pytest.mark.parametrize("denied", ["RunInstances", "ImportKeyPair", "CreatePlacementGroup"])
-def test_a_permission_that_is_not_there_is_named(aws: Aws, cloud: Cloud, denied: str) -> None:
+def test_a_permission_that_is_not_there_is_named(aws: AwsClient, cloud: Cloud, denied: str) -> None:
     cloud.fail(denied, "UnauthorizedOperation", message=f"... to perform: ec2:{denied} on resource: all")
     check = checks(aws)[f"permission {denied}"]
     assert check.ok is False
@@ -91,7 +95,7 @@ def test_a_permission_that_is_not_there_is_named(aws: Aws, cloud: Cloud, denied:
 
 
 def test_a_launch_that_is_denied_for_the_default_group_alone_is_not_told_to_be_denied(
-    aws: Aws, cloud: Cloud
+    aws: AwsClient, cloud: Cloud
 ) -> None:
     text = (
         "... to perform: ec2:RunInstances on resource: arn:aws:ec2:us-east-1:123456789012:security-group/sg-0"
@@ -102,14 +106,14 @@ def test_a_launch_that_is_denied_for_the_default_group_alone_is_not_told_to_be_d
     assert check.value.startswith("not asked: needs a security group")
 
 
-def test_a_plan_that_cannot_be_is_a_check_that_failed(aws: Aws) -> None:
+def test_a_plan_that_cannot_be_is_a_check_that_failed(aws: AwsClient) -> None:
     check = checks(aws, spec(instance_type="p2.8xlarge"))["plan"]
     assert check.ok is False
     assert "p2.8xlarge" in check.value
     assert "g6.48xlarge" in check.hint
 
 
-def test_a_check_that_fails_hides_no_other(aws: Aws, cloud: Cloud) -> None:
+def test_a_check_that_fails_hides_no_other(aws: AwsClient, cloud: Cloud) -> None:
     names = set(checks(aws))
     cloud.fail("GetCallerIdentity", "InvalidClientTokenId")
     unknown = checks(aws)
@@ -123,7 +127,7 @@ def test_a_check_that_fails_hides_no_other(aws: Aws, cloud: Cloud) -> None:
 
 
 def test_credentials_that_end_before_the_cluster_are_a_warning(
-    aws: Aws, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for hours, is_told in ((1, True), (48, False)):
         end = datetime.now(UTC) + timedelta(hours=hours)
@@ -134,7 +138,7 @@ def test_credentials_that_end_before_the_cluster_are_a_warning(
         assert any("credentials end in" in text for text in told) is is_told
 
 
-def test_a_wrong_clock_is_told_before_anything_fails(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_is_told_before_anything_fails(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     call = aws.call
 
     def late(operation: str, parameters: dict[str, Any], **where: Any) -> dict[str, Any]:
@@ -147,13 +151,13 @@ def test_a_wrong_clock_is_told_before_anything_fails(aws: Aws, monkeypatch: pyte
     assert checks(aws)["clock"].ok is False
 
 
-def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: Aws, cloud: Cloud) -> None:
+def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: AwsClient, cloud: Cloud) -> None:
     vpc = aws.call("CreateVpc", {"CidrBlock": "10.9.0.0/16"})["Vpc"]["VpcId"]
     zone = "us-east-1b"
     asked = {"VpcId": vpc, "CidrBlock": "10.9.1.0/24", "AvailabilityZone": zone}
     subnet = aws.call("CreateSubnet", asked)["Subnet"]["SubnetId"]
     own = ClusterSpec(name="demo", network=NetworkSection(subnet=subnet))
-    assert gather(aws, own, caller_address="10.77.0.1").subnets[0].route == "none"
+    assert gather_facts(aws, own, caller_address="10.77.0.1").subnets[0].route == "none"
     gateway = aws.call("CreateInternetGateway", {})["InternetGateway"]["InternetGatewayId"]
     aws.call("AttachInternetGateway", {"InternetGatewayId": gateway, "VpcId": vpc})
     table = aws.call("CreateRouteTable", {"VpcId": vpc})["RouteTable"]["RouteTableId"]
@@ -161,7 +165,7 @@ def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: Aws, cloud: Cloud) -
         "CreateRoute", {"RouteTableId": table, "DestinationCidrBlock": "0.0.0.0/0", "GatewayId": gateway}
     )
     aws.call("AssociateRouteTable", {"RouteTableId": table, "SubnetId": subnet})
-    [read] = gather(aws, own, caller_address="10.77.0.1").subnets
+    [read] = gather_facts(aws, own, caller_address="10.77.0.1").subnets
     assert (read.zone, read.vpc, read.route) == (zone, vpc, "internet")
 
 
@@ -169,16 +173,16 @@ def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: Aws, cloud: Cloud) -
     ("key", "asked"),
     [("network.subnet", "subnet-0123456789abcdef0"), ("network.security_group", "sg-0123456789abcdef0")],
 )
-def test_what_does_not_exist_is_named_by_its_key(aws: Aws, key: str, asked: str) -> None:
+def test_what_does_not_exist_is_named_by_its_key(aws: AwsClient, key: str, asked: str) -> None:
     own, _ = load("demo", environ={}, overrides={key: asked})
     with pytest.raises(ConfigError) as caught:
-        gather(aws, own, caller_address="10.77.0.1")
+        gather_facts(aws, own, caller_address="10.77.0.1")
     assert key in caught.value.message
     assert asked in caught.value.message
 
 
-def test_a_group_of_ones_own_is_told_what_it_lacks(aws: Aws, cloud: Cloud) -> None:
-    vpc = gather(aws, spec(), caller_address="10.77.0.1").subnets[0].vpc
+def test_a_group_of_ones_own_is_told_what_it_lacks(aws: AwsClient, cloud: Cloud) -> None:
+    vpc = gather_facts(aws, spec(), caller_address="10.77.0.1").subnets[0].vpc
     name = f"own-{secrets.token_hex(2)}"
     group = aws.call("CreateSecurityGroup", {"GroupName": name, "Description": "own", "VpcId": vpc})[
         "GroupId"
@@ -186,7 +190,7 @@ def test_a_group_of_ones_own_is_told_what_it_lacks(aws: Aws, cloud: Cloud) -> No
     own, _ = load("demo", environ={}, overrides={"network.security_group": group, "capacity.efa": True})
 
     def lacks() -> str:
-        read = gather(aws, own, caller_address="10.77.0.1").group
+        read = gather_facts(aws, own, caller_address="10.77.0.1").group
         assert read is not None
         return "; ".join(read.lacks)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from tests.support.moto_cloud import Cloud, plan_for
 
 
-def test_prices_are_aws_own_where_it_tells_them(aws: Aws, cloud: Cloud) -> None:
+def test_prices_are_aws_own_where_it_tells_them(aws: AwsClient, cloud: Cloud) -> None:
     cloud.prices = {"g6.48xlarge": 11.5, "g5.48xlarge": 10.25}
     plan = plan_for(aws)
     assert plan.instance_type == "g5.48xlarge"
@@ -17,7 +17,7 @@ def test_prices_are_aws_own_where_it_tells_them(aws: Aws, cloud: Cloud) -> None:
     assert plan.price.source == "AWS Pricing API"
 
 
-def test_spot_prices_are_those_of_the_zones(aws: Aws, cloud: Cloud) -> None:
+def test_spot_prices_are_those_of_the_zones(aws: AwsClient, cloud: Cloud) -> None:
     plan = plan_for(aws, spot=True, instance_type="g6.48xlarge")
     assert plan.market == "spot"
     assert plan.price.machines == pytest.approx(2 * 0.00001)
@@ -25,7 +25,7 @@ def test_spot_prices_are_those_of_the_zones(aws: Aws, cloud: Cloud) -> None:
 
 
 def test_only_a_budget_on_spot_reads_the_prices_of_the_last_7_days(
-    aws: Aws, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call, asked = aws.call, []
 

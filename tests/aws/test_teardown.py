@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.teardown import Teardown, teardown
 from awsddp.aws.waits import Clock
@@ -14,28 +14,28 @@ from awsddp.model.events import Event
 from tests.support.moto_cloud import IDS, Cloud, Launcher, find_cluster, plan_for
 
 
-def end(aws: Aws, clock: Clock, events: list[str] | None = None) -> Teardown:
+def end(aws: AwsClient, clock: Clock, events: list[str] | None = None) -> Teardown:
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
     heard: list[str] = [] if events is None else events
     return teardown(aws, cluster, on_event=lambda event: heard.append(event.text))
 
 
-def ours(aws: Aws) -> list[Any]:
+def ours(aws: AwsClient) -> list[Any]:
     filters = tagged("awsddp:id", IDS["cluster_id"])
     living = [node for node in describe(aws, filters) if node.state != "terminated"]
     return [
         *living,
-        *aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups"),
-        *aws.pages("DescribeKeyPairs", {"Filters": filters}, "KeyPairs"),
-        *aws.pages("DescribePlacementGroups", {"Filters": filters}, "PlacementGroups"),
-        *aws.pages("DescribeVolumes", {"Filters": filters}, "Volumes"),
-        *aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces"),
+        *aws.paginate("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups"),
+        *aws.paginate("DescribeKeyPairs", {"Filters": filters}, "KeyPairs"),
+        *aws.paginate("DescribePlacementGroups", {"Filters": filters}, "PlacementGroups"),
+        *aws.paginate("DescribeVolumes", {"Filters": filters}, "Volumes"),
+        *aws.paginate("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces"),
     ]
 
 
 def test_nothing_of_ours_is_left_and_everything_of_others_is(
-    aws: Aws, launcher: Launcher, clock: Clock
+    aws: AwsClient, launcher: Launcher, clock: Clock
 ) -> None:
     plan = plan_for(aws)
     nodes = launcher(plan)
@@ -52,7 +52,7 @@ def test_nothing_of_ours_is_left_and_everything_of_others_is(
 
 
 def test_what_another_owner_made_under_the_same_id_survives(
-    aws: Aws, launcher: Launcher, clock: Clock
+    aws: AwsClient, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     copied = copy.deepcopy(launcher.intents[0].parameters) | {"ClientToken": "another"}
@@ -64,7 +64,7 @@ def test_what_another_owner_made_under_the_same_id_survives(
     assert [one.state for one in found] == ["running"] * len(theirs)
 
 
-def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: Clock) -> None:
+def test_a_second_end_finds_nothing_to_do(aws: AwsClient, launcher: Launcher, clock: Clock) -> None:
     launcher(plan_for(aws))
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
@@ -74,7 +74,7 @@ def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: C
 
 
 def test_a_group_that_is_still_held_is_asked_for_again(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
     cloud.fail("DeleteSecurityGroup", *["DependencyViolation"] * 5)
@@ -83,7 +83,7 @@ def test_a_group_that_is_still_held_is_asked_for_again(
 
 
 def test_a_group_that_is_held_for_ever_is_a_leftover(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher(plan_for(aws))
     monkeypatch.setattr("awsddp.aws.teardown.RELEASED_S", 60)
@@ -94,7 +94,7 @@ def test_a_group_that_is_held_for_ever_is_a_leftover(
 
 
 def test_instances_that_may_not_be_ended_are_leftovers_with_the_reason(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.fail("TerminateInstances", "OperationNotPermitted", message="termination protection")
@@ -107,7 +107,7 @@ def test_instances_that_may_not_be_ended_are_leftovers_with_the_reason(
 
 
 def test_key_and_groups_of_nodes_that_may_not_be_ended_stay_and_go_with_them_later(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
     cloud.fail("TerminateInstances", *["UnauthorizedOperation"] * 30)
@@ -122,7 +122,7 @@ def test_key_and_groups_of_nodes_that_may_not_be_ended_stay_and_go_with_them_lat
 
 
 def test_what_was_gone_before_is_not_called_deleted(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher(plan_for(aws))
     monkeypatch.setattr("awsddp.aws.teardown.RELEASED_S", 5)
@@ -138,7 +138,7 @@ def test_what_was_gone_before_is_not_called_deleted(
 
 
 def test_instance_that_is_still_shutting_down_at_the_deadline_is_a_leftover(
-    aws: Aws, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = launcher(plan_for(aws))
 
@@ -157,7 +157,7 @@ def test_instance_that_is_still_shutting_down_at_the_deadline_is_a_leftover(
 
 
 def test_an_id_that_is_not_visible_to_terminate_is_no_proof_of_an_end(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
     cloud.fail("TerminateInstances", "InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound")
@@ -166,7 +166,7 @@ def test_an_id_that_is_not_visible_to_terminate_is_no_proof_of_an_end(
 
 
 def test_a_launch_that_shows_late_is_ended_too(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
     hidden = dict(cloud.backend.reservations)
@@ -185,7 +185,7 @@ def test_a_launch_that_shows_late_is_ended_too(
 
 
 def test_credentials_that_no_longer_hold_are_said_so(
-    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
     cluster = find_cluster(aws, "demo", aws.identity().user_id)

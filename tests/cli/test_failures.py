@@ -9,7 +9,7 @@ import pytest
 
 from awsddp import errors
 from awsddp.cli import command_line, failures
-from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.command_line import COMMAND, Globals
 from awsddp.errors import ConfigError
 from tests.support.exit_codes import CODES
 from tests.support.narrow_terminal import narrow
@@ -21,7 +21,7 @@ def test_an_error_that_holds_a_long_blank_line_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow(monkeypatch, 80)
-    failures.show(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
+    failures.show_error(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
     assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [
         "failed",
         "before",
@@ -34,11 +34,11 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "a-cluster-with-a-name-that-long"
-    monkeypatch.setattr(WATCH, "options", Globals(cluster=name))
+    monkeypatch.setattr(COMMAND, "options", Globals(cluster=name))
     monkeypatch.setenv("NO_COLOR", "1")
     narrow(monkeypatch, 80)
     command = "awsddp train --env requirements.txt"
-    failures.show(
+    failures.show_error(
         ConfigError("word " * 20, "why " * 40, f"{command}   # {'comment ' * 12}\nor look " + "at it " * 20)
     )
     lines = capsys.readouterr().err.splitlines()
@@ -46,7 +46,7 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
     assert [line for line in lines if not line.startswith("       ")] == [
         "error: " + ("word " * 14).strip(),
         "  why: " + ("why " * 18).strip(),
-        " next: " + command_line.named(command),
+        " next: " + command_line.with_global_options(command),
     ]
     assert all(line.lstrip().startswith("# ") for line in lines if "comment" in line)
 
@@ -67,7 +67,7 @@ def test_fault_of_this_machine_is_no_bug_of_ours(
         raise error
 
     monkeypatch.setattr(sys, "argv", ["awsddp"])
-    assert failures.run(verb) == 3
+    assert failures.run_command(verb) == 3
     shown = capsys.readouterr().err
     assert "bug" not in shown
     assert f"{error.strerror}" in shown
@@ -82,7 +82,7 @@ def test_command_that_raises_an_error_ends_with_its_number(
         raise CLASSES[name]("it failed", "because", "try again")
 
     monkeypatch.setattr(sys, "argv", ["awsddp"])
-    assert failures.run(click.Command("awsddp", callback=fail)) == CODES[name]
+    assert failures.run_command(click.Command("awsddp", callback=fail)) == CODES[name]
     assert capsys.readouterr().err == "error: it failed\n  why: because\n next: try again\n"
 
 

@@ -124,18 +124,18 @@ def _number(text: str) -> bool:
 
 def _time(text: str) -> bool:
     from awsddp.errors import ConfigError
-    from awsddp.settings.values import seconds
+    from awsddp.settings.values import parse_duration
 
     try:
-        return seconds(text) >= 0
+        return parse_duration(text) >= 0
     except ConfigError:
         return False
 
 
 def _name(text: str) -> bool:
-    from awsddp.settings.values import NAME
+    from awsddp.settings.values import CLUSTER_NAME
 
-    return NAME.fullmatch(text) is not None
+    return CLUSTER_NAME.fullmatch(text) is not None
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def refused(folder: Path, words: list[str], file: str, variables: dict[str, str]
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             argv, sys.argv = sys.argv, ["awsddp", *words]
             try:
-                code = failures.run(cli)
+                code = failures.run_command(cli)
             finally:
                 sys.argv = argv
     finally:

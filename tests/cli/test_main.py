@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.agent_client.rank_layout import interpreter
+from awsddp.agent_client.rank_layout import resolve_interpreter
 from awsddp.api.cluster import Cluster
 from awsddp.cli import failures
 from awsddp.cli.main import cli
@@ -32,7 +32,7 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
 
     def run(*words: str) -> tuple[JobSpec | None, str, int]:
         monkeypatch.setattr(sys, "argv", ["awsddp", *words])
-        code = failures.run(cli)
+        code = failures.run_command(cli)
         said = capsys.readouterr()
         return (jobs.pop() if jobs else None), said.out + said.err, code
 
@@ -118,7 +118,7 @@ def test_a_script_runs_as_what_it_is(
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(mode)
     spec = JobSpec(job=JobSection(script=name), sync=SyncSection(workdir=str(tmp_path)))
-    before, begin = interpreter(spec, name, python="/env/bin/python")
+    before, begin = resolve_interpreter(spec, name, python="/env/bin/python")
     assert (*before, begin + name) == words
 
 

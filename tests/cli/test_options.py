@@ -11,7 +11,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 from awsddp.cli.main import cli
-from awsddp.state import Folder, home
+from awsddp.state import ClusterFolder, awsddp_home
 from tests.test_state import RECORD
 
 SHELL = BashComplete(cli, {}, "awsddp", "_AWSDDP_COMPLETE")
@@ -23,7 +23,7 @@ def known() -> None:
     (job,) = RECORD.jobs
     for name, jobs in {"default": ("train-1", "train-2"), "other": ("eval-1",)}.items():
         made = tuple(replace(job, job=one) for one in jobs)
-        Folder(home(), name).write(replace(RECORD, jobs=made))
+        ClusterFolder(awsddp_home(), name).write(replace(RECORD, jobs=made))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from awsddp.cli.command_line import Globals
-from awsddp.cli.failures import run
+from awsddp.cli.failures import run_command
 from awsddp.cli.main import cli
 from awsddp.cli.screen import Screen
 from awsddp.errors import UsageError
@@ -77,7 +77,7 @@ def test_home_page_names_the_last_job_where_clusters_have_ended(
         msgspec.json.encode({"schema": 1, **asdict(job)})
     )
     monkeypatch.setattr("sys.argv", ["awsddp"])
-    assert run(cli) == 0
+    assert run_command(cli) == 0
     shown = capsys.readouterr().out
     assert "The last job, train-4: cancelled. Its page: awsddp report train-4" in shown
     assert "To begin:" not in shown
@@ -100,7 +100,7 @@ def test_home_page_shows_the_cheap_line_first_and_its_rehearsal(
     cheap = "train.py --nodes 2 --instance-type g6.xlarge --budget 2"
     for words in ([], ["--help"]):
         monkeypatch.setattr("sys.argv", ["awsddp", *words])
-        assert run(cli) == 0
+        assert run_command(cli) == 0
         lines = [one.strip() for one in capsys.readouterr().out.splitlines() if one.startswith("  ")]
         shown = [one for one in lines if one.startswith("awsddp ")]
         assert shown[:2] == [f"awsddp run --local {cheap}", f"awsddp run {cheap}"]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cli.failures import run
+from awsddp.cli.failures import run_command
 from awsddp.cli.main import cli
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.model.documents import ExecDocument, JobDocument, NodeOutput, SeenJob
-from awsddp.model.records import JobState, Saving, widened
-from awsddp.state import Folder
-from awsddp.util.format import iso
+from awsddp.model.records import JobState, Saving, merge_records
+from awsddp.state import ClusterFolder
+from awsddp.util.format import optional_utc
 from tests.support.launched_cluster import RECORD
 from tests.support.records import read
 
@@ -36,7 +36,7 @@ def status(capsys: pytest.CaptureFixture[str], of: JobDocument, **seen: object) 
                 "region": "here",
                 "instance_type": "g6.xlarge",
                 "nodes": [],
-                "jobs": [widened(SeenJob, of, fetched=False, **seen)],
+                "jobs": [merge_records(SeenJob, of, fetched=False, **seen)],
                 "price_usd_per_hour": 1.0,
                 "cost_usd": 1.0,
                 "budget_usd": None,
@@ -89,22 +89,22 @@ def test_exec_of_nvidia_smi_in_a_rehearsal_says_that_gpus_are_simulated(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
     monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
-    Folder(tmp_path, "default").write(replace(RECORD, pretended=pretended))
+    ClusterFolder(tmp_path, "default").write(replace(RECORD, pretended=pretended))
     lacking = ExecDocument(nodes=(NodeOutput(node=0, exit_code=127, stdout="", stderr=""),))
-    monkeypatch.setattr("awsddp.cluster.remote.exec", lambda *_, **__: lacking)
+    monkeypatch.setattr("awsddp.cluster.remote.run_on_nodes", lambda *_, **__: lacking)
     monkeypatch.setattr("sys.argv", ["awsddp", "exec", "nvidia-smi", *words])
-    assert run(cli) == 1
+    assert run_command(cli) == 1
     assert ("GPUs of a rehearsal are simulated" in " ".join(capsys.readouterr().err.split())) is pretended
 
 
 def test_job_that_runs_is_told_as_its_nodes_tell_it_or_as_last_seen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    now = iso(datetime.now(UTC))
+    now = optional_utc(datetime.now(UTC))
     assert "  running  " in shown(capsys, last_seen=now, reported=True)
     assert "  seen running 0 s ago  on the nodes" in shown(capsys, last_seen=now).replace(" 1 s", " 0 s")
     before = datetime.now(UTC) - timedelta(hours=2, minutes=59)
-    assert "  seen running 2 h ago  on the nodes" in shown(capsys, last_seen=iso(before))
+    assert "  seen running 2 h ago  on the nodes" in shown(capsys, last_seen=optional_utc(before))
     assert "  seen running  on the nodes" in shown(capsys, last_seen=None)
 
 

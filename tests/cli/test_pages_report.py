@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.cli import table
 from awsddp.cli.pages import job_page, jobs_page, report_page
-from awsddp.util.format import iso
+from awsddp.util.format import optional_utc
 from tests.support.records import read
 
 JOB: dict[str, Any] = {
@@ -127,7 +127,12 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def job(name: str, hours: float, **more: Any) -> dict[str, Any]:
-        return {**JOB, "job": name, "started": iso(datetime.now(UTC) - timedelta(hours=hours)), **more}
+        return {
+            **JOB,
+            "job": name,
+            "started": optional_utc(datetime.now(UTC) - timedelta(hours=hours)),
+            **more,
+        }
 
     nothing = {"step": None, "loss": None, "fraction": None}
     rows = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from awsddp.cli import failures, screen
 from awsddp.cli.command_line import Globals
 from awsddp.cli.screen import Screen
-from awsddp.cli.table import progress, table_lines
+from awsddp.cli.table import progress_text, table_lines
 from awsddp.errors import NodeError
 from awsddp.model.events import Event
 from tests.util.test_terminal_safe import on_terminal
@@ -36,9 +36,9 @@ def sending(done: float, who: str = "node0") -> Event:
 
 
 def test_progress_shows_percent_rate_and_time_left() -> None:
-    assert progress(sending(0.25), 10) == "25 %, 300 kB/s, 30.0 s left"
-    assert progress(sending(0.0), 0) == "0 %"
-    assert progress(Event("x", "node0", 0.5), 60) == "50 %, 1 min 0 s left"
+    assert progress_text(sending(0.25), 10) == "25 %, 300 kB/s, 30.0 s left"
+    assert progress_text(sending(0.0), 0) == "0 %"
+    assert progress_text(Event("x", "node0", 0.5), 60) == "50 %, 1 min 0 s left"
 
 
 def test_without_a_terminal_the_slowest_transfer_is_reported_every_interval(
@@ -48,9 +48,9 @@ def test_without_a_terminal_the_slowest_transfer_is_reported_every_interval(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for second in range(25):
         now[0] = float(second)
-        show.event(sending(second / 30))
-        show.event(sending(second / 60, "node1"))
-    show.event(Event("synced: 2 files, 12 MB", "node1", 1.0))
+        show.show_event(sending(second / 30))
+        show.show_event(sending(second / 60, "node1"))
+    show.show_event(Event("synced: 2 files, 12 MB", "node1", 1.0))
     assert capsys.readouterr().err.splitlines() == [
         "node0: sending 2 files, 12 MB",
         "node1: sending 2 files, 12 MB",
@@ -63,17 +63,17 @@ def test_without_a_terminal_the_slowest_transfer_is_reported_every_interval(
 def test_a_terminal_shows_percent_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     show = Screen(Globals())
-    show.event(sending(0.0))
-    show.event(sending(0.5))
+    show.show_event(sending(0.0))
+    show.show_event(sending(0.5))
     show.pause()
     assert b"50 %, " in terminal()
 
 
 def test_events_are_json_lines_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     show = Screen(Globals(json=True))
-    show.event(Event("asking AWS"))
-    show.event(sending(0.1))
-    show.event(sending(0.2))  # within the same second: left out
+    show.show_event(Event("asking AWS"))
+    show.show_event(sending(0.1))
+    show.show_event(sending(0.2))  # within the same second: left out
     rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(row["schema"], row["who"], row["fraction"]) for row in rows] == [
         (1, None, None),
@@ -85,10 +85,10 @@ def test_events_are_json_lines_with_json(capsys: pytest.CaptureFixture[str]) -> 
 def test_no_color_is_honoured_everywhere(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("NO_COLOR", value)
     terminal = on_terminal(monkeypatch)
-    failures.show(NodeError("lost"))
+    failures.show_error(NodeError("lost"))
     show = screen.Screen(Globals())
     show.lines(b"[rank 0 @ node0] \x1b[31mred\x1b[0m\n")
-    show.event(Event("ready", "node0", 1.0))
+    show.show_event(Event("ready", "node0", 1.0))
     show.pause()
     shown = terminal()
     assert (b"\x1b[31m" in shown) == (value == "")

@@ -204,7 +204,7 @@ def test_a_local_run_is_at_most_25_lines_in_the_order_in_which_things_happened(
         if isinstance(told, str):
             show.lines(f"{told}\n".encode())
         else:
-            show.event(Event(**told))
+            show.show_event(Event(**told))
     show.result(msgspec.convert(RECORDED["document"], RunDocument), run_page)
     lines = left(one, show)
     own = [line for line in lines if not line.startswith("[rank ")]
@@ -225,28 +225,28 @@ def test_live_rows_fit_the_terminal_whole_names_first_and_what_ends_becomes_a_li
     one, show = terminal(60, 10)
     long = "installing: " + "werkzeug, tqdm, protobuf, numpy, " * 5
     for node in range(64):
-        show.event(Event(long, f"node{node}"))
-    show.event(Event("sending 2 files, " + long, "node2", 0.25, 10**6))
+        show.show_event(Event(long, f"node{node}"))
+    show.show_event(Event("sending 2 files, " + long, "node2", 0.25, 10**6))
     rows = one.shown(lambda lines: "25 %" in lines[2] and lines[7].endswith("and 57 more"))
     assert [row.split()[1] for row in rows[:7]] == [f"node{node}" for node in range(7)]
     assert rows[1][1:].startswith(" node1 installing: werkzeug, tqdm, ") and "…" in rows[1]
     assert "…: 25 %, " in rows[2]
-    show.event(Event("sending 2 files, 1 MB", "node1", 1.0, 10**6))  # rsync says so more than once
-    show.event(Event("ready", "node1", 1.0))
+    show.show_event(Event("sending 2 files, 1 MB", "node1", 1.0, 10**6))  # rsync says so more than once
+    show.show_event(Event("ready", "node1", 1.0))
     show.say("a message")
-    show.event(Event("ready", "node0", 1.0))
+    show.show_event(Event("ready", "node0", 1.0))
     assert left(one, show) == ["✓ node1 ready", "a message", "✓ node0 ready"]
 
 
 def test_a_wait_of_two_seconds_says_how_long(terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
     (one, show), now = terminal(80, 24), time.monotonic()
-    show.event(Event("importing torch, to compare the nodes", "node0"))
+    show.show_event(Event("importing torch, to compare the nodes", "node0"))
     monkeypatch.setattr("awsddp.cli.screen.time.monotonic", lambda: now + 75.5)
     one.shown(lambda lines: lines[0].endswith("node0 importing torch, to compare the nodes (1 min 15 s)"))
     show.say("said")  # what the verb says next leaves the node's line, and no other
-    show.event(Event("asking AWS", ""))
+    show.show_event(Event("asking AWS", ""))
     one.shown(lambda lines: lines[0] == "said" and lines[1].endswith(" asking AWS"))
-    show.event(Event("pending", "node1"))
+    show.show_event(Event("pending", "node1"))
     rows = one.shown(lambda lines: lines[2].endswith(" node1 pending"))
     assert "asking AWS" not in "".join(rows)
     assert left(one, show) == ["said"]

@@ -270,7 +270,7 @@ def test_answer_names_what_to_type(
         parse(f"awsddp {line}")
         return
     monkeypatch.setattr(sys, "argv", ["awsddp", *shlex.split(line)])
-    code = failures.run(cli)
+    code = failures.run_command(cli)
     said = capsys.readouterr().err
     assert [words for words in named.split(" & ") if words not in said] == [], said
     assert code == (3 if line == "up --nodes 0" else 2), said
@@ -285,7 +285,7 @@ def test_words_with_a_newline_are_not_repeated_as_a_command(
     monkeypatch.chdir(tmp_path)
     for words in (["train", "--lr\n0.1"], ["--region", "a\nb", "train", "--lr", "0.1"], ["ps", "a\nb"]):
         monkeypatch.setattr(sys, "argv", ["awsddp", *words])
-        assert failures.run(cli) == 2
+        assert failures.run_command(cli) == 2
         *_, last = capsys.readouterr().err.splitlines()
         assert last.startswith(" next: awsddp ")
         assert type_in(last.removeprefix(" next: "))
@@ -303,7 +303,7 @@ def test_an_option_of_another_verb_is_never_advised_as_an_argument_of_the_script
     for option in sorted(others.keys() - takes[verb].keys()):
         line = [verb, *["train.py", "--lr", "3"] * (verb in ("train", "run")), "-y", option]
         monkeypatch.setattr(sys, "argv", ["awsddp", *line, *[values.get(option, "3")] * (not others[option])])
-        assert failures.run(cli) == 2
+        assert failures.run_command(cli) == 2
         error = capsys.readouterr().err
         owners = [name for name in takes if option in takes[name]]
         assert any(owner in error.partition("option of awsddp")[2] for owner in owners), error
@@ -338,4 +338,4 @@ def test_words_behind_two_dashes_are_arguments_where_a_script_is_set(
     for file, code in (("", 2), ('[job]\nscript = "train.py"\n', 7)):
         (tmp_path / "awsddp.toml").write_text(f'{file}[cluster]\nregion = "us-east-1"\n')
         monkeypatch.setattr(sys, "argv", ["awsddp", "train", "--", "data.csv"])
-        assert (failures.run(cli) == 2) is (code == 2), capsys.readouterr().err
+        assert (failures.run_command(cli) == 2) is (code == 2), capsys.readouterr().err

@@ -17,16 +17,16 @@ import pytest
 
 from awsddp.cli import doctor_page, local, pages, table
 from awsddp.cli.main import cli
-from awsddp.cli.overview import home_page
+from awsddp.cli.overview import overview_page
 from tests.support.narrow_terminal import narrow, too_long
 from tests.support.schema import DOCUMENTS, verb_of
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
 PAGES: dict[str, Callable[[Any], None]] = {
-    "awsddp": home_page,
+    "awsddp": overview_page,
     "status": pages.cluster_page,
     "status -v": pages.cluster_page,
-    "status --all": pages.all_page,
+    "status --all": pages.clusters_page,
     "sync": pages.sync_page,
     "sync -v": functools.partial(pages.sync_page, verbose=True),
     "train": pages.job_page,
@@ -83,6 +83,6 @@ def test_a_page_fits(
 @pytest.mark.parametrize("columns", [80, 60])
 def test_a_label_stands_above_a_command_that_is_too_long(columns: int) -> None:
     command = shlex.join(["awsddp", "-c", "c" * 31, "logs", "-f", "j" * 40])
-    assert table.lines(f"  follow it: {command}", columns=columns) == ["  follow it:", f"    {command}"]
-    assert table.lines(f"  | {'x ' * 60}", columns=columns) == [f"  | {'x ' * 60}"]
-    assert table.lines("spent\nWarning: " + "now " * 30, columns=columns)[0] == "spent"
+    assert table.wrap_lines(f"  follow it: {command}", columns=columns) == ["  follow it:", f"    {command}"]
+    assert table.wrap_lines(f"  | {'x ' * 60}", columns=columns) == [f"  | {'x ' * 60}"]
+    assert table.wrap_lines("spent\nWarning: " + "now " * 30, columns=columns)[0] == "spent"

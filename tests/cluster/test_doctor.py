@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from awsddp.agent import messages
-from awsddp.agent_client.node_checks import Group
-from awsddp.agent_client.rank_layout import layout
+from awsddp.agent_client.node_checks import GroupProgress
+from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.cluster import doctor as health
 from awsddp.errors import InUse
 from awsddp.model.node_answers import RankStep
 from awsddp.model.records import Check
-from awsddp.session.connect import told_jobs
+from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from tests.agent_client.test_node_checks import probes
 from tests.support.folder_nodes import Line, World, start
@@ -68,7 +68,7 @@ def test_the_ranks_of_two_nodes_time_an_all_reduce_and_leave_nothing(
         "all-reduce",
         True,
     ) and "GB/s bus bandwidth of 4 ranks" in reduced.value
-    assert told_jobs(world.connected()) == () and not world.located().unfetched
+    assert list_jobs_on_nodes(world.connected()) == () and not world.located().unfetched_jobs
     assert not any((home / ".awsddp" / "jobs").exists() for home in world.homes.homes)
 
 
@@ -97,13 +97,13 @@ def judged(
 ) -> list[Check]:
     """Return the checks of groups with these bandwidths; the one of all fails everywhere alike for None."""
 
-    def fake(_: object, seen: object, groups: Sequence[Sequence[int]]) -> list[Group]:
-        formed = [Group(layout(list(one), gpus=1)) for one in groups]
+    def fake(_: object, seen: object, groups: Sequence[Sequence[int]]) -> list[GroupProgress]:
+        formed = [GroupProgress(layout_ranks(list(one), gpus=1)) for one in groups]
         for group in formed:
             of = {one.node for one in group.ranks}
             rate = whole if len(of) == nodes else pairs(of)
             for one in group.ranks if rate else ():
-                group.hear(RankStep(rank=one.rank, at="reduced", gbyte_s=rate or 0.0))
+                group.record(RankStep(rank=one.rank, at="reduced", gbyte_s=rate or 0.0))
         return formed
 
     monkeypatch.setattr(health, "_run_groups", fake)

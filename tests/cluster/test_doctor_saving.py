@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from botocore.loaders import Loader
 
-from awsddp.cluster.doctor import before_launch
+from awsddp.cluster.doctor import check_before_launch
 from awsddp.cluster.plan import plan
 from awsddp.errors import ConfigError
-from awsddp.job.save_to_s3 import rehearsed
+from awsddp.job.save_to_s3 import prepare_local_saving
 from awsddp.model.records import Target
 from awsddp.plan.policy import role_policy
 from awsddp.plan.records import LaunchPlan
@@ -125,7 +125,7 @@ def test_doctor_warns_of_uploads_that_stay_and_its_line_ends_them(
     asked = job(f"s3://{bucket}/runs", {PROFILE: profile(records, *rights(asked))})
 
     def hints() -> list[str]:
-        checks = before_launch(asked).checks
+        checks = check_before_launch(asked).checks
         assert [one for one in checks if one.ok is False] == []
         return [one.hint for one in checks if one.name == "warning" and bucket in one.value]
 
@@ -168,7 +168,7 @@ def test_a_rehearsal_makes_what_saving_needs_and_says_so(
     asked = job(f"s3://{name}/runs", local=True, on_event=lambda event: said.append(event.text))
     for _ in "once", "again":
         assert plan(asked).uses["instance profile"] == "awsddp-local"
-    assert [one for one in before_launch(asked).checks if one.ok is False] == []
+    assert [one for one in check_before_launch(asked).checks if one.ok is False] == []
     told = [text for text in said if text.startswith("made in the local cloud")]
     assert len(told) == 1
     assert f"bucket {name}" in told[0]
@@ -184,5 +184,5 @@ def test_nodes_in_loopback_mode_have_no_role_to_save_with(job: Callable[..., Ses
     here = Target(name="local", endpoint="http://127.0.0.1:1", node_s3="http://127.0.0.1:1")
     aws: Any = object()
     with pytest.raises(ConfigError, match="loopback mode cannot save to s3://bucket/runs") as caught:
-        rehearsed(LocatedCluster(session=job("s3://bucket/runs"), target=here, gateway=aws))
+        prepare_local_saving(LocatedCluster(session=job("s3://bucket/runs"), target=here, aws_client=aws))
     assert caught.value.next.startswith("awsddp local stop && awsddp local start ")

@@ -2,16 +2,16 @@
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import find_clusters
 from awsddp.cluster.down import down
 from awsddp.errors import NodeError, UsageError
-from awsddp.job.jobs import jobs_document
+from awsddp.job.jobs import make_jobs_document
 from tests.support.machine import On
 from tests.support.namesake import second
 
 
-def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None:
+def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     mine = laptop.first()
     other = second(aws, mine)
@@ -22,7 +22,7 @@ def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None
     assert find_clusters(aws, "demo", mine.owner) == ()
 
 
-def test_down_loses_no_results_of_a_second_cluster_of_the_name(on: On, aws: Aws) -> None:
+def test_down_loses_no_results_of_a_second_cluster_of_the_name(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     mine = laptop.first()
     other = second(aws, mine)
@@ -32,7 +32,7 @@ def test_down_loses_no_results_of_a_second_cluster_of_the_name(on: On, aws: Aws)
     assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
 
 
-def test_yes_alone_ends_no_second_cluster_that_this_machine_did_not_make(on: On, aws: Aws) -> None:
+def test_yes_alone_ends_no_second_cluster_that_this_machine_did_not_make(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     mine = laptop.first()
     second(aws, mine)
@@ -44,9 +44,9 @@ def test_yes_alone_ends_no_second_cluster_that_this_machine_did_not_make(on: On,
 def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
     laptop = on("laptop")
     laptop.first()
-    [running] = jobs_document(laptop.context(), ())["clusters"]
+    [running] = make_jobs_document(laptop.context(), ())["clusters"]
     assert running["ended"] is None
     down(laptop.context(), confirm=lambda what: None)
-    [ended] = jobs_document(laptop.context(), ())["clusters"]
+    [ended] = make_jobs_document(laptop.context(), ())["clusters"]
     assert (ended["id"], ended["nodes"]) == (running["id"], 2)
     assert ended["ended"] is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.login import session_name
 from awsddp.cli.command_line import Globals
@@ -18,7 +18,7 @@ from awsddp.errors import ConfigError, NotFoundError, UsageError
 from tests.support.machine import Machine, On
 
 
-def log_in_otherwise(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+def log_in_otherwise(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on with the credentials of a role: another UserId in the same account."""
     role = {"RoleArn": "arn:aws:iam::123456789012:role/gpu", "RoleSessionName": "sso-user"}
     keys = aws.call("AssumeRole", role, service="sts")["Credentials"]
@@ -33,7 +33,7 @@ def end(machine: Machine, **more: Any) -> tuple[dict[str, Any], str]:
 
 
 def test_a_cluster_that_grows_under_another_login_keeps_its_owner(
-    on: On, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    on: On, aws: AwsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     laptop = on("laptop")
     before = laptop.first()
@@ -46,7 +46,7 @@ def test_a_cluster_that_grows_under_another_login_keeps_its_owner(
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_what_replaces_lost_nodes_under_another_login_has_the_owner_of_the_cluster(
-    on: On, aws: Aws, monkeypatch: pytest.MonkeyPatch, lost: int
+    on: On, aws: AwsClient, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     laptop = on("laptop")
     before = laptop.first()
@@ -57,7 +57,7 @@ def test_what_replaces_lost_nodes_under_another_login_has_the_owner_of_the_clust
     assert {node.tags["awsddp:owner"] for node in found} == {before.owner}
 
 
-def test_another_account_is_named_and_nothing_is_forgotten(on: On, aws: Aws) -> None:
+def test_another_account_is_named_and_nothing_is_forgotten(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     laptop.first()
     record = laptop.folder.read()
@@ -141,7 +141,7 @@ def test_yes_answers_questions_and_chooses_no_price(on: On, key: str | None) -> 
     assert "--budget USD" in refused.value.next
 
 
-def as_session(aws: Aws, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def as_session(aws: AwsClient, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """Go on as a session of one role that awsddp names, on a host."""
     monkeypatch.setattr("getpass.getuser", lambda: "ann")
     monkeypatch.setattr("socket.gethostname", lambda: host)
@@ -153,7 +153,7 @@ def as_session(aws: Aws, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
 
 
 def test_a_cluster_by_another_session_of_the_role_is_named(
-    on: On, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    on: On, aws: AwsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.call("CreateRole", {"RoleName": "gpu", "AssumeRolePolicyDocument": "{}"}, service="iam")
     as_session(aws, monkeypatch, "laptop")

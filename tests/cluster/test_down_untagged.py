@@ -10,14 +10,14 @@ from awsddp.cluster.down import down
 from awsddp.cluster.status import status
 from awsddp.errors import LeftoverError
 from awsddp.job.fetch import fetch
-from awsddp.model.records import Listed
+from awsddp.model.records import ClusterListing
 from tests.support.machine import Machine, On
 from tests.support.moto_cloud import Cloud
 
 TAGS = ["awsddp:owner", "awsddp:id", "awsddp:cluster", "awsddp:nodes"]
 
 
-def untag(machine: Machine, cluster: Listed, number: int, *tags: str) -> str:
+def untag(machine: Machine, cluster: ClusterListing, number: int, *tags: str) -> str:
     """Remove tags from a living node, as a tagging policy does; return its id."""
     key = next(node.instance_id for node in cluster.live if node.node == number)
     machine.aws.call("DeleteTags", {"Resources": [key], "Tags": [{"Key": name} for name in tags]})
@@ -55,7 +55,7 @@ def test_a_node_without_its_tags_is_no_lost_node(on: On, cloud: Cloud, tags: lis
 
 
 def test_a_node_without_its_tags_still_owes_its_results(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("awsddp.session.connect.REACH_S", 1.0)
+    monkeypatch.setattr("awsddp.session.connect.CONNECT_S", 1.0)
     laptop = on("laptop")
     key = untag(laptop, laptop.first(), 1, *TAGS)
     laptop.said.clear()

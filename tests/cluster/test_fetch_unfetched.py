@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from awsddp.aws import clusters, power
-from awsddp.cluster.fetch_unfetched import fetch_all
-from awsddp.cluster.status import cluster_document
+from awsddp.cluster.fetch_unfetched import fetch_unfetched_results
+from awsddp.cluster.status import make_cluster_document
 from awsddp.errors import CloudError, ConfigError, NodeError
 from awsddp.job import fetch as fetching
 from awsddp.job import follow as watching
-from awsddp.job.fetch import bring, fetch
-from awsddp.job.follow import Watch, attend, finish, merger_of
-from awsddp.job.jobs import jobs_of_all as jobs
-from awsddp.job.reported import told_job
+from awsddp.job.fetch import fetch, fetch_from_nodes
+from awsddp.job.follow import JobFollower, fetch_followed_job, follow_to_end, make_merger
+from awsddp.job.jobs import list_jobs as jobs
+from awsddp.job.reported import find_job_on_nodes
 from awsddp.model.records import JobRecord, Node
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import ConnectedCluster
@@ -29,7 +29,7 @@ LOST = "node1 (i-1) is gone; its part of job j is lost"
 
 def end(world: World) -> None:
     """Do what `down` does before the nodes end."""
-    fetch_all(*require_live(world.located()))
+    fetch_unfetched_results(*require_live(world.located()))
 
 
 def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_since(
@@ -52,13 +52,13 @@ def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_sin
     os.utime(owed.folder.root / "locks" / "default.tags", (0, 0))
     for _ in range(2):
         connected = owed.connected()
-        bring(connected, told_job(connected, "j"))
+        fetch_from_nodes(connected, find_job_on_nodes(connected, "j"))
     assert given == [{"i-0": ["j"], "i-1": ["j"]}, None]
 
 
 def known(world: World) -> dict[str, bool]:
     """Return whether `status` calls each job fetched."""
-    return {one["job"]: one["fetched"] for one in cluster_document(world.located())["jobs"]}
+    return {one["job"]: one["fetched"] for one in make_cluster_document(world.located())["jobs"]}
 
 
 @pytest.mark.prove
@@ -162,15 +162,15 @@ def follow(world: World) -> tuple[ConnectedCluster, JobRecord]:
 
 
 def watch(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
-    merger = merger_of(connected.session, job)
-    return Watch(connected, job, merger=merger, on_lines=lambda _: None).run()
+    merger = make_merger(connected.session, job)
+    return JobFollower(connected, job, merger=merger, on_lines=lambda _: None).run()
 
 
 def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
     owed.away = True
     connected, job = follow(owed)
     with pytest.raises(CloudError) as error:
-        finish(connected, job)
+        fetch_followed_job(connected, job)
     document = error.value.document()
     assert list(document)[-1] == "error"
     assert (document["job"], document["state"], document["fetched"]) == ("j", "succeeded", True)
@@ -185,7 +185,7 @@ def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
 def test_node_whose_sshd_refuses_does_not_hold_up_the_end_of_a_job(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "BEYOND_S", 0.0)
+    monkeypatch.setattr(watching, "EXTRA_PATIENCE_S", 0.0)
     monkeypatch.setattr(clusters, "describe", lambda *_: [])
     line = owed.line()
     line.cut = {1}
@@ -203,7 +203,7 @@ def test_job_whose_nodes_another_home_has_ended_is_interrupted_and_its_results_a
     monkeypatch.setattr(clusters, "describe", lambda *_: ended)
     line = world.line()
     line.cut = {0, 1}
-    document = attend(world.connected(line=line), job, on_lines=lambda _: None)
+    document = follow_to_end(world.connected(line=line), job, on_lines=lambda _: None)
     cause = document["cause"]
     assert (document["state"], document["fetched"], document["missing"]) == ("interrupted", False, (0, 1))
     assert (cause.kind, cause.node, cause.instance_id) == ("node_lost", 0, "i-0")
@@ -233,7 +233,7 @@ def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed:
     line.cut = {1}
     line.failures[1] = NodeError("lost")
     with pytest.raises(NodeError) as error:
-        finish(owed.connected(line=line), job)
+        fetch_followed_job(owed.connected(line=line), job)
     document = error.value.document()
     assert (error.value.exit_code, document["state"]) == (6, "succeeded")
     assert (document["fetched"], document["missing"]) == (False, (1,))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.aws import power
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import describe, find_clusters
 from awsddp.cluster import inventory
 from awsddp.errors import Interrupted, LeftoverError
@@ -26,7 +26,7 @@ def ctx(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sessio
 
 
 def test_orphans_are_listed_asked_for_and_ended_and_no_others(
-    aws: Aws, launcher: Launcher, ctx: Session
+    aws: AwsClient, launcher: Launcher, ctx: Session
 ) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(tagging(plan, expires="2099-01-01T00:00:00Z"))
@@ -60,7 +60,7 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
 
 
 def test_orphan_with_results_is_kept_unless_they_are_discarded(
-    aws: Aws, launcher: Launcher, ctx: Session
+    aws: AwsClient, launcher: Launcher, ctx: Session
 ) -> None:
     past = tagging(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
     launcher(past, ids=ids("aaaaaaaa"))
@@ -79,7 +79,7 @@ def test_orphan_with_results_is_kept_unless_they_are_discarded(
 
 
 def test_an_orphan_that_cannot_be_ended_is_a_leftover(
-    aws: Aws, cloud: Cloud, launcher: Launcher, ctx: Session
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, ctx: Session
 ) -> None:
     launcher.access(plan_for(aws, instance_type="g5.xlarge"))
     cloud.fail("DeleteKeyPair", *["UnauthorizedOperation"] * 30)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from moto.ec2.models.instances import Instance
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import describe, tagged
-from awsddp.aws.instances import resume
-from awsddp.aws.plan_facts import gather
+from awsddp.aws.instances import resume_launch
+from awsddp.aws.plan_facts import gather_facts
 from awsddp.aws.waits import Clock
 from awsddp.cluster.launch import launch, plan_everywhere
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
@@ -18,7 +18,7 @@ from awsddp.model.records import Node
 from awsddp.plan.records import LaunchPlan
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder, Record
+from awsddp.state import ClusterFolder, Record
 from tests.support.moto_cloud import REGION, Cloud, find_cluster
 
 NONE = "InsufficientInstanceCapacity"
@@ -27,7 +27,7 @@ NONE = "InsufficientInstanceCapacity"
 class Launches:
     """Plans and launches a spec as `up` does, in a home of its own."""
 
-    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
+    def __init__(self, home: Path, aws: AwsClient, cloud: Cloud) -> None:
         self.home, self.aws, self.cloud = home, aws, cloud
         self.said: list[str] = []
 
@@ -40,11 +40,11 @@ class Launches:
         self.said.append(event.text)
 
     def plan(self, session: Session) -> LaunchPlan:
-        facts = gather(self.aws, session.spec, caller_address="10.77.0.1", target="local")
+        facts = gather_facts(self.aws, session.spec, caller_address="10.77.0.1", target="local")
         return plan_everywhere(self.cluster(session), facts)
 
     def cluster(self, session: Session) -> LocatedCluster:
-        return LocatedCluster(session=session, target=self.cloud.target, gateway=self.aws)
+        return LocatedCluster(session=session, target=self.cloud.target, aws_client=self.aws)
 
     def __call__(self, **keys: Any) -> tuple[Record, tuple[Node, ...]]:
         session = self.context(**keys)
@@ -53,7 +53,7 @@ class Launches:
 
 
 @pytest.fixture
-def up(tmp_path: Path, aws: Aws, cloud: Cloud) -> Launches:
+def up(tmp_path: Path, aws: AwsClient, cloud: Cloud) -> Launches:
     cloud.add_image(
         "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
         region="eu-west-1",
@@ -61,7 +61,7 @@ def up(tmp_path: Path, aws: Aws, cloud: Cloud) -> Launches:
     return Launches(tmp_path, aws, cloud)
 
 
-def left(aws: Aws) -> object:
+def left(aws: AwsClient) -> object:
     return find_cluster(aws, "demo", aws.identity().user_id)
 
 
@@ -80,7 +80,7 @@ def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, clo
 
 
 def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
-    up: Launches, cloud: Cloud, aws: Aws
+    up: Launches, cloud: Cloud, aws: AwsClient
 ) -> None:
     cloud.fail("RunInstances", NONE, NONE, status=500)
     record, nodes = up(
@@ -89,7 +89,7 @@ def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
     assert record.target.region == "eu-west-1"
     assert {node.zone[:-1] for node in nodes} == {"eu-west-1"}
     assert left(aws) is None
-    there = Aws(record.target)
+    there = AwsClient(record.target)
     found = find_cluster(there, "demo", aws.identity().user_id)
     assert found is not None
     assert len(found.live) == 2
@@ -110,7 +110,7 @@ def test_on_demand_follows_spot_where_it_is_listed(up: Launches, cloud: Cloud) -
 
 
 def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
-    up: Launches, cloud: Cloud, aws: Aws
+    up: Launches, cloud: Cloud, aws: AwsClient
 ) -> None:
     cloud.fail("RunInstances", *[NONE] * 8, status=500)
     with pytest.raises(CapacityError) as caught:
@@ -140,7 +140,7 @@ def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "PendingVerification"])
 def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
-    up: Launches, cloud: Cloud, aws: Aws, code: str
+    up: Launches, cloud: Cloud, aws: AwsClient, code: str
 ) -> None:
     cloud.fail("RunInstances", *[code] * 30)
     with pytest.raises(CloudError):
@@ -151,7 +151,7 @@ def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
 
 @pytest.mark.parametrize("code", ["InsufficientHostCapacity", "InsufficientCapacity", "VolumeLimitExceeded"])
 def test_after_other_words_for_no_capacity_and_limits_nothing_is_left(
-    up: Launches, cloud: Cloud, aws: Aws, code: str
+    up: Launches, cloud: Cloud, aws: AwsClient, code: str
 ) -> None:
     cloud.fail("RunInstances", *[code] * 9, status=500 if code == "InsufficientCapacity" else 400)
     with pytest.raises(AwsddpError) as refused:
@@ -187,7 +187,7 @@ def test_a_full_spot_quota_is_followed_by_on_demand_and_not_by_other_types_of_it
 
 
 def test_where_each_quota_is_full_the_quota_is_the_error_and_nothing_is_left(
-    up: Launches, cloud: Cloud, aws: Aws
+    up: Launches, cloud: Cloud, aws: AwsClient
 ) -> None:
     cloud.fail("RunInstances", "VcpuLimitExceeded", "VcpuLimitExceeded")
     with pytest.raises(CloudError) as caught:
@@ -200,7 +200,7 @@ def test_where_each_quota_is_full_the_quota_is_the_error_and_nothing_is_left(
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "Unsupported"])
 def test_nodes_that_run_without_numbers_of_their_own_are_kept_with_their_intent_for_the_next_up(
-    up: Launches, cloud: Cloud, aws: Aws, monkeypatch: pytest.MonkeyPatch, code: str
+    up: Launches, cloud: Cloud, aws: AwsClient, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     index = property(lambda _: 0, lambda *_: None)
     monkeypatch.setattr(Instance, "ami_launch_index", index, raising=False)
@@ -216,7 +216,7 @@ def test_nodes_that_run_without_numbers_of_their_own_are_kept_with_their_intent_
     found = find_cluster(aws, "demo", aws.identity().user_id)
     assert found is not None and len(found.live) == 2
     cloud.faults.clear()
-    resumed = resume(aws, record.intent, on_event=print)
+    resumed = resume_launch(aws, record.intent, on_event=print)
     assert resumed is not None and {node.instance_id for node in resumed} == {
         node.instance_id for node in found.live
     }
@@ -243,7 +243,7 @@ def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> No
 
 
 def test_a_key_of_ones_own_is_pointed_to_and_never_imported(
-    up: Launches, cloud: Cloud, aws: Aws, tmp_path: Path
+    up: Launches, cloud: Cloud, aws: AwsClient, tmp_path: Path
 ) -> None:
     aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
     own = tmp_path / "mine.pem"
@@ -251,19 +251,19 @@ def test_a_key_of_ones_own_is_pointed_to_and_never_imported(
     up(cluster__instance_type="g5.xlarge", access__key_file=str(own))
     assert cloud.sent("ImportKeyPair") == []
     assert cloud.sent("RunInstances")[0]["KeyName"] == "mine"
-    folder = Folder(up.home, "demo")
+    folder = ClusterFolder(up.home, "demo")
     assert folder.key.resolve() == own
-    folder.retire("0a1b2c3d")
+    folder.archive("0a1b2c3d")
     assert own.read_text() == "private"
 
 
-def test_a_key_pair_that_is_not_there_is_refused(up: Launches, aws: Aws) -> None:
+def test_a_key_pair_that_is_not_there_is_refused(up: Launches, aws: AwsClient) -> None:
     aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
     with pytest.raises(ConfigError, match=r"access\.key_file: no key pair 'none'"):
         up(access__key_file="none.pem")
 
 
-def test_instances_of_a_launch_are_all_in_one_zone(up: Launches, aws: Aws) -> None:
+def test_instances_of_a_launch_are_all_in_one_zone(up: Launches, aws: AwsClient) -> None:
     _, nodes = up(cluster__nodes=4, cluster__instance_type="g5.xlarge")
     assert len({node.zone for node in describe(aws, tagged("awsddp:cluster", "demo"))}) == 1
     assert len(nodes) == 4

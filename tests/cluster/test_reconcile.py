@@ -2,7 +2,7 @@
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import find_clusters, tagged, tags_of
 from awsddp.errors import CapacityError
 from awsddp.model.cluster_state import cluster_state
@@ -12,7 +12,7 @@ from tests.support.moto_cloud import Cloud, find_cluster
 from tests.support.namesake import second
 
 
-def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: Aws) -> None:
+def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: AwsClient) -> None:
     laptop = on("laptop")
     before = laptop.first()
     result = laptop.up(cluster__nodes=4)
@@ -21,7 +21,7 @@ def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: C
     assert [node["node"] for node in result["nodes"]] == [0, 1, 2, 3]
     assert {node["instance_id"] for node in result["nodes"]} > {node.instance_id for node in before.live}
     asked = {"Filters": tagged("awsddp:id", before.id)}
-    described = aws.pages("DescribeInstances", asked, "Reservations")
+    described = aws.paginate("DescribeInstances", asked, "Reservations")
     found = [item for reservation in described for item in reservation["Instances"]]
     for shared in ("KeyName", "ImageId", "SubnetId"):
         assert len({item[shared] for item in found}) == 1, shared
@@ -57,7 +57,7 @@ def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: C
     assert laptop.questions == []
 
 
-def test_a_lost_node_is_replaced_under_its_number(on: On, aws: Aws) -> None:
+def test_a_lost_node_is_replaced_under_its_number(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     first, second = laptop.first().live
     aws.call("TerminateInstances", {"InstanceIds": [first.instance_id]})
@@ -94,7 +94,7 @@ def test_a_growth_without_capacity_leaves_what_is_there(on: On, cloud: Cloud) ->
     assert cloud.sent("RunInstances") == []
 
 
-def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: Aws) -> None:
+def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     laptop.first()
     result = laptop.up(cluster__expires="48h")
@@ -108,7 +108,7 @@ def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: Aws) -> None:
     assert laptop.questions == []
 
 
-def test_up_names_and_ends_a_second_cluster_of_the_name(on: On, aws: Aws) -> None:
+def test_up_names_and_ends_a_second_cluster_of_the_name(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     mine = laptop.first()
     other = second(aws, mine)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from awsddp.agent_client import launch_requests
-from awsddp.cluster.replaced_nodes import name_left_out
+from awsddp.cluster.replaced_nodes import report_jobs_without_replaced_nodes
 from awsddp.job.cancel import end_ranks
-from awsddp.session.connect import told_jobs
+from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import Session
 from tests.support.fleet import all_processes
 from tests.support.folder_nodes import World, start
@@ -37,13 +37,13 @@ def lose_node(world: World, number: int) -> None:
 
 
 def states(world: World) -> dict[str, str]:
-    return {job.job: job.state for job in told_jobs(world.connected())}
+    return {job.job: job.state for job in list_jobs_on_nodes(world.connected())}
 
 
 def named(world: World) -> list[str]:
     """Return what `up` says of the jobs, without the settings that only these tests choose."""
     world.said.clear()
-    name_left_out(world.located())
+    report_jobs_without_replaced_nodes(world.located())
     return [re.sub(r" -o (sync\.workdir|job\.heartbeat_timeout)=\S+", "", text) for text in world.said]
 
 

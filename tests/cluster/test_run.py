@@ -59,7 +59,7 @@ def test_results_that_come_home_in_the_end_leave_the_verdict_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Parts(monkeypatch, train=partly())
-    monkeypatch.setattr(verb, "whole_at_home", lambda _, name: name == "j")
+    monkeypatch.setattr(verb, "find_fetched_job", lambda _, name: name == "j")
     assert ran(world).train == replace(DONE, fetched=True)
 
 
@@ -149,7 +149,7 @@ def test_interrupted_run_speaks_of_results_only_where_there_was_a_job(
 
     def interrupt(*_: object, **__: object) -> None:
         for job in jobs:
-            world.session().folder.remember(job)
+            world.session().folder.save_jobs(job)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verb, "up", interrupt)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from awsddp.agent_client.rank_layout import Rank, ranks_on
-from awsddp.aws.client import Aws
-from awsddp.aws.plan_facts import gather
+from awsddp.agent_client.rank_layout import Rank, layout_on_nodes
+from awsddp.aws.client import AwsClient
+from awsddp.aws.plan_facts import gather_facts
 from awsddp.cli.main import cli
 from awsddp.cluster.run import with_gpus
 from awsddp.errors import AwsddpError, CloudError, UsageError
@@ -77,12 +77,12 @@ class Sides:
         if lines[0].startswith("run"):
             first = with_gpus(first)
         plan = make_plan(first.spec, self.facts[target])
-        return plan, ranks_on(last.job_spec.job, dict.fromkeys(range(plan.nodes), plan.job_gpus))
+        return plan, layout_on_nodes(last.job_spec.job, dict.fromkeys(range(plan.nodes), plan.job_gpus))
 
 
 @pytest.fixture
-def sides(aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Sides:
-    found = gather(aws, spec(), caller_address="10.77.0.1")
+def sides(aws: AwsClient, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Sides:
+    found = gather_facts(aws, spec(), caller_address="10.77.0.1")
     facts = {
         target: replace(found, target=target, image=replace(found.image, tags=tags))
         for target, tags in TAGS.items()
@@ -139,12 +139,12 @@ def test_run_refuses_ranks_that_the_memory_of_this_machine_cannot_carry_before_i
     check_ranks(fitting, make_plan(fitting.spec, sides.facts["local"]))
 
 
-def test_with_local_gpus_off_a_node_is_one_without_gpus(aws: Aws, cloud: Cloud) -> None:
+def test_with_local_gpus_off_a_node_is_one_without_gpus(aws: AwsClient, cloud: Cloud) -> None:
     cloud.add_image(IMAGE, tags={"awsddp:gpus": "rehearsed"})
     wish = spec(image=IMAGE)
 
     def made(spec: ClusterSpec) -> LaunchPlan:
-        return make_plan(spec, gather(aws, spec, caller_address="10.77.0.1"))
+        return make_plan(spec, gather_facts(aws, spec, caller_address="10.77.0.1"))
 
     def tags(plan: LaunchPlan) -> dict[str, Any]:
         [instance, *_] = plan.request("RunInstances").parameters["TagSpecifications"]

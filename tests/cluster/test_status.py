@@ -2,9 +2,9 @@
 
 import pytest
 
-from awsddp.cluster.status import cluster_document, status
+from awsddp.cluster.status import make_cluster_document, status
 from awsddp.job.fetch import fetch
-from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.job.jobs import list_jobs as jobs
 from tests.support.folder_nodes import World
 from tests.support.machine import On
 from tests.support.moto_cloud import Cloud
@@ -21,7 +21,7 @@ def test_status_without_a_cluster_searches_one_region(
 
 def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed: World) -> None:
     def told() -> tuple[str, str | None, bool]:
-        [job] = cluster_document(owed.located())["jobs"]
+        [job] = make_cluster_document(owed.located())["jobs"]
         return job["state"], job["last_seen"], job["fetched"]
 
     state, seen, fetched = told()

@@ -3,8 +3,8 @@
 import pytest
 
 from awsddp.cluster.stop import stop
-from awsddp.job.jobs import jobs_of_all as jobs
-from awsddp.session.connect import NoNodes
+from awsddp.job.jobs import list_jobs as jobs
+from awsddp.session.connect import NoReachableNodes
 from tests.support.machine import On
 from tests.support.prices import DISK
 
@@ -15,7 +15,7 @@ def test_a_stopped_cluster_costs_its_disks(on: On) -> None:
     stopped = stop(laptop.context(), confirm=laptop.questions.append)
     assert stopped["price_usd_per_hour"] == round(2 * DISK, 4)
     assert not any("waiting for SSH" in said for said in laptop.said)  # nothing is owed: none is asked
-    with pytest.raises(NoNodes) as error:
+    with pytest.raises(NoReachableNodes) as error:
         jobs(laptop.context())
     assert error.value.result is not None
     assert error.value.result["clusters"][0]["price_usd_per_hour"] == round(2 * DISK, 4)

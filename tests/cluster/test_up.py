@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import find_clusters
-from awsddp.cluster.plan import read_all
+from awsddp.cluster.plan import read_facts_and_cluster
 from awsddp.cluster.up import up
 from awsddp.errors import ConfigError
 from awsddp.model.events import Event
 from awsddp.plan.records import LaunchPlan
-from awsddp.session.next_steps import advised, interruption
+from awsddp.session.next_steps import complete_commands, make_interrupted_error
 from tests.support.machine import On
 from tests.support.moto_cloud import Cloud
 
@@ -44,19 +44,19 @@ def test_a_no_changes_nothing(on: On) -> None:
     assert laptop.questions == []
 
 
-def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, monkeypatch: Any) -> None:
+def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: AwsClient, monkeypatch: Any) -> None:
     laptop, desk = on("laptop"), on("desk")
     laptop_began: list[str] = []
 
     def late(*given: Any) -> Any:
         """The desk looks; before it launches the laptop has a cluster."""
-        found = read_all(*given)
+        found = read_facts_and_cluster(*given)
         if not laptop_began:
             laptop_began.append("now")
             laptop.first()
         return found
 
-    monkeypatch.setattr("awsddp.cluster.up.read_all", late)
+    monkeypatch.setattr("awsddp.cluster.up.read_facts_and_cluster", late)
     try:  # the older stays; within one second the id decides
         desk.first()
         stays = desk
@@ -86,7 +86,7 @@ def test_an_interrupted_up_goes_on_with_its_own_size_whatever_the_file_says(on: 
         up(ctx, confirm=lambda what: None)
     record = laptop.folder.read()
     assert record is not None and record.intent is not None
-    [again, *_] = advised(ctx, interruption(ctx).next).split("   # continue")
+    [again, *_] = complete_commands(ctx, make_interrupted_error(ctx).next).split("   # continue")
     assert (
         again == "awsddp -c demo up --nodes 1 --instance-type g6.xlarge -o 'network.ssh_cidr=[\"10.0.0.7\"]'"
     )

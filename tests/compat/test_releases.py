@@ -8,16 +8,16 @@ from awsddp.compat.releases import (
     Architecture,
     KernelModule,
     Release,
-    explained,
+    explain_missing_image,
+    find_driver_problem,
+    find_image_problem,
+    find_release,
+    find_unknown_torch,
+    find_wheel_problem,
     in_table,
+    is_family_unlisted,
     least_driver,
-    misfit,
-    release,
     ssh_user,
-    undriven,
-    unfit,
-    unknown_torch,
-    unlisted,
 )
 from awsddp.compat.types import GPU_TYPES
 from tests.support.gpus import gpu
@@ -33,12 +33,12 @@ def fitting(gpu: Architecture, driver: int | None) -> list[tuple[str, str]]:
         (row.torch, cuda)
         for row in RELEASES
         for cuda in reversed(row.wheels)
-        if not unfit(row, cuda, gpu, driver=driver)
+        if not find_wheel_problem(row, cuda, gpu, driver=driver)
     ]
 
 
 def row(torch: str) -> Release:
-    found = release(torch)
+    found = find_release(torch)
     assert found is not None
     return found
 
@@ -81,12 +81,12 @@ def test_the_newest_torch_of_each_gpu_with_a_driver(
     ],
 )
 def test_why_a_wheel_does_not_fit_a_gpu(torch: str, cuda: str, name: str, told: str) -> None:
-    why = unfit(row(torch), cuda, gpu(name))
+    why = find_wheel_problem(row(torch), cuda, gpu(name))
     assert (told in why) if told else why == ""
 
 
 def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
-    assert "needs driver 580 or newer, and there is 570" in unfit(
+    assert "needs driver 580 or newer, and there is 570" in find_wheel_problem(
         row("2.13"), "13.0", gpu("A100"), driver=570
     )
     assert [least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2")] == [580, 525, 450, 440]
@@ -107,7 +107,7 @@ def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
 def test_why_a_driver_does_not_drive_a_gpu(
     name: str, driver: int | None, module: KernelModule | None, told: str
 ) -> None:
-    why = undriven(gpu(name), driver=driver, module=module)
+    why = find_driver_problem(gpu(name), driver=driver, module=module)
     assert (told in why) if told else why == ""
 
 
@@ -133,14 +133,14 @@ def test_why_a_driver_does_not_drive_a_gpu(
     ],
 )
 def test_which_image_fits_which_type(type_: str, image: str, told: str) -> None:
-    why = misfit(GPU_TYPES[type_], image)
+    why = find_image_problem(GPU_TYPES[type_], image)
     assert (told in why) if told else why == ""
 
 
 @pytest.mark.parametrize("type_", ["g5g.xlarge", "p5.48xlarge"])
 def test_the_notes_of_the_images_for_arm64_list_other_families(type_: str) -> None:
     image = "Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch 2.12 (Ubuntu 24.04) 20260822"
-    assert unlisted(GPU_TYPES[type_], image) == (type_ == "p5.48xlarge")
+    assert is_family_unlisted(GPU_TYPES[type_], image) == (type_ == "p5.48xlarge")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_notes_of_the_images_for_arm64_list_other_families(type_: str) -> No
     ],
 )
 def test_which_images_the_table_has(name: str, is_known: bool, unknown: str) -> None:
-    assert (in_table(name), unknown_torch(name)) == (is_known, unknown)
+    assert (in_table(name), find_unknown_torch(name)) == (is_known, unknown)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_a_torch_version_finds_its_row() -> None:
     assert row("2.1").torch == "2.1"
     assert row("2.12").torch == "2.12"
     assert "3.14" in row("2.12").pythons
-    assert release("9.9") is None
-    assert release("nightly") is None
+    assert find_release("9.9") is None
+    assert find_release("nightly") is None
 
 
 def test_images_that_are_gone_are_explained() -> None:
-    assert "deregistered" in explained("Deep Learning AMI (Ubuntu) Version 14.0")
-    assert "deregistered" in explained(K80_IMAGE)
-    assert explained(DLAMI.format("2.12", "24.04")) == ""
+    assert "deregistered" in explain_missing_image("Deep Learning AMI (Ubuntu) Version 14.0")
+    assert "deregistered" in explain_missing_image(K80_IMAGE)
+    assert explain_missing_image(DLAMI.format("2.12", "24.04")) == ""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from awsddp.compat.releases import architecture_of
-from awsddp.compat.types import GPU_TYPES, RETIRED, Market, quota_of
+from awsddp.compat.releases import find_architecture
+from awsddp.compat.types import GPU_TYPES, RETIRED, Market, find_quota
 from tests.support.gpus import gpu
 
 
@@ -15,11 +15,11 @@ def test_a_part_of_a_gpu_is_shown_as_one_and_priced_by_its_own_date() -> None:
 
 def test_every_type_has_a_gpu_that_the_table_knows() -> None:
     for kind in GPU_TYPES.values():
-        assert architecture_of(kind.gpu), kind.name
+        assert find_architecture(kind.gpu), kind.name
         assert gpu(kind.gpu).capability == kind.capability
         assert kind.cards >= kind.efa
     for retired in RETIRED.values():
-        assert architecture_of(retired.gpu), retired.name
+        assert find_architecture(retired.gpu), retired.name
 
 
 OTHERS = ("inf2", "trn1", "x2idn", "u-6tb1", "u7i-12tb", "dl1", "f2", "hpc7a", "mac2")
@@ -44,5 +44,5 @@ OTHERS = ("inf2", "trn1", "x2idn", "u-6tb1", "u7i-12tb", "dl1", "f2", "hpc7a", "
     ],
 )
 def test_the_quota_that_a_type_counts_against(type_: str, market: Market, code: str | None) -> None:
-    quota = quota_of(type_, market)
+    quota = find_quota(type_, market)
     assert (quota[0] if quota else None) == code

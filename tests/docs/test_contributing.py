@@ -80,7 +80,7 @@ def test_an_instance_type_touches_the_file_that_is_named(copy: Path) -> None:
     program = (
         "from awsddp.compat import types\n"
         "kind = types.GPU_TYPES['g9.48xlarge']\n"
-        "print(kind.gpus, kind.gpu, kind.price_usd_per_hour, types.quota_of(kind.name)[0])"
+        "print(kind.gpus, kind.gpu, kind.price_usd_per_hour, types.find_quota(kind.name)[0])"
     )
     assert python(copy, "-c", program).stdout.startswith("8 L5 20.0 L-")
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from awsddp.agent_client import job_reports
-from awsddp.cli.command_line import WATCH
+from awsddp.cli.command_line import COMMAND
 from awsddp.cli.pages import job_page
 from awsddp.errors import ConfigError, Interrupted
 from awsddp.job import follow
-from awsddp.job.checkpoint import checkpoint_of
+from awsddp.job.checkpoint import find_checkpoint_to_resume
 from awsddp.model.records import JobRecord, JobState
 from awsddp.session.context import ConnectedCluster, LocatedCluster
-from awsddp.storage.results_dir import job_result
+from awsddp.storage.results_dir import make_job_result
 from tests.support.resuming import NOTE, session_of
 
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
@@ -40,18 +40,18 @@ def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
         started = f"2026-11-{day}T00:00:00Z"
         job = JobRecord(job=name, state="failed", cause=None, ranks=(), home="", script=ran, started=started)
         path = tmp_path / "runs" / name / "job.json"
-        path.write_bytes(job_reports.encode(job))
+        path.write_bytes(job_reports.encode_job(job))
         os.utime(path, (moment, moment))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "job.json").write_text("{")
-    checkpoint = checkpoint_of(session_of(tmp_path, script))
+    checkpoint = find_checkpoint_to_resume(session_of(tmp_path, script))
     assert checkpoint is not None
     assert checkpoint.job == expected
 
 
 def test_job_without_a_script_of_its_own_is_not_the_bundled_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no job of the bundled program has results here"):
-        checkpoint_of(session_of(tmp_path, None))
+        find_checkpoint_to_resume(session_of(tmp_path, None))
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted", "succeeded"])
@@ -62,12 +62,12 @@ def test_job_names_its_checkpoint_and_what_continues_one_that_did_not_succeed(
     state: JobState,
 ) -> None:
     session = session_of(tmp_path, "train.py")
-    monkeypatch.setattr(WATCH, "session", session)
+    monkeypatch.setattr(COMMAND, "session", session)
     run = tmp_path / "runs/unlucky/node1/run"
     run.mkdir(parents=True)
     (run / "step3.pt").touch()
     job = JobRecord(job="unlucky", state=state, cause=None, ranks=(), home="runs/unlucky", script="train.py")
-    result = job_result(session, job)
+    result = make_job_result(session, job)
     checkpoint = "runs/unlucky/node1/run/step3.pt"
     assert result["checkpoint"] == checkpoint
     job_page(result)
@@ -101,15 +101,17 @@ def test_job_that_ctrl_c_ended_says_what_continues_it(
                 raise outcome
             return outcome
 
-    monkeypatch.setattr(follow, "Watch", Watched)
-    for name in ("merger_of", "end_ranks"):
+    monkeypatch.setattr(follow, "JobFollower", Watched)
+    for name in ("make_merger", "end_ranks"):
         monkeypatch.setattr(follow, name, lambda *_, **__: None)
-    monkeypatch.setattr(follow, "costs", lambda _: "")
+    monkeypatch.setattr(follow, "describe_cost", lambda _: "")
     monkeypatch.setattr(LocatedCluster, "record", None)
-    monkeypatch.setattr(follow, "finish", lambda connected, job: job_result(connected.session, job))
+    monkeypatch.setattr(
+        follow, "fetch_followed_job", lambda connected, job: make_job_result(connected.session, job)
+    )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Interrupted) as left:
-        follow.attend(connected, job, on_lines=lambda _: None)
+        follow.follow_to_end(connected, job, on_lines=lambda _: None)
     again, down = left.value.next.splitlines()
     words = "awsddp train --resume stopped train.py -- --resume '{resume}'"
     assert again == f"{words}   # continue from its checkpoint"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from awsddp.agent.diagnosis.causes import Evidence, explain
-from awsddp.job.explain import explained
+from awsddp.job.explain import explain_cause
 from awsddp.model.records import Cause, JobRecord
-from awsddp.nodes.project_files import files_to_send
+from awsddp.nodes.project_files import list_files_to_send
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from tests.support.causes import MISSING
@@ -43,7 +43,7 @@ def cause_of(
     job = JobRecord(
         job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script, options=options
     )
-    told = explained(session, job)
+    told = explain_cause(session, job)
     assert told.cause is not None
     return told.cause
 
@@ -249,7 +249,7 @@ def test_variable_that_is_set_here_alone_is_named_with_the_option(
     settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
     session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
     cause = Cause(rank=0, node=0, kind="exit", tail=tail, explanation="It ended with exit code 1.", next="-")
-    cause = explained(
+    cause = explain_cause(
         session, JobRecord(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
     ).cause
     assert cause is not None
@@ -267,7 +267,7 @@ def test_a_folder_of_the_missing_file_is_sent_whole_and_the_job_keeps_its_option
     line = "awsddp train --world-size 4 --output 'a b' -m --env-var LR=2 "
     line += "-o 'sync.ignore=[\"!/data/chars/**\"]' t"
     assert cause.next == f"{line}   # or in awsddp.toml"
-    sent = files_to_send(tmp_path / "project", ["!/data/chars/**"]).entries
+    sent = list_files_to_send(tmp_path / "project", ["!/data/chars/**"]).entries
     assert [one.path for one in sent if one.path.startswith("data/")] == [
         "data/chars/meta.pkl",
         "data/chars/train.bin",
@@ -289,7 +289,7 @@ def test_advice_of_a_node_becomes_the_command_of_this_job(tmp_path: Path) -> Non
     options = ("-o", "job.world_size=4")
     job = JobRecord(job="j", state="failed", cause=cause, ranks=(), home="x", script="t.py", options=options)
     for verb in ("train", "run"):
-        told = explained(replace(session, verb=verb), job).cause
+        told = explain_cause(replace(session, verb=verb), job).cause
         assert told is not None
         assert told.next == (
             f"awsddp -c second --local {verb} --world-size 4 --env-var NCCL_DEBUG=INFO t.py"

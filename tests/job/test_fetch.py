@@ -12,7 +12,7 @@ import pytest
 from awsddp.agent.messages import Manifest
 from awsddp.errors import NodeError
 from awsddp.job import fetch as selecting
-from awsddp.job.fetch import Ephemeral, Unfetched, bring
+from awsddp.job.fetch import Ephemeral, Unfetched, fetch_from_nodes
 from awsddp.model import node_answers
 from awsddp.model.events import Event
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
@@ -37,7 +37,7 @@ FLEET: Any = SimpleNamespace(
     nodes=(0, 1),
     failures={},
     endpoints={one.node: SimpleNamespace(instance_id=one.instance_id) for one in MACHINES},
-    holders=lambda job: [0, 1],
+    nodes_of_job=lambda job: [0, 1],
 )
 
 
@@ -71,12 +71,12 @@ class Nodes:
         named = [{**one, "limited": one["path"] not in outputs} for one in self.files[node]]
         excluded = {"files": 2 * bool(request.exclude), "size": 2_000_000}
         listed = {"files": named, "skipped": self.skipped, "excluded": excluded}
-        return node_answers.converted(listed, node_answers.Manifest)
+        return node_answers.convert_answer(listed, node_answers.Manifest)
 
     def pull(self, wanted: Mapping[int, Any], target: Path, **settings: Any) -> dict[int, Any]:
         target.mkdir(parents=True, exist_ok=True)
         self.fetched = {one.home for files in wanted.values() for one in files}
-        settings["also"]([])
+        settings["last_files"]([])
         return {}
 
     def bring_home(self, **keys: Any) -> None:
@@ -91,12 +91,12 @@ class Nodes:
             self.told.append(event.text)
 
         session = Session(
-            name="default", home=self.root / "home", settings=settings, on_event=on_event, agree=agree
+            name="default", home=self.root / "home", settings=settings, on_event=on_event, confirms=agree
         )
         record: Any = SimpleNamespace(id="0a1b2c3d")
         aws: Any = object()
-        cluster = LocatedCluster(session=session, gateway=aws, known=record, nodes=LIVING)
-        bring(ConnectedCluster(cluster=cluster, fleet=FLEET), JOB)
+        cluster = LocatedCluster(session=session, aws_client=aws, local_record=record, nodes=LIVING)
+        fetch_from_nodes(ConnectedCluster(cluster=cluster, fleet=FLEET), JOB)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     def release(aws: Any, nodes: Any, job: str, **_: Any) -> None:
         made.released.append(job)
 
-    monkeypatch.setattr(selecting, "answers_of", made.ask)
+    monkeypatch.setattr(selecting, "call_each_node", made.ask)
     monkeypatch.setattr("awsddp.nodes.download.pull", made.pull)
     monkeypatch.setattr("awsddp.aws.power.release", release)
     monkeypatch.setattr("awsddp.aws.power.unfetched_of", lambda aws, nodes: {})
@@ -209,10 +209,10 @@ def test_a_stop_that_would_lose_results_is_refused(nodes: Nodes) -> None:
     session = Session(name="default", home=nodes.root, settings=load(environ={}))
     connected = ConnectedCluster(cluster=LocatedCluster(session=session), fleet=FLEET)
     with pytest.raises(Ephemeral, match="results of j, which are on instance store") as caught:
-        selecting.refuse_ephemeral(connected, [JOB])
+        selecting.refuse_ephemeral_results(connected, [JOB])
     assert caught.value.why == "node1: /w/node1/x (5 bytes): empty after a stop"
     nodes.files[1].clear()
-    selecting.refuse_ephemeral(connected, [JOB])
+    selecting.refuse_ephemeral_results(connected, [JOB])
 
 
 @pytest.mark.parametrize("text", ["20", "20 apples", "-1GB", "GB", "1e3GB", "NaNGB"])

@@ -12,7 +12,7 @@ from awsddp.agent.log_stream import HEADER, MAGIC
 from awsddp.agent_client.logs import Merger
 from awsddp.errors import NodeError
 from awsddp.job import follow as watching
-from awsddp.job.follow import Watch
+from awsddp.job.follow import JobFollower
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
@@ -45,7 +45,7 @@ class Nodes:
         self._cuts = cuts
         self._back_at = back_at
 
-    def holders(self, job: JobRecord) -> list[int]:
+    def nodes_of_job(self, job: JobRecord) -> list[int]:
         return sorted(self.nodes)
 
     def request(
@@ -138,15 +138,17 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     record: Any = SimpleNamespace(id="x")
     cluster = LocatedCluster(
         session=session,
-        gateway=gateway,
-        known=record,
+        aws_client=gateway,
+        local_record=record,
         nodes=tuple(Node(node=node, instance_id=f"i-{node}", **machine) for node in (0, 1)),
     )
     fleet: Any = nodes
     nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
     job = JobRecord(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
     merger = Merger({0: 0, 1: 1}, folder=folder)
-    watch = Watch(ConnectedCluster(cluster=cluster, fleet=fleet), job, merger=merger, on_lines=shown.extend)
+    watch = JobFollower(
+        ConnectedCluster(cluster=cluster, fleet=fleet), job, merger=merger, on_lines=shown.extend
+    )
     return watch.run(), bytes(shown), events
 
 

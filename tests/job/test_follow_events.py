@@ -8,7 +8,7 @@ import pytest
 
 from awsddp.errors import NodeError
 from awsddp.job import follow as events
-from awsddp.job.follow import Events
+from awsddp.job.follow import BackgroundFetch
 from awsddp.model.records import JobRecord
 from awsddp.nodes.fleet import Result
 from awsddp.nodes.node_failures import NodeFailure
@@ -53,29 +53,29 @@ def test_what_has_grown_comes_home_and_nothing_else(world: World) -> None:
     job = start(world, WRITES, name="j")
     world.homes.wait("j")
     line = beside(world)
-    following = Events(world.connected(line=line), job)
-    following.fetch()
+    following = BackgroundFetch(world.connected(line=line), job)
+    following.fetch_event_files()
     place = "runs/today/events.out.tfevents.7"
     assert at_home(world) == {f"node{n}/{place}": f"step 1 of rank {n}" for n in (0, 1)}
     with (world.homes.workdirs[1] / place).open("a") as file:
         file.write(", step 2")
-    following.fetch()
+    following.fetch_event_files()
     assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2"
     line.cut = {0}
     with (world.homes.workdirs[1] / place).open("a") as file:
         file.write(", step 3")
-    following.fetch()
+    following.fetch_event_files()
     assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2, step 3"
     following._ended.set()
     with (world.homes.workdirs[1] / place).open("a") as file:
         file.write(", too late")
-    following.fetch()
+    following.fetch_event_files()
     assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2, step 3"
 
 
 def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     job = JobRecord(job="j", state="running", cause=None, ranks=(), home="runs/j")
-    monkeypatch.setattr(events, "EVERY_S", 0.01)
+    monkeypatch.setattr(events, "FETCH_INTERVAL_S", 0.01)
     line = beside(world)
     tried = threading.Semaphore(0)
 
@@ -84,7 +84,7 @@ def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.Mo
         raise KeyError("a connection that is gone")
 
     monkeypatch.setattr(line, "run_each", broken)
-    with Events(world.connected(line=line), job).followed():
+    with BackgroundFetch(world.connected(line=line), job).running():
         for _ in range(3):  # it is tried again, and again
             assert tried.acquire(timeout=60)
     assert at_home(world) == {}

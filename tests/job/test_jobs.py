@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from awsddp.job.jobs import jobs_document
+from awsddp.job.jobs import make_jobs_document
 from awsddp.job.report import write_report as report
 from awsddp.model.records import RankProgress
-from awsddp.storage.results_dir import job_result
+from awsddp.storage.results_dir import make_job_result
 from tests.support.ended_cluster import BEGAN, CAUSE, Home, at
 from tests.support.event_file import record
 
@@ -18,7 +18,7 @@ def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_
     home.job("one", 100)
     home.job("cut", 400, state="running", ended=None)
     home.job("early", 50, state="failed", started=None, ended=None)
-    document = jobs_document(home.session(), ())
+    document = make_jobs_document(home.session(), ())
     assert [(row["job"], row["state"], row["cluster"], row["ended"]) for row in document["jobs"]] == [
         ("early", "failed", "default", None),
         ("one", "succeeded", "default", "2026-11-22T12:02:03Z"),
@@ -36,17 +36,17 @@ def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_
 def test_two_jobs_on_one_node_share_its_price(home: Home) -> None:
     for name in ("one", "two"):
         home.job(name, 100)
-    assert [job.job_usd for job in jobs_document(home.session(), ()).jobs] == [0.0326, 0.0326]
+    assert [job.job_usd for job in make_jobs_document(home.session(), ()).jobs] == [0.0326, 0.0326]
 
 
 def test_jobs_since_a_moment_are_summed_from_then_on(home: Home) -> None:
     home.job("one", 100)
     home.job("two", 300)
-    document = jobs_document(home.session(), (), since=BEGAN + timedelta(seconds=305))
+    document = make_jobs_document(home.session(), (), since=BEGAN + timedelta(seconds=305))
     assert [job.job for job in document.jobs] == ["two"] and document.since == at(305).replace("+00:00", "Z")
     # the last five of ten minutes, and two gigabytes
     assert document.total_usd == pytest.approx(2 * 5.1 / 12 + 0.09, abs=0.011)
-    late = jobs_document(home.session(), (), since=BEGAN + timedelta(days=1))
+    late = make_jobs_document(home.session(), (), since=BEGAN + timedelta(days=1))
     assert (late.jobs, late.clusters, late.total_usd) == ((), (), 0.0)
 
 
@@ -64,15 +64,17 @@ def test_jobs_tell_step_and_loss_of_the_metrics_or_else_of_the_last_event_file(h
     for rank, path in enumerate(sorted(folders[2].rglob("metrics.jsonl"))):
         path.write_text(f'{{"rank": {2 * rank}, "epoch": 1, "epochs": 4, "step": 7}}\n')
     folders[2].joinpath("node1/events.out.tfevents.1").write_bytes(data)
-    jobs = {job.job: (job.step, job.loss, job.fraction) for job in jobs_document(home.session(), ()).jobs}
+    jobs = {
+        job.job: (job.step, job.loss, job.fraction) for job in make_jobs_document(home.session(), ()).jobs
+    }
     assert jobs == {
         "written": (30, 2.5 / 30, None),
         "events": (4, 0.5, None),
         "both": (3, 5.0, 0.25),
         "none": (None, None, None),
     }
-    [_, ran, *_] = jobs_document(home.session(), ()).jobs
-    assert (job_result(home.session(), ran).step, job_result(home.session(), ran).loss) == (4, 0.5)
+    [_, ran, *_] = make_jobs_document(home.session(), ()).jobs
+    assert (make_job_result(home.session(), ran).step, make_job_result(home.session(), ran).loss) == (4, 0.5)
     assert report(home.session(), job="events").loss == 0.5
     running = replace(ran, progress=(RankProgress(rank=0, step=9, loss=0.25),))
-    assert job_result(home.session(), running).loss == 0.25, "what nodes tell comes first"
+    assert make_job_result(home.session(), running).loss == 0.25, "what nodes tell comes first"

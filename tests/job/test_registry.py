@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cluster.inventory import home
+from awsddp.cluster.inventory import list_known_clusters
 from awsddp.errors import NodeError, NotFoundError, UsageError
-from awsddp.job.checkpoint import checkpoint_of
+from awsddp.job.checkpoint import find_checkpoint_to_resume
 from awsddp.job.fetch import fetch
-from awsddp.job.jobs import jobs_document
-from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.job.jobs import list_jobs as jobs
+from awsddp.job.jobs import make_jobs_document
 from awsddp.job.logs import logs
 from awsddp.job.registry import JobRegistry
 from awsddp.job.report import write_report as report
 from awsddp.model.records import JobNode, JobState
 from awsddp.session.context import Session
-from awsddp.state import Folder
-from awsddp.util.format import iso
+from awsddp.state import ClusterFolder
+from awsddp.util.format import optional_utc
 from tests.support.desk import BEGAN, ID, Desk, one
 
 
@@ -36,10 +36,10 @@ from tests.support.desk import BEGAN, ID, Desk, one
 def test_a_job_has_one_state(desk: Desk, seen: JobState, saved: JobState | None, state: JobState) -> None:
     desk.train("j", seen, saved=saved)
     session = desk.session()
-    [known] = home(session)["clusters"]
+    [known] = list_known_clusters(session)["clusters"]
     surfaces = {
         "status": one(desk.status()["jobs"], "j")["state"],
-        "jobs": one(jobs_document(session, ())["jobs"], "j")["state"],
+        "jobs": one(make_jobs_document(session, ())["jobs"], "j")["state"],
         "bare awsddp": one(known["jobs"], "j")["state"],
         "report": report(session, job="j")["state"],
     }
@@ -53,16 +53,16 @@ def test_a_job_that_its_cluster_took_along_was_interrupted(desk: Desk, saved: Jo
     job = desk.train("j", "running", saved=saved)
     desk.note("ended", BEGAN + timedelta(minutes=90))  # and something else of it could not be terminated
     desk.listed = tuple(replace(node, state="terminated") for node in desk.listed)
-    [known] = home(desk.session())["clusters"]
+    [known] = list_known_clusters(desk.session())["clusters"]
     assert [one(found, "j")["state"] for found in (desk.status()["jobs"], known["jobs"])] == [
         "interrupted"
     ] * 2
-    desk.folder.retire(ID)
+    desk.folder.archive(ID)
     if saved is None:
         desk.save(job)
     session = desk.session()
     [told] = jobs(session)["jobs"]
-    assert (told["state"], told["ended"]) == ("interrupted", iso(BEGAN + timedelta(minutes=90)))
+    assert (told["state"], told["ended"]) == ("interrupted", optional_utc(BEGAN + timedelta(minutes=90)))
     assert report(session, job="j")["state"] == "interrupted"
     assert logs(session, job="j", follow=False, on_lines=lambda data: None)["state"] == "interrupted"
     assert desk.api().job("j").state == "interrupted"
@@ -70,22 +70,22 @@ def test_a_job_that_its_cluster_took_along_was_interrupted(desk: Desk, saved: Jo
 
 def test_the_end_of_another_cluster_of_its_name_interrupts_no_job(desk: Desk) -> None:
     desk.train("j", "running")
-    desk.folder.note("ended", id="ffffffff")
-    assert one(jobs_document(desk.session(), ())["jobs"], "j")["state"] == "running"
+    desk.folder.append_event("ended", id="ffffffff")
+    assert one(make_jobs_document(desk.session(), ())["jobs"], "j")["state"] == "running"
     assert desk.status()["jobs"][0]["state"] == "running"
 
 
 def test_the_last_job_is_the_one_that_was_launched_last(desk: Desk) -> None:
     desk.train("first", "succeeded", minutes=10, saved="succeeded")
     second = desk.train("second", "succeeded", minutes=20, saved="succeeded")
-    desk.folder.remember(replace(second, job="first", started=iso(BEGAN + timedelta(minutes=10))))
+    desk.folder.save_jobs(replace(second, job="first", started=optional_utc(BEGAN + timedelta(minutes=10))))
     (desk.session().results / "first" / "job.json").touch()  # it was seen and fetched last
     desk.listed = tuple(replace(node, state="stopped") for node in desk.listed)
     session = desk.session(**{"job.script": "train.py", "job.resume": "last"})
-    checkpoint = checkpoint_of(session)
+    checkpoint = find_checkpoint_to_resume(session)
     assert checkpoint is not None
     surfaces = {
-        "jobs": jobs_document(session, ())["jobs"][-1]["job"],
+        "jobs": make_jobs_document(session, ())["jobs"][-1]["job"],
         "status": desk.status()["jobs"][-1]["job"],
         "report": report(session)["job"],
         "logs": logs(session, job=None, follow=False, on_lines=lambda data: None)["job"],
@@ -107,7 +107,7 @@ def test_every_verb_finds_a_job_by_a_part_of_its_name_and_a_name_before_a_part(d
         return [job["job"] for job in stopped.value.result["jobs"]]
 
     def resumed(text: str) -> str:
-        checkpoint = checkpoint_of(desk.session(**{"job.script": "train.py", "job.resume": text}))
+        checkpoint = find_checkpoint_to_resume(desk.session(**{"job.script": "train.py", "job.resume": text}))
         assert checkpoint is not None
         return checkpoint.job
 
@@ -136,27 +136,29 @@ def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
     desk: Desk, tmp_path: Path
 ) -> None:
     desk.train("theirs-7", "succeeded")
-    desk.folder.note("train", job="theirs-7", home=str(tmp_path / "other" / "theirs-7"))
+    desk.folder.append_event("train", job="theirs-7", home=str(tmp_path / "other" / "theirs-7"))
     desk.train("train-7", "succeeded", saved="succeeded")
     session = desk.session()
-    later = Folder(desk.folder.root, "later")
-    later.note("launched", id="ffffffff", instances=["i-9"], target="aws", node_usd_per_hour=1.0, nodes=1)
-    later.note("train", job="train-7", home=str(tmp_path / "other" / "train-7"))
+    later = ClusterFolder(desk.folder.root, "later")
+    later.append_event(
+        "launched", id="ffffffff", instances=["i-9"], target="aws", node_usd_per_hour=1.0, nodes=1
+    )
+    later.append_event("train", job="train-7", home=str(tmp_path / "other" / "train-7"))
     again = replace(desk.train("x", "succeeded"), job="train-7", nodes=(JobNode(node=0, instance_id="i-9"),))
     desk.save(again, tmp_path / "other")
-    later.note("train", job="train-7", home=str(desk.session(tmp_path / "other").results / "train-7"))
-    both = [job.cluster for job in jobs_document(session, ())["jobs"] if job.job == "train-7"]
+    later.append_event("train", job="train-7", home=str(desk.session(tmp_path / "other").results / "train-7"))
+    both = [job.cluster for job in make_jobs_document(session, ())["jobs"] if job.job == "train-7"]
     assert both == ["default", "later"]
-    [chosen] = jobs_document(session, (), names=["7"])["jobs"]
+    [chosen] = make_jobs_document(session, (), names=["7"])["jobs"]
     assert (chosen.job, chosen.cluster, report(session, job="7").cluster) == ("train-7", "default", "default")
     registry = JobRegistry(session)
-    assert registry.name("7") == "train-7"
-    assert registry.name("theirs-7") == "theirs-7"
-    assert registry.name("theirs") == "theirs-7"
+    assert registry.resolve_name("7") == "train-7"
+    assert registry.resolve_name("theirs-7") == "theirs-7"
+    assert registry.resolve_name("theirs") == "theirs-7"
     with pytest.raises(UsageError, match="several jobs have 7"):
-        registry.name("7", told=["new-77"])
-    assert registry.name("new", told=["new-77"]) == "new-77"
-    assert [registry.name(text) for text in (None, "last")] == [None, None]
+        registry.resolve_name("7", also_reported=["new-77"])
+    assert registry.resolve_name("new", also_reported=["new-77"]) == "new-77"
+    assert [registry.resolve_name(text) for text in (None, "last")] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.job.explain import explained
-from awsddp.job.rehearsal_gaps import lacking
+from awsddp.job.explain import explain_cause
+from awsddp.job.rehearsal_gaps import find_rehearsal_gap
 from awsddp.model.records import Cause, JobRecord, Target
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
+from awsddp.state import ClusterFolder
 from tests.support.causes import MISSING
 from tests.support.launched_cluster import RECORD
 
@@ -59,22 +59,22 @@ OFFLINE = Cause(
     ids=lambda one: one.kind if isinstance(one, Cause) else "",
 )
 def test_what_a_rehearsal_lacks_is_said_there_and_not_on_aws(cause: Cause, why: str, next: str) -> None:
-    lack = lacking(LOCAL, cause)
+    lack = find_rehearsal_gap(LOCAL, cause)
     assert lack is not None and why in lack[0] and next in lack[1]
-    assert lacking(Target(), cause) is None
-    assert lacking(LOCAL, replace(cause, kind="exit")) is None
+    assert find_rehearsal_gap(Target(), cause) is None
+    assert find_rehearsal_gap(LOCAL, replace(cause, kind="exit")) is None
 
 
 def test_a_loopback_node_has_the_network_of_this_machine() -> None:
-    assert lacking(replace(LOCAL, node_s3=LOCAL.endpoint), OFFLINE) is None
+    assert find_rehearsal_gap(replace(LOCAL, node_s3=LOCAL.endpoint), OFFLINE) is None
 
 
 def test_the_cause_of_a_job_in_a_rehearsal_says_what_that_lacks(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "home", "default")
+    folder = ClusterFolder(tmp_path / "home", "default")
     folder.write(replace(RECORD, target=LOCAL))
     settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
     session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
-    told = explained(
+    told = explain_cause(
         session, JobRecord(job="j", state="failed", cause=TRITON, ranks=(), home="runs/j", script="t.py")
     )
     assert told.cause is not None and told.cause.explanation.endswith("the image of a GPU node has it.")

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from awsddp.agent import messages as requests
-from awsddp.cluster.status import refresh
+from awsddp.cluster.status import refresh_jobs
 from awsddp.errors import NotFoundError
 from awsddp.job import submit
 from awsddp.job.cancel import cancel, end_ranks
 from awsddp.job.fetch import fetch
-from awsddp.job.jobs import jobs_of_all
+from awsddp.job.jobs import list_jobs
 from awsddp.job.logs import logs
 from tests.support.folder_nodes import SLEEPS, World, start
 
@@ -26,7 +26,7 @@ def tagged_and_killed(world: World, monkeypatch: pytest.MonkeyPatch, name: str) 
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(submit, "answers_of", killed)
+        patched.setattr(submit, "call_each_node", killed)
         patched.setattr(submit, "end_ranks", killed)  # nor does it undo anything
         start(world, SLEEPS, name=name)
     assert world.tags == {"i-0": [name], "i-1": [name]}
@@ -47,8 +47,8 @@ def test_who_looks_releases_nodes_of_a_job_that_never_began(
 ) -> None:
     tagged_and_killed(world, monkeypatch, "j")
     looks: dict[str, Callable[[], object]] = {
-        "jobs": lambda: jobs_of_all(world.session()),
-        "status": lambda: refresh(world.located()),
+        "jobs": lambda: list_jobs(world.session()),
+        "status": lambda: refresh_jobs(world.located()),
         "fetch": lambda: fetch(world.session(), job="j", start=print),
         "logs": lambda: logs(world.session(), job="j", follow=False, on_lines=print),
         "cancel": lambda: cancel(world.session(), job="j"),
@@ -68,14 +68,14 @@ def test_tags_stay_while_another_client_may_be_about_to_launch(world: World) -> 
     assert holder.stdout is not None
     while b"claimed" not in holder.stdout.readline():
         pass
-    jobs_of_all(world.session())
+    list_jobs(world.session())
     assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
     holder.communicate(b"")
     world.cut = {0}  # the node that gives the right to launch cannot be asked
-    jobs_of_all(world.session())
+    list_jobs(world.session())
     assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
     world.cut = set()
-    jobs_of_all(world.session())
+    list_jobs(world.session())
     assert world.tags == {"i-0": [], "i-1": []}
 
 
@@ -83,5 +83,5 @@ def test_tag_of_a_job_that_one_node_knows_stays_there_alone(world: World) -> Non
     start(world, SLEEPS, name="j")
     end_ranks(world.connected(), "j", grace_s=0)
     shutil.rmtree(world.homes.folder(1, "j"))
-    jobs_of_all(world.session())
+    list_jobs(world.session())
     assert world.tags == {"i-0": ["j"], "i-1": ["j"]}, "whoever fetches it releases both"

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from awsddp.errors import NotFoundError
-from awsddp.job.jobs import jobs_document
+from awsddp.job.jobs import make_jobs_document
 from awsddp.job.report import write_report as report
-from awsddp.storage.results_dir import job_result, saved_job
+from awsddp.storage.results_dir import make_job_result, read_job
 from tests.support.ended_cluster import Home
 from tests.support.event_file import record
 
@@ -32,10 +32,10 @@ def test_a_job_has_one_loss_wherever_it_is_shown(home: Home) -> None:
             for rank in (2 * node, 2 * node + 1)
         ]
         (folder / f"node{node}/run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shown, job = report(home.session(), job="one"), saved_job(folder)
-    (listed,) = jobs_document(home.session(), ()).jobs
+    shown, job = report(home.session(), job="one"), read_job(folder)
+    (listed,) = make_jobs_document(home.session(), ()).jobs
     assert job is not None and shown.measures["loss"] == {"last": 2.5, "best": 2.0}
-    assert {shown.loss, listed.loss, job_result(home.session(), job, folder=folder).loss} == {2.5}
+    assert {shown.loss, listed.loss, make_job_result(home.session(), job, folder=folder).loss} == {2.5}
     assert shown.accuracy == shown.measures["accuracy"]["last"] == 1 / 2.5
 
 

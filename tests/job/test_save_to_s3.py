@@ -11,30 +11,30 @@ from typing import Any
 import pytest
 
 from awsddp.agent.messages import Launch
-from awsddp.agent_client.calls import answers_of
-from awsddp.agent_client.rank_layout import layout
+from awsddp.agent_client.calls import call_each_node
+from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.aws import clusters
 from awsddp.cluster import down as ending
 from awsddp.cluster import status as looking
-from awsddp.cluster.fetch_unfetched import fetch_all
+from awsddp.cluster.fetch_unfetched import fetch_unfetched_results
 from awsddp.errors import CloudError, NodeError
 from awsddp.job import fetch as fetching
 from awsddp.job import follow as watching
 from awsddp.job import save_to_s3, submit
 from awsddp.job import train as starting
-from awsddp.job.follow import Watch, merger_of
-from awsddp.job.jobs import jobs_of_all
-from awsddp.job.save_to_s3 import abort, wait_until_saved
+from awsddp.job.follow import JobFollower, make_merger
+from awsddp.job.jobs import list_jobs
+from awsddp.job.save_to_s3 import abort_uploads, wait_until_saved
 from awsddp.model.documents import FetchDocument
-from awsddp.model.node_answers import Tried
-from awsddp.model.records import MORE, JobRecord, Saving
+from awsddp.model.node_answers import NameClaimResult
+from awsddp.model.records import OLDER_JOBS, JobRecord, Saving
 from awsddp.nodes import rsync
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.session.connect import told_jobs
+from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
-from awsddp.storage.results_dir import missing
-from awsddp.storage.saved_job import signing_secret
+from awsddp.storage.results_dir import find_missing_parts
+from awsddp.storage.saved_job import derive_signing_secret
 from tests.support.folder_nodes import World, start
 from tests.support.places import TO
 from tests.support.waiting import until
@@ -62,21 +62,21 @@ def test_who_looks_releases_the_nodes_once_all_is_saved_and_not_while_a_node_has
     held = {"i-0": ["j"], "i-1": ["j"]}
     for less in ({"ended": False}, {"error": "AccessDenied"}):
         say(world, 1, **less)
-        jobs_of_all(world.session())
+        list_jobs(world.session())
         assert world.tags == held
     world.set_state(1, "stopped")
     say(world, 1)
-    jobs_of_all(world.session())
+    list_jobs(world.session())
     assert world.tags == held  # it cannot be asked
     world.set_state(1, "running")
-    jobs_of_all(world.session())
+    list_jobs(world.session())
     assert world.tags == {"i-0": [], "i-1": []}
 
 
 @pytest.fixture
 def owed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster whose job `j` has succeeded, and saves to S3; what its nodes say of that is up to a test."""
-    monkeypatch.setattr(save_to_s3, "claim", lambda *_: None)
+    monkeypatch.setattr(save_to_s3, "claim_job_name", lambda *_: None)
     monkeypatch.setattr(save_to_s3, "_POLL_S", 0.01)
     start(world, SAVES, name="j", save_to=TO)
     world.homes.wait("j")
@@ -94,13 +94,13 @@ class Bucket:
             return holds
 
         for module in (ending, save_to_s3):
-            monkeypatch.setattr(module, "in_bucket", in_bucket)
+            monkeypatch.setattr(module, "verify_in_s3", in_bucket)
 
 
 def end(world: World) -> None:
     """Do what `down` does before the nodes end."""
     cluster, listed = require_live(world.located())
-    fetch_all(cluster, ending._with_unfetched(cluster, listed))
+    fetch_unfetched_results(cluster, ending._with_unfetched(cluster, listed))
 
 
 def at_home(world: World) -> list[str]:
@@ -124,8 +124,8 @@ def test_s3_decides_only_for_results_that_no_node_holds_which_runs(
     for node, state in enumerate(states):
         owed.set_state(node, state)
     cluster = owed.located()
-    assert cluster.listed is not None
-    owing = ending._with_unfetched(cluster, cluster.listed)
+    assert cluster.listing is not None
+    owing = ending._with_unfetched(cluster, cluster.listing)
     assert bucket.asked == ["j"] * decides
     assert {node.unfetched for node in owing.nodes} == ({()} if decides else {("j",)})
 
@@ -135,7 +135,7 @@ def test_logs_and_metrics_of_a_saved_job_come_from_s3_though_its_nodes_were_rele
 ) -> None:
     bucket = Bucket(monkeypatch, holds=True)
     owed.tags["i-0"] = []
-    owed.tags["i-1"] = [MORE]
+    owed.tags["i-1"] = [OLDER_JOBS]
     ending._with_unfetched(*require_live(owed.located()))
     assert bucket.asked == [], "what a tag only counts may be this job's"
     owed.tags["i-1"] = []
@@ -198,7 +198,7 @@ def test_what_s3_has_lost_since_its_nodes_were_released_is_fetched_or_keeps_them
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(owed, 0, 1)
-    jobs_of_all(owed.session())
+    list_jobs(owed.session())
     assert owed.tags == {"i-0": [], "i-1": []}
     Bucket(monkeypatch, holds=False)
     owed.set_state(1, "stopped")
@@ -224,18 +224,18 @@ def test_a_lost_part_of_a_saved_job_names_where_it_is(owed: World) -> None:
     owed.replace_node(1)
     told = "node1 (i-1) is gone; the saved files of its part of job j are at s3://results/runs/j"
     job = owed.record.jobs[-1]
-    assert missing(owed.connected(), job) == {1: f"{told}: awsddp fetch s3://results/runs/j"}
-    assert "its part of job j is lost" in missing(owed.connected(), replace(job, save_to=None))[1]
+    assert find_missing_parts(owed.connected(), job) == {1: f"{told}: awsddp fetch s3://results/runs/j"}
+    assert "its part of job j is lost" in find_missing_parts(owed.connected(), replace(job, save_to=None))[1]
 
 
 def test_results_that_the_next_job_may_overwrite_are_named(owed: World) -> None:
-    jobs_of_all(owed.session())
+    list_jobs(owed.session())
     cluster, _ = require_live(owed.located())
     starting._report_unfetched(cluster)
     assert owed.said[-1] == "this job may overwrite unfetched results of j: awsddp fetch j   # first"
     said = len(owed.said)
     say(owed, 0, 1)
-    jobs_of_all(owed.session())
+    list_jobs(owed.session())
     cluster, _ = require_live(owed.located())
     starting._report_unfetched(cluster)
     assert owed.said[said:] == []
@@ -262,7 +262,7 @@ def told(monkeypatch: pytest.MonkeyPatch, step_s: float, says: list[Saving | Non
     def told_jobs(*_: object, **__: object) -> tuple[JobRecord]:
         return (replace(job, saving=next(answers, says[-1])),)
 
-    monkeypatch.setattr(save_to_s3, "told_jobs", told_jobs)
+    monkeypatch.setattr(save_to_s3, "list_jobs_on_nodes", told_jobs)
     monkeypatch.setattr(save_to_s3, "time", Clock(step_s))
     return job
 
@@ -295,17 +295,17 @@ def test_uploads_of_jobs_that_have_ended_are_given_up_by_the_place_that_they_wer
     given: list[tuple[str, list[str]]] = []
 
     class Store:
-        def abort(self, where: object, *, over: list[str]) -> None:
-            given.append((str(where), over))
+        def abort(self, where: object, *, ended_jobs: list[str]) -> None:
+            given.append((str(where), ended_jobs))
 
     @contextlib.contextmanager
     def store_at(*_: object) -> Iterator[Store]:
         yield Store()
 
-    monkeypatch.setattr(save_to_s3, "store_at", store_at)
+    monkeypatch.setattr(save_to_s3, "open_store", store_at)
     places = {"a": TO, "b": "s3://other", "c": TO, "d": None}
     job = JobRecord(job="", state="failed", cause=None, ranks=(), home="")
-    abort(world.located(), [replace(job, job=name, save_to=place) for name, place in places.items()])
+    abort_uploads(world.located(), [replace(job, job=name, save_to=place) for name, place in places.items()])
     assert given == [(TO, ["a", "c"]), ("s3://other", ["b"])]
 
 
@@ -313,7 +313,7 @@ def test_a_cluster_that_ends_gives_up_the_uploads_of_its_jobs(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
-    monkeypatch.setattr(ending, "abort", lambda _, jobs: given.extend(one.job for one in jobs))
+    monkeypatch.setattr(ending, "abort_uploads", lambda _, jobs: given.extend(one.job for one in jobs))
     ending._forget(owed.located(), "0a1b2c3d")
     assert given == ["j"]
 
@@ -327,8 +327,8 @@ def test_a_follower_waits_for_no_node_that_ec2_calls_off(
     monkeypatch.setattr(clusters, "describe", lambda *_: states)
     line = owed.line()
     connected, job = owed.connected(line=line), owed.record.jobs[-1]
-    merger = merger_of(connected.session, job)
-    watch = Watch(connected, job, merger=merger, on_lines=lambda _: None)
+    merger = make_merger(connected.session, job)
+    watch = JobFollower(connected, job, merger=merger, on_lines=lambda _: None)
     watch._lost_at = {1: 0.0}
     watch._give_up_gone()
     assert watch._followed == ({0, 1} if waits else {0})
@@ -338,19 +338,19 @@ def test_a_follower_waits_for_no_node_that_ec2_calls_off(
 def test_the_secret_of_a_job_follows_from_the_clusters_key(world: World) -> None:
     world.folder.key.write_text("the key")
     session = world.session()
-    made = signing_secret(session, "j")
+    made = derive_signing_secret(session, "j")
     assert made == "89fe50d11fe5960d61c6ca345cbc22c93196a5cb6e8dca5c6cdce56fd118090e"
-    assert made != signing_secret(session, "k")
+    assert made != derive_signing_secret(session, "k")
     world.folder.key.write_text("another key")
-    assert made != signing_secret(session, "j")
+    assert made != derive_signing_secret(session, "j")
 
 
-def begin(world: World, monkeypatch: pytest.MonkeyPatch, *outcomes: Tried) -> list[dict[str, Any]]:
+def begin(world: World, monkeypatch: pytest.MonkeyPatch, *outcomes: NameClaimResult) -> list[dict[str, Any]]:
     """Start job `j` where its first node's claim in S3 has these outcomes; return the orders that it got."""
     orders: list[dict[str, Any]] = []
     said = iter(outcomes)
 
-    def tried(_: object, __: int, ___: str, order: dict[str, Any]) -> Tried:
+    def tried(_: object, __: int, ___: str, order: dict[str, Any]) -> NameClaimResult:
         orders.append(order)
         return next(said)
 
@@ -358,8 +358,8 @@ def begin(world: World, monkeypatch: pytest.MonkeyPatch, *outcomes: Tried) -> li
     (world.project / "w.py").write_text("")
     connected = world.connected(world.session(script="w.py", name="j", save_to=TO))
     aws: Any = SimpleNamespace(region="us-east-1")
-    connected = replace(connected, cluster=replace(connected.cluster, gateway=aws))
-    submit.start(connected, layout([0, 1], gpus=0, world_size=2), None)  # type: ignore[arg-type]
+    connected = replace(connected, cluster=replace(connected.cluster, aws_client=aws))
+    submit.submit_job(connected, layout_ranks([0, 1], gpus=0, world_size=2), None)  # type: ignore[arg-type]
     return orders
 
 
@@ -367,7 +367,7 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[Launch] = []
-    fill = save_to_s3.claim
+    fill = save_to_s3.claim_job_name
 
     def claim(connected: ConnectedCluster, launches: dict[int, Launch], refused: list[str]) -> None:
         fill(connected, launches, refused)
@@ -375,7 +375,7 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
         for one in launches.values():
             one.saving = {}  # no saver runs here
 
-    monkeypatch.setattr(save_to_s3, "claim", claim)
+    monkeypatch.setattr(save_to_s3, "claim_job_name", claim)
     world.folder.key.write_text("the key")
     orders: list[dict[str, Any]] = []
 
@@ -384,9 +384,9 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
         return [python], b""
 
     monkeypatch.setattr(save_to_s3, "node_program", program)
-    orders += begin(world, monkeypatch, Tried(code=""))
+    orders += begin(world, monkeypatch, NameClaimResult(code=""))
     assert len(orders) == 3
-    secret = signing_secret(world.session(), "j")
+    secret = derive_signing_secret(world.session(), "j")
     assert {(one["launch"], one["secret"]) for one in orders} == {(launched[0].launch, secret)}
     assert launched[0].launch == launched[1].launch
 
@@ -407,7 +407,7 @@ def test_s3_that_does_not_answer_at_the_claim_is_a_reason_to_try_again(
     world: World, monkeypatch: pytest.MonkeyPatch, code: Any, said: str, kind: str, *, endpoint: bool
 ) -> None:
     with pytest.raises(CloudError) as refused:
-        begin(world, monkeypatch, Tried(code=code, said=said))
+        begin(world, monkeypatch, NameClaimResult(code=code, said=said))
     error = refused.value
     assert (error.kind, error.retryable, error.exit_code) == (kind, True, 4)
     assert error.next.startswith("run the same command again in a minute")
@@ -418,12 +418,14 @@ def test_s3_that_does_not_answer_at_the_claim_is_a_reason_to_try_again(
 def test_a_follower_says_once_that_nothing_is_saved_any_more(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "answers_beside", lambda fleet, asked, **_: answers_of(fleet, asked))
-    events = watching.Events(owed.connected(), owed.record.jobs[-1])
+    monkeypatch.setattr(
+        watching, "call_nodes_separately", lambda fleet, asked, **_: call_each_node(fleet, asked)
+    )
+    events = watching.BackgroundFetch(owed.connected(), owed.record.jobs[-1])
     for at, count in ((time.time(), 0), (time.time() - 300, 1), (time.time() - 300, 1), (time.time(), 1)):
         say(owed, 0, ended=False)
         say(owed, 1, ended=False, at=at)
-        events.tell_saving()
+        events.report_uploads()
         told = [text for text in owed.said if text.startswith(f"saving j to {TO}: ")]
         assert len(told) == count
     assert "uploads have stopped (no heartbeat for 5 min" in told[0]
@@ -433,13 +435,15 @@ def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looking, "_connect_prepared", owed.connect)
-    owed.folder.remember(replace(owed.record.jobs[-1], state="succeeded"))
+    owed.folder.save_jobs(replace(owed.record.jobs[-1], state="succeeded"))
     say(owed, 0, 1, error="AccessDenied")
-    assert [job.job for job in looking.refresh(owed.located())[1]] == ["j"]
-    assert looking.refresh(owed.located())[1] == (), "nothing changes any more: it would only use the nodes"
-    owed.folder.remember(replace(owed.record.jobs[-1], saving=None))
+    assert [job.job for job in looking.refresh_jobs(owed.located())[1]] == ["j"]
+    assert looking.refresh_jobs(owed.located())[1] == (), (
+        "nothing changes any more: it would only use the nodes"
+    )
+    owed.folder.save_jobs(replace(owed.record.jobs[-1], saving=None))
     say(owed, 0, 1)
-    looking.refresh(owed.located())
+    looking.refresh_jobs(owed.located())
     assert owed.tags == {"i-0": [], "i-1": []}
 
 
@@ -448,7 +452,7 @@ def test_a_fetch_under_which_another_client_ends_the_nodes_goes_on_from_s3_or_sa
     world: World, monkeypatch: pytest.MonkeyPatch, is_saved: bool
 ) -> None:
     job = start(world, "print(1)")
-    until(lambda: told_jobs(world.connected())[0].state == "succeeded")
+    until(lambda: list_jobs_on_nodes(world.connected())[0].state == "succeeded")
 
     def lose(*_: object, **__: object) -> None:
         world.nodes = tuple(replace(node, state="terminated") for node in world.nodes)
@@ -456,7 +460,7 @@ def test_a_fetch_under_which_another_client_ends_the_nodes_goes_on_from_s3_or_sa
         raise NodeFailure(0, "lost", "rsync: connection unexpectedly closed")
 
     monkeypatch.setattr(rsync, "transfer", lose)
-    monkeypatch.setattr(fetching, "in_bucket", lambda _, job: is_saved)
+    monkeypatch.setattr(fetching, "verify_in_s3", lambda _, job: is_saved)
     asked = []
     document = FetchDocument(nodes=(), job=job.job, home="")
     monkeypatch.setattr(fetching, "_fetch_saved", lambda _, uri: asked.append(uri) or document)

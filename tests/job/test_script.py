@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.job.script import commit_of
+from awsddp.job.script import read_commit
 
 
 def git(folder: Path, *words: str) -> str:
@@ -19,7 +19,7 @@ def git(folder: Path, *words: str) -> str:
 
 def test_commit_and_whether_the_tree_is_clean(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
-    assert commit_of(tmp_path, results="runs") == (None, None)
+    assert read_commit(tmp_path, results="runs") == (None, None)
     workdir = tmp_path / "my project"
     workdir.mkdir()
     (workdir / "train.py").write_text("pass\n")
@@ -28,19 +28,19 @@ def test_commit_and_whether_the_tree_is_clean(tmp_path: Path) -> None:
     commit = git(tmp_path, "rev-parse", "HEAD")
     (workdir / "runs").mkdir()
     (workdir / "runs" / "x").write_text("a result")
-    assert commit_of(workdir, results="runs") == (commit, False)
-    assert commit_of(workdir, results="../out") == (commit, True)
+    assert read_commit(workdir, results="runs") == (commit, False)
+    assert read_commit(workdir, results="../out") == (commit, True)
     (workdir / "train.py").write_text("changed\n")
-    assert commit_of(workdir, results="runs") == (commit, True)
+    assert read_commit(workdir, results="runs") == (commit, True)
 
 
 def test_no_repository_and_no_git_are_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit_of(tmp_path, results="runs") == (None, None)
+    assert read_commit(tmp_path, results="runs") == (None, None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit_of(tmp_path, results="runs") == (None, None)
+    assert read_commit(tmp_path, results="runs") == (None, None)
     assert capfd.readouterr() == ("", "")
 
 
@@ -51,5 +51,5 @@ def test_git_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("awsddp.job.script._GIT_S", 0.2)
     began = time.monotonic()
-    assert commit_of(tmp_path, results="runs") == (None, None)
+    assert read_commit(tmp_path, results="runs") == (None, None)
     assert time.monotonic() - began < 10

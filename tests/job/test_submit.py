@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from awsddp.agent import messages as requests
-from awsddp.agent_client.rank_layout import layout
+from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.errors import InUse, NodeError, UsageError
 from awsddp.job import submit
 from awsddp.job import train as starting
 from awsddp.job.cancel import end_ranks
 from awsddp.model.node_answers import Slots
-from awsddp.model.records import MORE
-from awsddp.session.connect import told_jobs
-from awsddp.session.next_steps import advise
-from awsddp.state import read_rows
+from awsddp.model.records import OLDER_JOBS
+from awsddp.session.connect import list_jobs_on_nodes
+from awsddp.session.next_steps import complete_error
+from awsddp.state import read_ledger
 from tests.support.folder_nodes import SLEEPS, Line, World, start
 
 
 def states(world: World) -> dict[str, str]:
-    return {job.job: job.state for job in told_jobs(world.connected())}
+    return {job.job: job.state for job in list_jobs_on_nodes(world.connected())}
 
 
 def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
@@ -37,7 +37,7 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
         assert f"awsddp cancel {first.job}" in refused.value.next
         assert f"awsddp logs -f {first.job}" in refused.value.next
         assert "those that wait" not in refused.value.why, "none waits"
-        advise(world.session(script="w.py", args=["--lr", "1"]), refused.value)
+        complete_error(world.session(script="w.py", args=["--lr", "1"]), refused.value)
         named = " --name other" if settings == {"name": "other"} else ""  # the third is taken
         assert f" --after {first.job}{named} w.py -- --lr 1   # or" in refused.value.next
     assert (world.said, world.tags) == before
@@ -64,7 +64,7 @@ def test_the_job_that_may_wait_keeps_its_name_and_is_left_to_run_as_it_was_typed
 def test_a_job_knows_the_environment_that_the_cluster_has_by_a_later_up(world: World) -> None:
     world.folder.write(replace(world.record, asked={"env.packages_from": "node"}))
     start(world, "")
-    (told,) = told_jobs(world.connected())
+    (told,) = list_jobs_on_nodes(world.connected())
     assert "env.packages_from=node" in told.options
 
 
@@ -156,8 +156,8 @@ def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_re
 
     def name(*nodes: int) -> str:
         (world.project / "w.py").write_text("")
-        ranks = layout(nodes or (0, 1), gpus=0, world_size=len(nodes) or 2)
-        started = submit.start(world.connected(world.session(script="w.py")), ranks, None)  # type: ignore[arg-type]
+        ranks = layout_ranks(nodes or (0, 1), gpus=0, world_size=len(nodes) or 2)
+        started = submit.submit_job(world.connected(world.session(script="w.py")), ranks, None)  # type: ignore[arg-type]
         world.homes.wait(started.job, nodes=[rank.node for rank in started.ranks])
         return started.job
 
@@ -165,7 +165,7 @@ def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_re
     assert name(0) == "w-2", "node1, on which it does not run, has a w-1"
     world.tags["i-1"] = ["w-4", "x-9", "w-7x", "w-07-8"]
     assert name() == "w-5"
-    world.folder.remember(replace(world.record.jobs[-1], job="w-8"))
+    world.folder.save_jobs(replace(world.record.jobs[-1], job="w-8"))
     assert name() == "w-9"
     for taken in ("w-19", "w-" + "9" * 40, "w-\u0663", "other-99"):
         (runs / taken).mkdir()
@@ -206,7 +206,7 @@ def test_client_whose_number_another_one_takes_meanwhile_takes_the_next_and_star
     assert logs == {"w-1": "another\n", "w-2": "another\n", "w-3": "ours\n"}
     assert states(world) == {"w-1": "succeeded", "w-2": "succeeded", "w-3": "succeeded"}
     assert world.tags == {"i-0": ["w-1", "w-2", "w-3"], "i-1": ["w-1", "w-2", "w-3"]}, "theirs stay"
-    assert [row.job for row in read_rows(world.folder.ledger) if row.event == "train"] == ["w-3"]
+    assert [row.job for row in read_ledger(world.folder.ledger) if row.event == "train"] == ["w-3"]
 
 
 @pytest.mark.prove
@@ -263,10 +263,10 @@ def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: Wor
     record = world.folder.read()
     assert record is not None
     world.folder.write(replace(record, prepared=tuple(host.prepared for host in world.homes.hosts)))
-    world.tags["i-0"] = [MORE]
+    world.tags["i-0"] = [OLDER_JOBS]
     with pytest.raises(NodeError, match="/no/python cannot be run"):
         start(world, SLEEPS, name="half")
-    assert world.tags == {"i-0": [MORE], "i-1": []}
+    assert world.tags == {"i-0": [OLDER_JOBS], "i-1": []}
     assert states(world) == {"half": "cancelled"}
 
 

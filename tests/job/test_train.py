@@ -9,7 +9,7 @@ from awsddp.errors import InUse, UsageError
 from awsddp.job import submit
 from awsddp.job import train as starting
 from awsddp.job.cancel import end_ranks
-from awsddp.session.connect import told_jobs
+from awsddp.session.connect import list_jobs_on_nodes
 from tests.support.folder_nodes import World
 
 SLEEPS = "import os, time; print('up', os.getcwd(), flush=True); time.sleep(600)\n"
@@ -26,7 +26,7 @@ def start(world: World, name: str, on: str | None, **job: object) -> list[dict[i
     (world.project / "w.py").write_text(SLEEPS)
     line = world.line()
     connected = world.connected(world.session(script="w.py", name=name, on=on, **job), line)
-    submit.start(connected, starting._place_ranks(connected.cluster), None)  # type: ignore[arg-type]
+    submit.submit_job(connected, starting._place_ranks(connected.cluster), None)  # type: ignore[arg-type]
     return line.asked  # type: ignore[no-any-return]
 
 
@@ -48,7 +48,7 @@ def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None
     for on in ("0", "0:1-2", "1:0", None):
         with pytest.raises(InUse, match=r"job [abc] runs on node"):
             start(world, "d", on)
-    jobs = {job.job: job for job in told_jobs(world.connected())}
+    jobs = {job.job: job for job in list_jobs_on_nodes(world.connected())}
     assert {name: job.state for name, job in jobs.items()} == dict.fromkeys("abc", "running")
     assert {name: {rank.node for rank in job.ranks} for name, job in jobs.items()} == {
         "a": {0},

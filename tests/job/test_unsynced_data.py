@@ -6,7 +6,7 @@ import pytest
 
 from awsddp.cli.command_line import Globals
 from awsddp.cli.screen import Screen
-from awsddp.settings.loader import words_of
+from awsddp.settings.loader import job_arguments
 from tests.support.project_with_data import READS, Project
 
 
@@ -14,7 +14,7 @@ def test_a_yes_sends_the_data_for_this_run_and_names_the_line_for_awsddp_toml(pr
     session = project.checked(True)
     assert project.asked == ["data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: send it?"]
     assert project.sent(session) == {".gitignore", "data/train.csv", "train.py"}
-    assert 'sync.ignore=["!/data/"]' in words_of(session.job_spec), "the job's record runs it again"
+    assert 'sync.ignore=["!/data/"]' in job_arguments(session.job_spec), "the job's record runs it again"
     assert project.said == ['data/: to answer for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml']
 
 

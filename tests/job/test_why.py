@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.agent.diagnosis.stacks import DUMP, Answer, Process, sources
-from awsddp.agent.messages import plain
+from awsddp.agent.diagnosis.stacks import DUMP, NodeStacks, Process, read_sources
+from awsddp.agent.messages import to_json_value
 from awsddp.cli.doctor_page import why_page
 from awsddp.job.why import why
 from tests.support.ended_cluster import CAUSE, Home
@@ -48,8 +48,8 @@ def test_of_a_job_that_hung_it_shows_where_its_ranks_were(
             Process(10, 1, 2 * node, "S", joined=True, stacks=stacks.format(4)),
             Process(11, 1, 2 * node + 1, "S", joined=True, stacks=stacks.format(9 if node else 4)),
         ]
-        said = Answer("/w", 60.0, ranks, {"/w/train.py:4": "loss.backward()", "/w/train.py:9": "sleep()"})
-        (folder / f"node{node}" / "run" / DUMP).write_text(json.dumps(plain(said)))
+        said = NodeStacks("/w", 60.0, ranks, {"/w/train.py:4": "loss.backward()", "/w/train.py:9": "sleep()"})
+        (folder / f"node{node}" / "run" / DUMP).write_text(json.dumps(to_json_value(said)))
     found = why(home.session(), "one")
     assert [one.source for one in found.ranks] == ["loss.backward()"] * 3 + ["sleep()"]
     why_page(found, verbose=True)
@@ -79,7 +79,7 @@ def test_source_lines_are_those_of_the_program_and_bounded(tmp_path: Path) -> No
             (tmp_path, 1),
         ]
     )
-    found = sources(str(tmp_path), frames)
+    found = read_sources(str(tmp_path), frames)
     assert found == {
         f"{tmp_path}/train.py:2": "loss.backward()  # é",
         "train.py:3": "x" * 200,

@@ -14,7 +14,7 @@ from botocore.handlers import base64_encode_user_data
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import control, network
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, left_over, needs_root, refusal
 
 
@@ -43,14 +43,14 @@ def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:
     environ = {**os.environ, "AWSDDP_HOME": str(tmp_path)}
     shown = subprocess.run(words, env=environ, capture_output=True, text=True)
     assert (shown.returncode, f"{tmp_path / 'none'}' does not exist" in shown.stderr) == (2, True)
-    assert control.find(tmp_path) is None
+    assert control.find_cloud(tmp_path) is None
 
 
 def test_a_port_that_is_taken_is_named_and_the_cloud_kept(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     try:
         made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
-        control._end_daemon(Place(tmp_path))
+        control._end_daemon(CloudPaths(tmp_path))
         port = int(cloud.info.endpoint.rpartition(":")[2])
         with (
             socket.create_server(("127.0.0.1", port)),

@@ -12,7 +12,7 @@ import pytest
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.http_answers import BAD_ANSWERS, answering
 from tests.support.local_cloud import Cloud, left_over, until
 from tests.support.local_daemon import started_and_killed
@@ -67,7 +67,7 @@ def test_a_daemon_whose_files_were_removed_ends_itself(tmp_path: Path, mode: str
 
 def test_stop_ends_a_daemon_that_starts(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
-    assert "pid" not in control.read_report(Place(tmp_path))
+    assert "pid" not in control.read_report(CloudPaths(tmp_path))
     control.stop(tmp_path)
     (tmp_path / "local.lock").unlink(missing_ok=True)
     assert left_over(tmp_path) == {}
@@ -96,7 +96,7 @@ def test_an_answer_that_the_daemon_cut_as_it_ended_counts_as_none(raw: bytes) ->
             pid=None,
         )
         with pytest.raises(LocalCloudError) as caught:
-            control.ask(info)
+            control.send_command(info)
     assert caught.value.message == f"the local cloud at {endpoint} does not answer"
 
 

@@ -132,7 +132,7 @@ def test_a_killed_daemon_goes_on_where_it_was(records: Cloud) -> None:
 
 def test_status_is_the_document_of_the_design(records: Cloud) -> None:
     made = records.client("ec2").run_instances(**records.request())["Instances"][0]["InstanceId"]
-    document = control.ask(records.info)
+    document = control.send_command(records.info)
     assert {name: document[name] for name in ("endpoint", "region", "mode")} == {
         "endpoint": records.info.endpoint,
         "region": "us-east-1",
@@ -154,13 +154,13 @@ def test_two_homes_have_two_clouds(records: Cloud, tmp_path: Path) -> None:
 
 def test_start_again_is_the_same_cloud(records: Cloud) -> None:
     assert control.start(records.home, auto=True) == records.info
-    assert control.find(records.home) == records.info
+    assert control.find_cloud(records.home) == records.info
     with pytest.raises(LocalCloudError, match="records mode"):
         control.start(records.home, mode="loopback")
 
 
 def test_there_is_none_where_none_was_started(tmp_path: Path) -> None:
-    assert control.find(tmp_path) is None
+    assert control.find_cloud(tmp_path) is None
     control.stop(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -182,7 +182,7 @@ def test_a_state_file_that_cannot_be_read_says_what_to_do(
     Cloud(tmp_path, info).client("ec2").create_placement_group(GroupName="group", Strategy="cluster")
     state = tmp_path / "local/state.pickle"
     whole = state.read_bytes()
-    control._end_daemon(control.Place(tmp_path))
+    control._end_daemon(control.CloudPaths(tmp_path))
     state.write_bytes(change(whole))
     with pytest.raises(LocalCloudError, match="state cannot be used") as caught:
         control.start(tmp_path)

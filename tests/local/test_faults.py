@@ -26,7 +26,7 @@ def test_a_call_is_refused_so_many_times_and_then_not(records: Cloud) -> None:
     for _ in range(2):
         assert refusal(launch, **records.request()) == "InsufficientInstanceCapacity"
     assert launch(**records.request())["Instances"]
-    assert control.ask(records.info).faults == ()
+    assert control.send_command(records.info).faults == ()
 
 
 def test_a_lack_of_capacity_is_a_server_error_as_on_ec2(records: Cloud) -> None:
@@ -111,7 +111,7 @@ def test_faults_outlive_the_daemon(records: Cloud) -> None:
     (fault,) = fault_add(records.info, "RunInstances", "Blocked", times=3)
     refusal(records.client("ec2").run_instances, **records.request())
     records.kill()
-    assert msgspec.to_builtins(control.ask(records.info).faults[0]) == {**fault, "times": 2}
+    assert msgspec.to_builtins(control.send_command(records.info).faults[0]) == {**fault, "times": 2}
     assert fault_clear(records.info, fault["id"]) == []
 
 
@@ -131,7 +131,7 @@ def test_a_fault_that_cannot_be_is_refused(
     with pytest.raises(UsageError) as caught:
         fault_add(records.info, operation, effect, **choices)
     assert hint in caught.value.why
-    assert control.ask(records.info).faults == ()
+    assert control.send_command(records.info).faults == ()
 
 
 def test_another_host_key_takes_the_place_of_a_nodes_own_until_it_is_put_back(tmp_path: Path) -> None:

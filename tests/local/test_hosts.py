@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.local.hosts import carry_out
+from awsddp.local.hosts import run_user_data
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
 ) -> None:
     (tmp_path / "run/cloud-init").mkdir(parents=True)
     with (tmp_path / "console").open("ab") as console:
-        carry_out(
+        run_user_data(
             text.encode(), root=tmp_path, first=True, environ={"PATH": "/usr/bin:/bin"}, console=console
         )
     assert complaint in (tmp_path / "run/cloud-init/result.json").read_text()

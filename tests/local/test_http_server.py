@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, refusal
 
 
@@ -30,7 +30,7 @@ def test_only_the_credentials_open_it(records: Cloud) -> None:
 def test_what_the_endpoint_does_not_speak_is_refused_in_the_services_form(
     records: Cloud, service: str, operation: str, parameters: dict[str, Any], code: str
 ) -> None:
-    log = Place(records.home).log
+    log = CloudPaths(records.home).log
     before = log.read_text()
     with pytest.raises(ClientError, match="The local cloud") as caught:
         getattr(records.client(service), operation)(**parameters)

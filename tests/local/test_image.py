@@ -52,7 +52,7 @@ def test_what_builds_a_package_sees_the_cpu_build_of_torch(tmp_path: Path) -> No
     node, package = tmp_path / "node", tmp_path / "package"
     for folder in (node, package):
         folder.mkdir()
-    image.rehearse(node, "g6.24xlarge")
+    image.install_rehearsal(node, "g6.24xlarge")
     (node / "rehearse_gpu.pth").rename(node / "sitecustomize.py")  # as .pth files are read in packages alone
     (package / "backend.py").write_text(BUILT)
     (package / "pyproject.toml").write_text(BACKEND)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from awsddp.local.listing import Listing
-from awsddp.local.s3_files import Stored
+from awsddp.local.s3_files import ObjectInfo
 
 NAMES = some.lists(some.text("ab/\x00\U0010ffff", min_size=1, max_size=6), max_size=20)
 
@@ -25,15 +25,15 @@ def plainly(names: set[str], prefix: str, delimiter: str) -> list[tuple[str, boo
 def test_the_pages_of_a_listing_show_every_name_once_and_in_order(
     put: list[str], dropped: list[str], prefix: str, delimiter: str, room: int
 ) -> None:
-    made = Listing({name: Stored(name) for name in put[::2]})
+    made = Listing({name: ObjectInfo(name) for name in put[::2]})
     for name in put:
-        made.put(name, Stored(name, 1))
+        made.put(name, ObjectInfo(name, 1))
     for name in dropped:
         made.drop(name)
     seen: list[tuple[str, bool]] = []
     more, after = True, ""
     while more:
-        page, more = made.page(prefix, after=after, room=room, delimiter=delimiter)
+        page, more = made.page(prefix, after=after, limit=room, delimiter=delimiter)
         assert len(page) == room or not more
         assert all(one is None or (one.key, one.size) == (name, 1) for name, one in page.items())
         seen += [(name, one is None) for name, one in page.items()]
@@ -42,4 +42,4 @@ def test_the_pages_of_a_listing_show_every_name_once_and_in_order(
 
 
 def test_a_page_without_room_is_empty_and_the_last_one() -> None:
-    assert Listing({"a": Stored("a")}).page("", after="", room=0) == ({}, False)
+    assert Listing({"a": ObjectInfo("a")}).page("", after="", limit=0) == ({}, False)

@@ -18,10 +18,10 @@ def test_end_finds_the_marked_processes_and_their_descendants_and_no_other(tmp_p
         until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
         child = int((tmp_path / "child").read_text())
         until(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n")
-        assert loopback_cleanup.carries(marked.pid, mark) and not loopback_cleanup.carries(child, mark)
-        assert loopback_cleanup.marked(mark).keys() == {marked.pid, child}
-        assert loopback_cleanup.end(mark)
-        assert loopback_cleanup.marked(mark) == {}
+        assert loopback_cleanup.has_mark(marked.pid, mark) and not loopback_cleanup.has_mark(child, mark)
+        assert loopback_cleanup.find_processes(mark).keys() == {marked.pid, child}
+        assert loopback_cleanup.kill_processes(mark)
+        assert loopback_cleanup.find_processes(mark) == {}
         assert marked.wait(timeout=10) != 0
         assert unmarked.poll() is None
     finally:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.local.network import group_rules
+from awsddp.local.network import make_group_rules
 
 MEMBERS = {"sg-1": ["10.77.0.5", "10.77.0.4"], "sg-2": []}
 
@@ -20,7 +20,7 @@ def rule(protocol: str | None, low: int | None, high: int | None, *, of: str) ->
 
 
 def lines(rule: Any) -> list[str]:
-    text = group_rules([SimpleNamespace(ingress_rules=[rule], egress_rules=[])], MEMBERS)
+    text = make_group_rules([SimpleNamespace(ingress_rules=[rule], egress_rules=[])], MEMBERS)
     return [line.strip() for line in text.splitlines() if line.strip().endswith("accept")][3:-3]
 
 
@@ -48,7 +48,7 @@ def test_a_permission_becomes_the_rule_that_means_it(rule: Any, expected: list[s
 
 
 def test_without_permissions_only_answers_loopback_and_metadata_pass() -> None:
-    assert group_rules([], {}) == (
+    assert make_group_rules([], {}) == (
         "table inet groups\ndelete table inet groups\ntable inet groups {\n"
         " chain input {\n  type filter hook input priority 0; policy drop;\n"
         "  ct state established,related accept\n  iif lo accept\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.local import nspawn
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import needs_root
 
 
@@ -14,11 +14,11 @@ from tests.support.local_cloud import needs_root
 def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
     tmp_path: Path, error: str, is_named: bool
 ) -> None:
-    hosts = nspawn.NspawnHosts(Place(tmp_path))
+    hosts = nspawn.NspawnHosts(CloudPaths(tmp_path))
     hosts.folder("i-1").mkdir(parents=True)
     last = f"Failed to create control group inotify object: {error}\nExiting PID 1...\n"
     (hosts.folder("i-1") / "console.log").write_text(last)
-    assert ("sysctl -w fs.inotify.max_user_instances" in hosts.complaint("i-1")) == is_named
+    assert ("sysctl -w fs.inotify.max_user_instances" in hosts.failure_reason("i-1")) == is_named
 
 
 @needs_root

@@ -240,7 +240,7 @@ def test_systems_manager_names_images_that_ec2_knows_and_nothing_else(records: C
     ssm = records.client("ssm")
     other = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
     assert refusal(ssm.get_parameter, Name=other) == "ParameterNotFound"
-    named = [*offers.parameters(records.info.region)]
+    named = [*offers.list_image_parameters(records.info.region)]
     found = ssm.get_parameters(Names=[*named, other])
     assert found["InvalidParameters"] == [other]
     assert [one["Name"] for one in found["Parameters"]] == named

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.settings.ec2_limits import TAGS
+from awsddp.settings.ec2_limits import MAX_TAGS
 from tests.support.local_cloud import Cloud, refusal
 
 
@@ -43,7 +43,7 @@ def test_tag_that_ec2_refuses_is_refused_where_it_is_written_and_at_a_launch(
 
 def test_fifty_tags_of_the_longest_kind_fit_and_the_next_one_does_not(records: Cloud, instance: str) -> None:
     ec2 = records.client("ec2")
-    longest = {f"{number:02}{'ü' * 126}": "ü" * 256 for number in range(TAGS)}
+    longest = {f"{number:02}{'ü' * 126}": "ü" * 256 for number in range(MAX_TAGS)}
     ec2.create_tags(Resources=[instance], Tags=tags(**longest))
     try:
         assert refusal(ec2.create_tags, Resources=[instance], Tags=tags(more="")) == "TagLimitExceeded"

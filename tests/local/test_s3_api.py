@@ -23,7 +23,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientError, IncompleteReadError
 
 from awsddp.local import control
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, fault_add, refusal
 from tests.support.multipart import in_parts
 from tests.support.s3_role import role
@@ -313,7 +313,7 @@ def test_a_cut_leaves_nothing_and_a_lost_reply_leaves_all(records: Cloud, bucket
         with pytest.raises((ConnectionClosedError, HTTPClientError)):
             s3.put_object(Bucket=bucket, Key="one", Body=cut)
     assert keys(s3, bucket) == []
-    assert not list(Place(records.home).uploads.iterdir())
+    assert not list(CloudPaths(records.home).uploads.iterdir())
     fault_add(records.info, "PutObject", "lost", times=1)
     with pytest.raises(ConnectionClosedError):
         s3.put_object(Bucket=bucket, Key="one", Body=body)
@@ -334,7 +334,7 @@ def test_everybody_reads_a_public_bucket_and_nobody_anothers(records: Cloud, buc
     s3.put_bucket_acl(Bucket=bucket, ACL="public-read")
     assert nobody.get_object(Bucket=bucket, Key="one")["Body"].read() == b"1"
     assert refusal(nobody.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
-    file = Place(records.home).buckets / bucket / "bucket.json"
+    file = CloudPaths(records.home).buckets / bucket / "bucket.json"
     ours, pays = json.loads(file.read_text()), {"public": True, "requester_pays": True}
     file.write_text(json.dumps({**ours, "owner": "999999999999", **pays}))
     assert refusal(nobody.get_object, Bucket=bucket, Key="one") == "AccessDenied"

@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 
 from awsddp.local import control
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud
 from tests.support.multipart import in_parts
 
 
 def test_nobody_else_reads_the_files_of_the_local_s3(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    place = Place(tmp_path)
+    place = CloudPaths(tmp_path)
     place.buckets.mkdir(mode=0o755)
     umask = os.umask(0)
     try:

@@ -9,7 +9,7 @@ import pytest
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Request, Response
 
-from awsddp.local.serving import Handler
+from awsddp.local.serving import KeepAliveHandler
 
 
 def application(environ: dict[str, Any], start_response: Any) -> Any:
@@ -25,7 +25,7 @@ def application(environ: dict[str, Any], start_response: Any) -> Any:
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    server: Any = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Handler)
+    server: Any = make_server("127.0.0.1", 0, application, threaded=True, request_handler=KeepAliveHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server

@@ -8,20 +8,28 @@ from typing import Any
 
 import pytest
 
-from awsddp.model.billing import Row, account, cost_until, ledger_rows, repriced, shares, unwritten
+from awsddp.model.billing import (
+    LedgerRow,
+    compute_cost_until,
+    compute_shares,
+    find_missing_rows,
+    make_bill,
+    make_price_rows,
+    parse_ledger,
+)
 from awsddp.model.records import Node
-from awsddp.util.format import iso
+from awsddp.util.format import optional_utc
 
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
 # Two nodes of $1.00 per hour running, and disks of $0.02 per hour each.
 RATES = {"node_usd_per_hour": 1.0, "disk_usd_per_hour": 0.02}
 
 
-def row(hour: float, event: str, *instances: str, **facts: Any) -> Row:
-    return Row(time=at(hour), event=event, instances=instances, **{"id": "0a1b2c3d"} | facts)
+def row(hour: float, event: str, *instances: str, **facts: Any) -> LedgerRow:
+    return LedgerRow(time=at(hour), event=event, instances=instances, **{"id": "0a1b2c3d"} | facts)
 
 
-def launched(hour: float, *instances: str, nodes: int = 2, **facts: Any) -> Row:
+def launched(hour: float, *instances: str, nodes: int = 2, **facts: Any) -> LedgerRow:
     return row(hour, "launched", *instances, nodes=nodes, **(RATES | facts))
 
 
@@ -29,7 +37,7 @@ def at(hour: float) -> datetime:
     return DAY + timedelta(hours=hour)
 
 
-def ended(hour: float, *instances: str, seen: float) -> Row:
+def ended(hour: float, *instances: str, seen: float) -> LedgerRow:
     return row(seen, "resized", *instances, at=at(hour))
 
 
@@ -107,8 +115,8 @@ SHORT = launched(8, "i-0", expires=at(10))
         "another cluster's row",
     ],
 )
-def test_a_bill_to_the_cent(rows: list[Row], cost: float | None, price: float | None) -> None:
-    bill = account(rows, at(20))
+def test_a_bill_to_the_cent(rows: list[LedgerRow], cost: float | None, price: float | None) -> None:
+    bill = make_bill(rows, at(20))
     assert bill is not None
     assert (bill.cost_usd, bill.price_usd_per_hour) == (
         None if cost is None else pytest.approx(cost, abs=0.0051),
@@ -117,17 +125,17 @@ def test_a_bill_to_the_cent(rows: list[Row], cost: float | None, price: float | 
 
 
 def test_a_launch_that_two_commands_wrote_down_is_counted_once_from_its_earlier_row() -> None:
-    bill = account([FIRST, launched(9, "i-0", "i-1"), row(10, "ended")], at(20))
+    bill = make_bill([FIRST, launched(9, "i-0", "i-1"), row(10, "ended")], at(20))
     assert bill is not None
     assert bill.cost_usd == 4.08
 
 
 def test_without_a_launch_there_is_no_bill() -> None:
-    assert account([row(8, "stopped")], at(9)) is None
+    assert make_bill([row(8, "stopped")], at(9)) is None
 
 
 def test_what_aws_says_runs_past_its_expiry_is_counted() -> None:
-    bill = account([launched(8, "i-0", expires=at(10))], at(20), running={"i-0"})
+    bill = make_bill([launched(8, "i-0", expires=at(10))], at(20), running={"i-0"})
     assert bill is not None
     assert bill.cost_usd == 12.24
 
@@ -138,10 +146,10 @@ def test_a_bill_never_falls_whatever_ends_in_between() -> None:
     seen = {9: "running", 10: "stopped", 11: "stopped", 12: "running", 13: "terminated", 14: "terminated"}
     for hour, state in seen.items():
         nodes = [node(0, "running"), node(1, state, changed=hour - 0.01, began=8 if hour < 12 else 11.5)]
-        bill = account(rows, at(hour))
-        for new in unwritten(bill, nodes, launched=LAUNCH, now=at(hour)):
+        bill = make_bill(rows, at(hour))
+        for new in find_missing_rows(bill, nodes, launch_row=LAUNCH, now=at(hour)):
             rows.append(new)
-        bill = account(rows, at(hour), running={one.instance_id for one in nodes if one.state == "running"})
+        bill = make_bill(rows, at(hour), running={one.instance_id for one in nodes if one.state == "running"})
         assert bill is not None
         assert bill.cost_usd is not None
         assert bill.cost_usd >= before
@@ -150,12 +158,12 @@ def test_a_bill_never_falls_whatever_ends_in_between() -> None:
 
 
 def test_what_the_ledger_lacks_is_written_once() -> None:
-    assert unwritten(None, [node(0, "terminated")], launched=LAUNCH, now=at(9)) == []
-    first = unwritten(None, [node(0, "running")], launched=LAUNCH, now=at(9))
+    assert find_missing_rows(None, [node(0, "terminated")], launch_row=LAUNCH, now=at(9)) == []
+    first = find_missing_rows(None, [node(0, "running")], launch_row=LAUNCH, now=at(9))
     assert [(one.event, one.instances, one.at) for one in first] == [("launched", ("i-0",), at(8))]
-    bill = account(first, at(9))
-    assert unwritten(bill, [node(0, "running")], launched=LAUNCH, now=at(9)) == []
-    (ended,) = unwritten(bill, [node(0, "shutting-down", changed=8.5)], launched=LAUNCH, now=at(9))
+    bill = make_bill(first, at(9))
+    assert find_missing_rows(bill, [node(0, "running")], launch_row=LAUNCH, now=at(9)) == []
+    (ended,) = find_missing_rows(bill, [node(0, "shutting-down", changed=8.5)], launch_row=LAUNCH, now=at(9))
     assert (ended.event, ended.at) == ("resized", at(8.5))
 
 
@@ -166,9 +174,9 @@ def test_machine_that_was_stopped_elsewhere_costs_until_then_and_one_started_sin
     """Stopped in the console at 10 and started at 18, and seen by a `status` at 12 and by one at 20."""
     rows = [launched(8, "i-0", nodes=1)]
     for seen, listed in ((12.0, node(0, state, changed=10)), (20.0, node(0, "running", began=18))):
-        for new in unwritten(account(rows, at(seen)), [listed], launched=LAUNCH, now=at(seen)):
+        for new in find_missing_rows(make_bill(rows, at(seen)), [listed], launch_row=LAUNCH, now=at(seen)):
             rows.append(new)
-        bill = account(rows, at(seen), running={"i-0"})
+        bill = make_bill(rows, at(seen), running={"i-0"})
         assert bill is not None
         assert bill.price_usd_per_hour == (1.02 if seen == 20 else 0.02)
     assert bill.cost_usd == 2.0 + 2.0 + 12 * 0.02
@@ -178,12 +186,14 @@ def test_what_is_listed_no_more_costs_no_more() -> None:
     """Terminated in the console, and so long ago that EC2 has forgotten them: `up` launches others."""
     rows = [launched(8, "i-8", "i-9"), launched(19.9, "i-0", nodes=1)]
     facts = launched(19.9, expires=at(18))
-    bill = account(rows, at(20))
+    bill = make_bill(rows, at(20))
     assert bill is not None
-    assert unwritten(bill, None, launched=facts, now=at(20)) == []  # AWS was not asked
-    (gone,) = unwritten(bill, [], launched=facts, now=at(20))  # i-0 is too new to be listed everywhere
+    assert find_missing_rows(bill, None, launch_row=facts, now=at(20)) == []  # AWS was not asked
+    (gone,) = find_missing_rows(
+        bill, [], launch_row=facts, now=at(20)
+    )  # i-0 is too new to be listed everywhere
     assert (gone.event, gone.instances, gone.at) == ("resized", ("i-8", "i-9"), at(18))
-    after = account([*rows, gone], at(20))
+    after = make_bill([*rows, gone], at(20))
     assert after is not None
     assert after.price_usd_per_hour == 1.02
     assert after.cost_usd == round(2 * 10 * 1.02 + 0.1 * 1.02, 2)
@@ -198,15 +208,15 @@ def test_spot_prices_that_change_count_from_when_they_changed_to_the_cent() -> N
     prices = [(at(11), 0.2), (at(6), 9.9), (at(7), 0.3), (at(10), 0.5)]
     history = {("g6.xlarge", "us-east-1a"): prices, ("g6.xlarge", "us-east-1b"): [(at(7), 7.0)]}
     rows = [launched(8, "i-0")]
-    lacking = list(repriced(rows, [spot(0)], history, now=at(9)))
+    lacking = list(make_price_rows(rows, [spot(0)], history, now=at(9)))
     assert [one.node_usd_per_hour for one in lacking] == [0.305, 0.505, 0.205]
-    assert list(repriced([*rows, *lacking], [spot(0)], history, now=at(9))) == []
+    assert list(make_price_rows([*rows, *lacking], [spot(0)], history, now=at(9))) == []
     stopped = ended(10.5, "i-0", seen=12)
     for ledger in ([*rows, *lacking, stopped], [*rows, stopped, *lacking]):  # told before or after the end
-        bill = account(ledger, at(20))
+        bill = make_bill(ledger, at(20))
         assert bill is not None
         assert bill.cost_usd == round(2 * 0.305 + 0.5 * 0.505 + 2.5 * 0.02, 2) == 0.91
-    running = account([*rows, *lacking], at(12), running={"i-0"})
+    running = make_bill([*rows, *lacking], at(12), running={"i-0"})
     assert running is not None
     assert running.cost_usd == round(2 * 0.305 + 0.505 + 0.205 + 4 * 0.02, 2)
     assert running.price_usd_per_hour == 0.225
@@ -214,11 +224,11 @@ def test_spot_prices_that_change_count_from_when_they_changed_to_the_cent() -> N
 
 def test_nodes_on_demand_have_one_price() -> None:
     history = {("g6.xlarge", "us-east-1a"): [(at(7), 0.3)]}
-    assert list(repriced([FIRST], [node(0, "running")], history, now=at(9))) == []
+    assert list(make_price_rows([FIRST], [node(0, "running")], history, now=at(9))) == []
 
 
 def test_a_bill_holds_machines_disks_and_what_left_aws() -> None:
-    bill = account([FIRST, row(10, "stopped"), row(11, "fetched", usd=0.09), row(18, "ended")], at(20))
+    bill = make_bill([FIRST, row(10, "stopped"), row(11, "fetched", usd=0.09), row(18, "ended")], at(20))
     assert bill is not None
     assert bill.cost_usd == 4.0 + 0.4 + 0.09
 
@@ -226,14 +236,17 @@ def test_a_bill_holds_machines_disks_and_what_left_aws() -> None:
 def test_a_ledger_that_was_written_before_rows_had_a_type_is_read_and_what_is_no_row_is_skipped() -> None:
     """The file and the amount are of the last awsddp that wrote and read dictionaries."""
     text = (Path(__file__).parent / "old_ledger.jsonl").read_text()
-    rows = ledger_rows('half {\n[1]\n{"event": "ended"}\n' + text + '{"time": 7, "event": "ended"}\n')
+    rows = parse_ledger('half {\n[1]\n{"event": "ended"}\n' + text + '{"time": 7, "event": "ended"}\n')
     names = "launched train repriced repriced fetched extended stopped started resized ended"
     assert " ".join(row.event for row in rows) == names
-    bill = account(rows, at(20))
+    bill = make_bill(rows, at(20))
     assert bill is not None
     assert (bill.id, bill.target, bill.region) == ("0a1b2c3d", "aws", "us-east-1")
     assert (bill.instance_type, bill.nodes) == ("g6.xlarge", 2)
-    assert (iso(bill.began), iso(bill.ended)) == ("2026-11-21T08:00:00Z", "2026-11-21T16:00:00Z")
+    assert (optional_utc(bill.began), optional_utc(bill.ended)) == (
+        "2026-11-21T08:00:00Z",
+        "2026-11-21T16:00:00Z",
+    )
     assert (bill.cost_usd, bill.price_usd_per_hour) == (10.52, 0.0)
     assert rows[0].asked == {"cluster.spot": True, "network.ssh_cidr": ["203.0.113.0/24"]}
     assert rows[1].home == "/home/me/runs/train-0821-aaaa"
@@ -241,19 +254,21 @@ def test_a_ledger_that_was_written_before_rows_had_a_type_is_read_and_what_is_no
 
 def test_a_row_is_read_as_it_was_written() -> None:
     for made in (FIRST, SHORT, ended(9, "i-1", seen=11), row(9, "fetched", usd=0.09)):
-        line = json.dumps({"time": "2026-11-21T09:00:00Z", "event": made.event, **made.facts}, default=str)
-        (read,) = ledger_rows(line)
-        assert read.facts == made.facts
+        line = json.dumps(
+            {"time": "2026-11-21T09:00:00Z", "event": made.event, **made.written_fields}, default=str
+        )
+        (read,) = parse_ledger(line)
+        assert read.written_fields == made.written_fields
 
 
 def test_jobs_that_run_on_a_node_at_the_same_time_share_its_price() -> None:
     both, one = ("i-0", "i-1"), ("i-0",)
-    assert shares([(at(8), at(10), both)]) == [1.0]
-    assert shares([(at(8), at(10), one), (at(8), at(10), one)]) == [0.5, 0.5]
-    assert shares([(at(8), at(10), one), (at(10), at(12), one)]) == [1.0, 1.0]
+    assert compute_shares([(at(8), at(10), both)]) == [1.0]
+    assert compute_shares([(at(8), at(10), one), (at(8), at(10), one)]) == [0.5, 0.5]
+    assert compute_shares([(at(8), at(10), one), (at(10), at(12), one)]) == [1.0, 1.0]
     # alone for an hour, an hour with another one on one of its two nodes
-    assert shares([(at(8), at(10), both), (at(9), at(10), one)]) == [0.875, 0.5]
-    assert shares([(at(8), at(8), one), (at(8), at(9), one), (at(8), at(9), ())]) == [1.0, 1.0, 1.0]
+    assert compute_shares([(at(8), at(10), both), (at(9), at(10), one)]) == [0.875, 0.5]
+    assert compute_shares([(at(8), at(8), one), (at(8), at(9), one), (at(8), at(9), ())]) == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -268,6 +283,6 @@ def test_jobs_that_run_on_a_node_at_the_same_time_share_its_price() -> None:
     ],
 )
 def test_what_a_cluster_cost_before_a_moment_is_known_later(
-    rows: list[Row], since: float, before: float
+    rows: list[LedgerRow], since: float, before: float
 ) -> None:
-    assert cost_until(rows, at(since)) == pytest.approx(before)
+    assert compute_cost_until(rows, at(since)) == pytest.approx(before)

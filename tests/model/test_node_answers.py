@@ -66,11 +66,11 @@ ANSWERS: list[tuple[Request[Any], dict[str, Any]]] = [
 
 def check(request: Request[Any], answer: Any) -> Any:
     said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return calls.answer(MAGIC + said, request=request, node=1)
+    return calls.parse_response(MAGIC + said, request=request, node=1)
 
 
-def inspected(facts: dict[str, Any]) -> node_answers.Inspected:
-    return node_answers.read_answer(json.dumps(facts).encode(), node_answers.Inspected, node=1)
+def inspected(facts: dict[str, Any]) -> node_answers.InspectionResult:
+    return node_answers.read_answer(json.dumps(facts).encode(), node_answers.InspectionResult, node=1)
 
 
 def holds(found: Any, told: Any) -> bool:
@@ -135,7 +135,7 @@ def test_what_is_no_answer_is_refused(said: bytes, why: str) -> None:
 
 
 def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_answers, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(node_answers, "MAX_BYTES", 1 << 20)
     assert refused(messages.Slots(), b"{" + b" " * (1 << 20)) == "over 1 MB"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from awsddp.model.records import Saving
-from awsddp.model.saving_text import saving_text
+from awsddp.model.saving_text import describe_saving
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ from awsddp.model.saving_text import saving_text
     ],
 )
 def test_how_far_results_are_in_s3_is_one_line(saving: Saving, text: str) -> None:
-    assert saving_text(saving) == text
+    assert describe_saving(saving) == text

@@ -30,7 +30,7 @@ def lab(tmp_path: Path, isolated: Path) -> Iterator[Callable[[int], Lab]]:
         key.write_text(login.private)
         made.extend(make_host(tmp_path, node, login) for node in range(count))
         known_hosts = folder / "known hosts"
-        hostkeys.accept(known_hosts, {host.endpoint.instance_id: host.seed.public for host in made})
+        hostkeys.add_keys(known_hosts, {host.endpoint.instance_id: host.seed.public for host in made})
         for host in made:
             host.start()
         return Lab(folder, list(made), key, known_hosts)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from awsddp.nodes.catalog import Catalog, signing_key
-from awsddp.util.parallel import each
+from awsddp.util.parallel import run_each
 from tests.support.mirrored_node import REPLIES, mirrored
 from tests.support.servers import PASSWORD, Reply, make_repository, page, serve_git, serve_replies
 
 
 def test_a_link_that_no_page_has_is_refused(catalog: Catalog) -> None:
     with serve_replies(REPLIES) as server, mirrored(catalog) as node:
-        link = node.links(catalog.show_index(f"{server.url}/simple") + "/small/")[1]
+        link = node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")[1]
         host, signature, text, name = link.removeprefix("http://").split("/")
-        other = Catalog(everything=True, key=b"other").link(f"{server.url}/files/x.whl", is_named=True)
+        other = Catalog(everything=True, key=b"other").sign_link(f"{server.url}/files/x.whl", is_named=True)
         for forged in (
             f"http://{host}/{'0' * 32}/{text}/{name}",
             f"http://{host}/{signature}/{text[:-4]}/x",
@@ -37,15 +37,15 @@ def test_a_link_that_no_page_has_is_refused(catalog: Catalog) -> None:
 )
 def test_other_paths_of_an_indexs_host_are_refused(catalog: Catalog, path: str) -> None:
     with serve_replies(REPLIES) as server, mirrored(catalog) as node:
-        host = catalog.show_index(f"{server.url}/simple").removesuffix("/simple")
+        host = catalog.rewrite_index(f"{server.url}/simple").removesuffix("/simple")
         assert node.ask(f"{host}{path}")[0] == 403 and not server.asked
-        assert "only what the configuration names" in node.mirror.translate("")
+        assert "only what the configuration names" in node.mirror.explain_output("")
 
 
 def test_a_login_goes_only_to_the_path_that_it_was_given_for(catalog: Catalog) -> None:
     """By GET and HEAD, and not behind a redirect to another host."""
     with serve_replies({"/small-3.0.whl": Reply(b"three")}) as other:
-        catalog.show_links(f"{other.url}/")
+        catalog.rewrite_links_page(f"{other.url}/")
         to = {"location": f"{other.url}/small-3.0.whl"}
         replies = {
             "/team/simple/small/": page(
@@ -56,7 +56,7 @@ def test_a_login_goes_only_to_the_path_that_it_was_given_for(catalog: Catalog) -
             "/team/moved/small-3.0.whl": Reply(status=302, headers=to),
         }
         with serve_replies(replies) as server, mirrored(catalog) as node:
-            index = catalog.show_index(f"http://u:p%40@127.0.0.1:{server.port}/team/simple/")
+            index = catalog.rewrite_index(f"http://u:p%40@127.0.0.1:{server.port}/team/simple/")
             links = node.links(f"{index}small/")
             assert [node.ask(link)[1] for link in links] == [b"one", b"two", b"three"]
             assert node.ask(links[0], "HEAD") == (200, b"")
@@ -77,7 +77,7 @@ def test_of_a_git_line_its_repository_alone_can_be_read(catalog: Catalog, tmp_pa
         make_repository(tmp_path / "org", name)
     with serve_git(tmp_path, password=PASSWORD) as server, mirrored(catalog) as node:
         url = f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/org/mine.git"
-        line = catalog.show_line(f"mine @ git+{url}@main#subdirectory=x")
+        line = catalog.rewrite_requirement(f"mine @ git+{url}@main#subdirectory=x")
         assert PASSWORD not in line and line.endswith("/org/mine.git@main#subdirectory=x")
         shown = line.partition("git+")[2].partition("@")[0]
         environ = {**os.environ, **node.mirror.environ(node.port, ()), "GIT_TERMINAL_PROMPT": "0"}
@@ -96,18 +96,18 @@ def test_of_a_git_line_its_repository_alone_can_be_read(catalog: Catalog, tmp_pa
         assert node.ask(f"{shown}/git-upload-pack", "POST", headers={"Content-Length": str(2**31)})[0] == 403
         assert (
             f"{server.port}/org/mine2.git/info/refs: only what the configuration names"
-            in node.mirror.translate("")
+            in node.mirror.explain_output("")
         )
 
 
 def test_a_url_that_is_none_is_left_to_who_installs(catalog: Catalog) -> None:
     for place in ("http://[::1/simple", "http://h:999999/simple"):
-        assert catalog.show_index(place) == place
+        assert catalog.rewrite_index(place) == place
     assert not catalog.grants
 
 
 def test_the_key_of_links_is_kept_for_one_user(tmp_path: Path) -> None:
     folder = tmp_path / "packages"
-    keys = each(lambda _: signing_key(folder), range(8))
+    keys = run_each(lambda _: signing_key(folder), range(8))
     assert len(set(keys)) == 1 and len(keys[0]) == 32
     assert [(one.name, one.stat().st_mode & 0o777) for one in folder.iterdir()] == [("mirror.key", 0o600)]

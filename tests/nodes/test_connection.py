@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from awsddp.nodes import hostkeys
-from awsddp.nodes.connection import Preconnect, cut, preconnect
+from awsddp.nodes.connection import Preconnect, close_when_connected, preconnect
 from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.hostkeys import make_key
 from awsddp.util.parallel import NodesFailed
@@ -43,21 +43,21 @@ def test_a_node_that_is_elsewhere_now_is_connected_to_there_and_the_other_connec
 ) -> None:
     two = lab(2)
     here, there = two.hosts
-    hostkeys.accept(two.known_hosts, {here.endpoint.instance_id: there.seed.public})
+    hostkeys.add_keys(two.known_hosts, {here.endpoint.instance_id: there.seed.public})
     begun = preconnect([replace(here.endpoint, host=there.host, port=there.port)], two.login())
     wait_until(lambda: logins(there) == 1, "the login at the old address")
     with two.fleet(preconnect=begun) as fleet:
         said = fleet.run(["pwd"], nodes=[0], timeout_s=20)
     assert said[0].stdout.decode().strip() == str(here.home)
     for connection in begun.values():
-        connection.add_done_callback(cut)
+        connection.add_done_callback(close_when_connected)
     wait_until(lambda: hung_up(there), "the end of the connection that nobody took")
 
 
 def test_a_host_with_another_key_gets_no_login_and_the_node_is_asked_anew(lab: MakeLab) -> None:
     two = lab(2)
     here, there = two.hosts
-    hostkeys.settle(two.known_hosts, {there.endpoint.instance_id: make_key("another").public})
+    hostkeys.set_keys(two.known_hosts, {there.endpoint.instance_id: make_key("another").public})
     elsewhere = replace(there.endpoint, host=here.host, port=here.port)
     begun = preconnect([elsewhere], two.login())
     with (

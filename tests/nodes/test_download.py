@@ -13,7 +13,7 @@ from awsddp.model.documents import NodeFiles
 from awsddp.model.events import Event
 from awsddp.model.node_answers import ResultFile
 from awsddp.nodes import download
-from awsddp.nodes.download import PART, VERSIONS
+from awsddp.nodes.download import STAGING_FOLDER, VERSIONS
 from awsddp.util.parallel import NodesFailed
 from tests.nodes.test_sync import tree
 from tests.support.project_folder import HELL
@@ -51,9 +51,9 @@ def pull(
         files = [one for node in nodes for one in wanted[node] if Path(one.path).exists()]
         return {(one.node, one.path): described(one) for one in files}
 
-    transfer = download.by_rsync(lab.ssh_config)
+    transfer = download.rsync_transfer(lab.ssh_config)
     return download.pull(  # type: ignore[arg-type]
-        wanted, target, transfer=transfer, look=look, begins=begins, **settings
+        wanted, target, transfer=transfer, list_files=look, matches_sample=begins, **settings
     )
 
 
@@ -87,7 +87,7 @@ def test_the_results_of_all_nodes_come_into_one_folder(lab: MakeLab, target: Pat
         1: [made(two.hosts[1], "out/x.pth", b"one"), made(two.hosts[1], "l1", other, home="logs/rank1.log")],
     }
     said: list[Event] = []
-    came = pull(two, wanted, target, also=job_json, on_event=said.append)
+    came = pull(two, wanted, target, last_files=job_json, on_event=said.append)
     assert came == {0: NodeFiles(node=0, files=2, bytes=4004), 1: NodeFiles(node=1, files=2, bytes=4003)}
     files = {name: data for name, data in tree(target).items() if data is not None}
     assert files == {
@@ -145,7 +145,7 @@ def test_the_middle_of_a_large_file_that_was_rewritten_with_its_size_and_time_co
 ) -> None:
     one = lab(1)
     first = made(one.hosts[0], "a", b"a" * 1_000_000)
-    pull(one, {0: [first]}, target, also=job_json)
+    pull(one, {0: [first]}, target, last_files=job_json)
     with Path(first.path).open("r+b") as file:
         file.seek(20_000)  # between the blocks of a sample
         file.write(b"b")
@@ -153,7 +153,7 @@ def test_the_middle_of_a_large_file_that_was_rewritten_with_its_size_and_time_co
     now = described(first)
     assert (now.size, now.modified, now.sample) == (first.size, first.modified, first.sample)
     for files in (1, 0):
-        assert pull(one, {0: [now]}, target, also=job_json)[0].files == files
+        assert pull(one, {0: [now]}, target, last_files=job_json)[0].files == files
         assert (target / first.home).read_bytes() == Path(first.path).read_bytes()
 
 
@@ -163,7 +163,7 @@ def test_what_is_rewritten_with_its_size_and_time_while_it_comes_is_not_taken(
 ) -> None:
     one = lab(1)
     first = made(one.hosts[0], "a", b"a" * size)
-    come = download.by_rsync(one.ssh_config)
+    come = download.rsync_transfer(one.ssh_config)
 
     def then_rewritten(*words: object) -> None:
         come(*words)  # type: ignore[arg-type]
@@ -175,7 +175,9 @@ def test_what_is_rewritten_with_its_size_and_time_while_it_comes_is_not_taken(
 
     changed = Changed()
     wanted = {0: [first]}
-    download.pull(wanted, target, transfer=then_rewritten, look=look, begins=begins, also=changed)
+    download.pull(
+        wanted, target, transfer=then_rewritten, list_files=look, matches_sample=begins, last_files=changed
+    )
     assert changed == [first]
     assert not (target / first.home).exists()
 
@@ -183,14 +185,14 @@ def test_what_is_rewritten_with_its_size_and_time_while_it_comes_is_not_taken(
 def test_what_was_rewritten_since_a_fetch_was_cut_comes_as_it_is_now(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     first = made(one.hosts[0], "a", b"a" * 1_000_000)
-    come = download.by_rsync(one.ssh_config)
+    come = download.rsync_transfer(one.ssh_config)
 
     def cut(*words: object) -> None:
         come(*words)  # type: ignore[arg-type]
         raise OSError("cut")
 
     with pytest.raises(ConfigError):
-        download.pull({0: [first]}, target, transfer=cut, begins=begins)
+        download.pull({0: [first]}, target, transfer=cut, matches_sample=begins)
     with Path(first.path).open("r+b") as file:
         file.seek(20_000)  # between the blocks of a sample
         file.write(b"b")
@@ -209,7 +211,7 @@ def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
 
 def test_nothing_wanted_is_a_folder_all_the_same(lab: MakeLab, target: Path) -> None:
     one = lab(1)
-    assert pull(one, {0: []}, target, also=job_json) == {0: NodeFiles(node=0, files=0, bytes=0)}
+    assert pull(one, {0: []}, target, last_files=job_json) == {0: NodeFiles(node=0, files=0, bytes=0)}
     assert tree(target) == {"job.json": b"{}"}
 
 
@@ -255,7 +257,7 @@ def test_what_is_not_as_the_node_said_costs_no_other_file(
         (target / "node1/x").write_text("old")
     good, spoiled = made(two.hosts[0], "good", b"good"), spoil(two.hosts[1])
     changed, wanted = Changed(), {0: [good], 1: [spoiled, made(two.hosts[1], "y", b"yy")]}
-    came = pull(two, wanted, target, also=changed)
+    came = pull(two, wanted, target, last_files=changed)
     assert came == {0: NodeFiles(node=0, files=1, bytes=4), 1: NodeFiles(node=1, files=1, bytes=2)}
     assert changed == [spoiled]
     new = {"node0": None, "node0/good": b"good", "node1": None, "node1/y": b"yy"}
@@ -272,7 +274,7 @@ def test_of_what_grows_comes_at_least_what_was_described(lab: MakeLab, target: P
     host.script("rsync", f'#!/bin/sh\n/usr/bin/rsync "$@"\n{words}\n')
     (host.work / "rotated").write_text("new" * 2000)
     changed = Changed()
-    came = pull(one, {0: files}, target, grown=True, also=changed)
+    came = pull(one, {0: files}, target, accept_grown=True, last_files=changed)
     assert (came, changed) == ({0: NodeFiles(node=0, files=2, bytes=10_000)}, files[1:4])
     assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
     assert [path.name for path in target.iterdir()] == ["node0"]
@@ -283,7 +285,7 @@ def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) ->
     log = made(one.hosts[0], "log", b"one\n", home="logs/rank0.log")
     (target / "logs").mkdir(parents=True)
     (target / "logs/rank0.log").write_bytes(b"one\ntwo\n")
-    assert pull(one, {0: [log]}, target, grown=True) == {0: NodeFiles(node=0, files=0, bytes=0)}
+    assert pull(one, {0: [log]}, target, accept_grown=True) == {0: NodeFiles(node=0, files=0, bytes=0)}
     assert (target / "logs/rank0.log").read_bytes() == b"one\ntwo\n"
     assert pull(one, {0: [log]}, target) == {0: NodeFiles(node=0, files=1, bytes=4)}
 
@@ -318,7 +320,7 @@ def test_a_fetch_that_is_cut_goes_on_where_it_was(lab: MakeLab, target: Path) ->
     cuts = 0
     while not (target / "job.json").exists():
         try:
-            pull(one, {0: files}, target, also=job_json)
+            pull(one, {0: files}, target, last_files=job_json)
         except NodesFailed:
             assert not (target / "node0/f1").exists()
             cuts += 1
@@ -342,11 +344,11 @@ def test_nothing_is_written_through_what_an_earlier_fetch_left(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "a").write_text("mine")
-    staged = target / PART / "node0" / file.path.lstrip("/")
+    staged = target / STAGING_FOLDER / "node0" / file.path.lstrip("/")
     staged.parent.parent.mkdir(parents=True)
     staged.parent.symlink_to(mine)
-    (target / PART / "also").symlink_to(mine / "a")
-    pull(one, {0: [file]}, target, also=job_json)
+    (target / STAGING_FOLDER / "also").symlink_to(mine / "a")
+    pull(one, {0: [file]}, target, last_files=job_json)
     assert tree(mine) == {"a": b"mine"}
     assert tree(target) == {"job.json": b"{}", "node0": None, "node0/a": b"a"}
 
@@ -391,9 +393,9 @@ def test_an_interrupt_shows_nothing_half_made_and_the_next_time_it_is_whole(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pull(two, wanted, target, on_event=interrupt, also=job_json)
+        pull(two, wanted, target, on_event=interrupt, last_files=job_json)
     assert not (target / "job.json").exists()
-    pull(two, wanted, target, also=job_json)
+    pull(two, wanted, target, last_files=job_json)
     assert {path: data for path, data in tree(target).items() if data is not None} == {
         "job.json": b"{}",
         **{one.home: Path(one.path).read_bytes() for files in wanted.values() for one in files},
@@ -402,12 +404,12 @@ def test_an_interrupt_shows_nothing_half_made_and_the_next_time_it_is_whole(
 
 def test_what_a_killed_fetch_left_is_cleared_away(lab: MakeLab, target: Path) -> None:
     one = lab(1)
-    (target / PART / "node0/whole").mkdir(parents=True)
-    (target / PART / "node0/whole/rubbish").write_text("rubbish")
+    (target / STAGING_FOLDER / "node0/whole").mkdir(parents=True)
+    (target / STAGING_FOLDER / "node0/whole/rubbish").write_text("rubbish")
     events = made(one.hosts[0], "events", b"e")
     pull(one, {0: [replace(events, data=b"e")]}, target)
-    assert (target / PART / "node0/whole/rubbish").exists()
-    pull(one, {0: [made(one.hosts[0], "a", b"a")]}, target, also=job_json)
+    assert (target / STAGING_FOLDER / "node0/whole/rubbish").exists()
+    pull(one, {0: [made(one.hosts[0], "a", b"a")]}, target, last_files=job_json)
     assert tree(target) == {"job.json": b"{}", "node0": None, "node0/a": b"a", "node0/events": b"e"}
 
 
@@ -416,7 +418,7 @@ def test_a_node_that_is_gone_is_named_and_home_is_as_it_was(lab: MakeLab, target
     wanted = {host.node: [made(host, "a", b"a%d" % host.node)] for host in two.hosts}
     two.hosts[1].stop()
     with pytest.raises(NodesFailed, match="node1: the transfer was interrupted"):
-        pull(two, wanted, target, also=job_json)
+        pull(two, wanted, target, last_files=job_json)
     assert tree(target) == {"node0": None, "node0/a": b"a0"}
 
 
@@ -425,7 +427,7 @@ def test_the_same_bytes_under_the_same_path_travel_once(lab: MakeLab, target: Pa
     sent, weights = [counted(host) for host in two.hosts], os.urandom(1_500_000)
     wanted = {host.node: [made(host, "deep/model.pt", weights)] for host in two.hosts}
     changed = Changed()
-    assert pull(two, wanted, target, also=changed) == {
+    assert pull(two, wanted, target, last_files=changed) == {
         0: NodeFiles(node=0, files=1, bytes=1_500_000),
         1: NodeFiles(node=1, files=0, bytes=0),
     }
@@ -435,7 +437,7 @@ def test_the_same_bytes_under_the_same_path_travel_once(lab: MakeLab, target: Pa
     assert len({path.stat().st_ino for path in copies}) == 2
     assert sum(path.stat().st_size for path in sent) < 1_600_000
     copies[0].unlink()
-    pull(two, wanted, target, also=changed)
+    pull(two, wanted, target, last_files=changed)
     assert copies[0].read_bytes() == weights
     assert sum(path.stat().st_size for path in sent) < 1_700_000
 
@@ -456,12 +458,12 @@ def test_the_same_bytes_under_several_names_travel_once(lab: MakeLab, target: Pa
 def test_of_what_was_only_touched_on_its_node_no_bytes_travel(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     first = made(one.hosts[0], "a", os.urandom(1_500_000))
-    pull(one, {0: [first]}, target, also=job_json)
+    pull(one, {0: [first]}, target, last_files=job_json)
     sent = counted(one.hosts[0])
     Path(first.path).chmod(0o600)
-    pull(one, {0: [described(first)]}, target, also=job_json)
+    pull(one, {0: [described(first)]}, target, last_files=job_json)
     size = sent.stat().st_size
-    pull(one, {0: [described(first)]}, target, also=job_json)
+    pull(one, {0: [described(first)]}, target, last_files=job_json)
     assert sent.stat().st_size == size < 100_000
     assert (target / first.home).read_bytes() == Path(first.path).read_bytes()
 
@@ -520,13 +522,15 @@ def test_a_node_whose_rsync_lies_about_names_and_kinds_changes_nothing_else(
     host.script("rsync", script)
     before = tree(target.parent.parent)
     with suppress(NodesFailed):
-        pull(one, {0: [wanted]}, target, also=job_json)
+        pull(one, {0: [wanted]}, target, last_files=job_json)
     assert (host.root / "lied").read_text()
     after = {path: data for path, data in tree(target.parent.parent).items() if data is not None}
     home = target.relative_to(target.parent.parent).as_posix()
     new = {path for path in after if before.get(path) != after[path]}
     ours = {
-        path for path in new if path.startswith((f"{home}/{PART}/node0/", f"{one.folder.name}/", "node0/l"))
+        path
+        for path in new
+        if path.startswith((f"{home}/{STAGING_FOLDER}/node0/", f"{one.folder.name}/", "node0/l"))
     }
     assert new - ours <= {f"{home}/job.json"}
     assert not any(path.is_symlink() for path in target.rglob("*"))
@@ -544,7 +548,7 @@ def test_a_file_that_becomes_a_link_is_read_and_written_through_no_link_here(
     (mine / "x").write_bytes(b"mine")
     (host.work / "x").unlink()
     (host.work / "x").symlink_to(leads.format(mine=mine))
-    pull(one, {0: [wanted]}, target, also=job_json)
+    pull(one, {0: [wanted]}, target, last_files=job_json)
     assert tree(mine) == {"x": b"mine"}
     assert not any(path.is_symlink() for path in target.rglob("*"))
 

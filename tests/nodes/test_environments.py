@@ -20,12 +20,12 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.model.events import Event
 from awsddp.model.node_answers import Environment
 from awsddp.nodes import environments
-from awsddp.nodes.environments import ensure
+from awsddp.nodes.environments import ensure_environments
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.plan.indexes import Indexes
 from awsddp.plan.project import Project
 from awsddp.settings.spec import EnvSection
-from awsddp.util.parallel import soon
+from awsddp.util.parallel import run_in_thread
 from awsddp.util.shipped_files import template
 from tests.support.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.support.ssh_hosts import Lab
@@ -57,7 +57,9 @@ def made(
     here: Lab, plan: EnvironmentPlan, python: str, *, events: list[Event] | None = None
 ) -> dict[int, Environment]:
     with here.fleet(on_event=(events if events is not None else []).append) as fleet:
-        return ensure(fleet, plan, pythons=dict.fromkeys(fleet.nodes, python), cache=here.folder / "packages")
+        return ensure_environments(
+            fleet, plan, pythons=dict.fromkeys(fleet.nodes, python), cache=here.folder / "packages"
+        )
 
 
 def imported(python: str | None, words: str) -> str:
@@ -306,7 +308,7 @@ def test_a_build_ends_with_its_client_and_its_lock_is_free(lab: Callable[[int], 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), here.fleet(on_event=on_event) as fleet:
-        ensure(fleet, plan, pythons={0: python}, cache=here.folder)
+        ensure_environments(fleet, plan, pythons={0: python}, cache=here.folder)
     for name in ("pid", "child"):
         until(lambda name=name: not runs((work / name).read_text()))  # type: ignore[misc]
     made(here, EnvironmentPlan(name="image", setup=("true",)), python)
@@ -317,7 +319,7 @@ def test_who_waits_for_a_build_is_told_for_whom(lab: Callable[[int], Lab], pytho
     work = here.hosts[0].work
     work.mkdir(parents=True, exist_ok=True)
     command = "touch began; while test ! -e go; do sleep 0.05; done"
-    first = soon(made, here, EnvironmentPlan(name="image", setup=(command,)), python)
+    first = run_in_thread(made, here, EnvironmentPlan(name="image", setup=(command,)), python)
     until((work / "began").exists)
 
     def on_event(event: Event) -> None:
@@ -326,7 +328,9 @@ def test_who_waits_for_a_build_is_told_for_whom(lab: Callable[[int], Lab], pytho
             (work / "go").touch()
 
     with here.fleet(on_event=on_event) as fleet:
-        ensure(fleet, EnvironmentPlan(name="image", setup=("true",)), pythons={0: python}, cache=here.folder)
+        ensure_environments(
+            fleet, EnvironmentPlan(name="image", setup=("true",)), pythons={0: python}, cache=here.folder
+        )
     first.result(60)
     who = r"waiting for a build of \S+@\S+ on this node, since \d\d:\d\d UTC, process \d+: "
     assert re.fullmatch(who + re.escape(command), said[0])
@@ -412,7 +416,7 @@ def test_setup_waits_for_the_package_lock(lab: Callable[[int], Lab], python: str
             held.close()
 
     with here.fleet(on_event=on_event) as fleet:
-        ensure(
+        ensure_environments(
             fleet,
             EnvironmentPlan(name="image", setup=("echo done > log",)),
             pythons={0: python},
@@ -464,7 +468,7 @@ def test_nodes_that_differ_are_told_by_fact(lab: Callable[[int], Lab], python: s
     other = str(image(tmp_path / "other", torch="2.12.1+cpu"))
     plan = EnvironmentPlan(name="image", setup=("true",))
     with here.fleet() as fleet, pytest.raises(NodeError, match="the nodes differ") as refused:
-        ensure(fleet, plan, pythons={0: python, 1: other}, cache=here.folder)
+        ensure_environments(fleet, plan, pythons={0: python, 1: other}, cache=here.folder)
     assert "torch: node0 2.13.0+cpu, node1 2.12.1+cpu" in refused.value.why
 
 
@@ -490,7 +494,7 @@ def test_the_password_of_an_index_does_not_reach_a_node(
     with serve_index(no_settings, password=PASSWORD, hold="tiny-1.0") as server:
         indexes = Indexes(index_url=f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/simple")
         plan = dataclasses.replace(PLAN, indexes=indexes, packages_from=packages_from)
-        making = soon(made, here, plan, python, events=said)
+        making = run_in_thread(made, here, plan, python, events=said)
         assert server.is_held.wait(60)
         running = [Path(f"/proc/{pid}/cmdline") for host in here.hosts for pid in host.sessions()]
         argv = "".join(path.read_bytes().decode(errors="replace") for path in running if path.exists())
@@ -524,7 +528,9 @@ def test_lines_with_passwords_are_for_one_user_of_a_node_and_go_when_they_are_in
     with serve_index(no_settings, password=PASSWORD, hold="tiny-1.0") as server:
         url = f"http://reader:{PASSWORD}@127.0.0.1:{server.port}"
         lines = (f"tiny @ {url}/tiny-1.0-py3-none-any.whl",)
-        making = soon(made, here, dataclasses.replace(PLAN, lines=lines, packages_from="node"), python)
+        making = run_in_thread(
+            made, here, dataclasses.replace(PLAN, lines=lines, packages_from="node"), python
+        )
         assert server.is_held.wait(60)
         files = [path for path in here.hosts[0].home.rglob("*.txt") if PASSWORD in path.read_text()]
         assert [file.stat().st_mode & 0o777 for file in files] == [0o600]

@@ -17,7 +17,7 @@ from awsddp.nodes.fleet import Fleet, Result, command_line
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.util import parallel
-from awsddp.util.parallel import NodesFailed, ignore, split
+from awsddp.util.parallel import NodesFailed, ignore_event, results_or_raise
 from tests.support.ssh_hosts import Lab, wait_until
 
 MakeLab = Callable[[int], Lab]
@@ -124,7 +124,7 @@ def test_a_command_that_takes_too_long_is_an_error_of_its_node_alone(lab: MakeLa
     with lab(2).fleet() as fleet:
         ends = fleet.run_each({0: (["sleep", "60"], b""), 1: (["echo", "here"], b"")}, timeout_s=1)
         with pytest.raises(NodesFailed) as caught:
-            split(ends)
+            results_or_raise(ends)
         assert layers(caught.value) == {0: "silent"}
         assert caught.value.results[1].stdout == b"here\n"
         fleet.reconnect([0])
@@ -139,7 +139,7 @@ def test_endless_output_ends_at_the_deadline_too(lab: MakeLab, endless: str) -> 
 
 def test_a_host_key_that_is_not_the_known_one_ends_it_at_once(lab: MakeLab) -> None:
     two = lab(2)
-    hostkeys.settle(two.known_hosts, {two.hosts[1].endpoint.instance_id: make_key("another").public})
+    hostkeys.set_keys(two.known_hosts, {two.hosts[1].endpoint.instance_id: make_key("another").public})
     with pytest.raises(NodesFailed) as caught, two.fleet(deadline_s=3600):
         pass
     assert layers(caught.value) == {1: "host key"}
@@ -150,7 +150,7 @@ def test_a_host_key_that_is_not_the_known_one_ends_it_at_once(lab: MakeLab) -> N
 def test_a_node_in_its_boot_may_show_another_host_key_first_and_is_sent_nothing(lab: MakeLab) -> None:
     one = lab(1)
     host, temporary = one.hosts[0], make_key("temporary")
-    hostkeys.settle(one.known_hosts, {host.endpoint.instance_id: temporary.public})
+    hostkeys.set_keys(one.known_hosts, {host.endpoint.instance_id: temporary.public})
     said: list[Event] = []
 
     def show_it(event: Event) -> None:
@@ -160,9 +160,9 @@ def test_a_node_in_its_boot_may_show_another_host_key_first_and_is_sent_nothing(
         (host.root / "log").rename(host.root / "log of the foreign key")
         host.start()
 
-    login = replace(one.login(), boot_key=hostkeys.bare(temporary.public))
+    login = replace(one.login(), boot_key=hostkeys.strip_comment(temporary.public))
     with Fleet(one.endpoints(), login, deadline_s=60, on_event=show_it) as fleet:
-        assert fleet.host_key(0) == hostkeys.bare(temporary.public)
+        assert fleet.host_key(0) == hostkeys.strip_comment(temporary.public)
     assert said == [Event("waiting for SSH (host key)", who="node0")]
     before = (host.root / "log of the foreign key").read_text()
     assert "Connection from" in before
@@ -171,8 +171,8 @@ def test_a_node_in_its_boot_may_show_another_host_key_first_and_is_sent_nothing(
 
 def test_a_foreign_host_key_is_refused_at_the_boot_deadline(lab: MakeLab) -> None:
     one = lab(1)
-    temporary = hostkeys.bare(make_key("temporary").public)
-    hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
+    temporary = hostkeys.strip_comment(make_key("temporary").public)
+    hostkeys.set_keys(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
     login = replace(one.login(), boot_key=temporary)
     with pytest.raises(NodesFailed) as caught, Fleet(one.endpoints(), login, deadline_s=1.5):
         pass
@@ -181,9 +181,9 @@ def test_a_foreign_host_key_is_refused_at_the_boot_deadline(lab: MakeLab) -> Non
 
 def test_a_node_that_has_shown_its_last_host_key_is_in_its_boot_no_more(lab: MakeLab) -> None:
     one = lab(1)
-    temporary, last = (hostkeys.bare(make_key(name).public) for name in ("temporary", "last"))
-    hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
-    hostkeys.accept(one.known_hosts, {one.hosts[0].endpoint.instance_id: last})
+    temporary, last = (hostkeys.strip_comment(make_key(name).public) for name in ("temporary", "last"))
+    hostkeys.set_keys(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
+    hostkeys.add_keys(one.known_hosts, {one.hosts[0].endpoint.instance_id: last})
     login = replace(one.login(), boot_key=temporary)
     with pytest.raises(NodesFailed) as caught, Fleet(one.endpoints(), login, deadline_s=3600):
         pass
@@ -214,7 +214,7 @@ def test_logins_that_a_booting_node_closes_stay_below_what_sshd_locks_out_for(la
             login=one.login(),
             deadline_s=3600,
             stop=Waits(),
-            on_event=ignore,
+            on_event=ignore_event,
         )
     assert pauses[0] == 1
     for pause in pauses:
@@ -224,7 +224,7 @@ def test_logins_that_a_booting_node_closes_stay_below_what_sshd_locks_out_for(la
 
 def test_a_node_whose_host_key_is_not_known_is_not_even_called(lab: MakeLab) -> None:
     one = lab(1)
-    hostkeys.forget(one.known_hosts, [one.hosts[0].endpoint.instance_id])
+    hostkeys.remove_instances(one.known_hosts, [one.hosts[0].endpoint.instance_id])
     with pytest.raises(NodesFailed) as caught, one.fleet(deadline_s=3600):
         pass
     assert layers(caught.value) == {0: "host key"}
@@ -234,7 +234,7 @@ def test_the_key_of_another_instance_does_not_vouch_for_this_one(lab: MakeLab) -
     two = lab(2)
     ids = [host.endpoint.instance_id for host in two.hosts]
     keys = [host.seed.public for host in two.hosts]
-    hostkeys.settle(two.known_hosts, {ids[0]: keys[1], ids[1]: keys[0]})
+    hostkeys.set_keys(two.known_hosts, {ids[0]: keys[1], ids[1]: keys[0]})
     with pytest.raises(NodesFailed) as caught, two.fleet():
         pass
     assert layers(caught.value) == {0: "host key", 1: "host key"}
@@ -244,10 +244,10 @@ def test_the_key_of_another_instance_does_not_vouch_for_this_one(lab: MakeLab) -
 def test_either_of_two_accepted_host_keys_is_right(lab: MakeLab) -> None:
     one = lab(1)
     host = one.hosts[0]
-    hostkeys.settle(one.known_hosts, {host.endpoint.instance_id: make_key("next").public})
-    hostkeys.accept(one.known_hosts, {host.endpoint.instance_id: host.seed.public})
+    hostkeys.set_keys(one.known_hosts, {host.endpoint.instance_id: make_key("next").public})
+    hostkeys.add_keys(one.known_hosts, {host.endpoint.instance_id: host.seed.public})
     with one.fleet() as fleet:
-        assert fleet.host_key(0) == hostkeys.bare(host.seed.public)
+        assert fleet.host_key(0) == hostkeys.strip_comment(host.seed.public)
 
 
 def test_a_login_key_that_is_refused_is_said_to_be(lab: MakeLab, isolated: Path) -> None:
@@ -320,7 +320,7 @@ def test_what_meanwhile_raises_ends_the_wait_for_a_node_that_does_not_boot(
         if len(looks) == 3:
             raise NodeError("it was stopped")
 
-    with pytest.raises(NodeError, match="it was stopped"), made.fleet(deadline_s=600, meanwhile=look):
+    with pytest.raises(NodeError, match="it was stopped"), made.fleet(deadline_s=600, on_idle=look):
         pass
     assert len(looks) == 3
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.nodes.project_files import files_to_send
+from awsddp.nodes.project_files import list_files_to_send
 from tests.support.project_folder import make, names
 
 
@@ -76,7 +76,7 @@ def test_what_is_ignored_is_what_git_ignores(
     everywhere.write_text("!y.py\nkeep\n")
     git = ["git", "-C", tmp_path / below, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     expected = subprocess.run(git, capture_output=True, check=True, text=True).stdout.split("\0")[:-1]
-    found = files_to_send(tmp_path / below)
+    found = list_files_to_send(tmp_path / below)
     if (
         not below
         or subprocess.run(["git", "-C", tmp_path, "check-ignore", "--no-index", "-q", below]).returncode
@@ -94,7 +94,7 @@ def test_files_that_git_tracks_go_and_where_it_cannot_say_that_is_said(
     subprocess.run(["git", "-C", project, "add", "-f", "data/keep.csv"], check=True)
     assert names(project) == [".gitignore", "a.py", "data/keep.csv"]
     (project / ".git/index").write_bytes(b"no index")
-    (skipped,) = files_to_send(project).skipped
+    (skipped,) = list_files_to_send(project).skipped
     assert "git tracks" in skipped[0]
     assert "index" in skipped[1]
 
@@ -123,9 +123,9 @@ def test_what_git_ignores_everywhere_stays_here(
         git.write_text("gitdir: ../store/worktrees/w\n")
     if kind == "no git":
         monkeypatch.setenv("PATH", str(tmp_path))
-    found = files_to_send(tmp_path / "repo/proj")
+    found = list_files_to_send(tmp_path / "repo/proj")
     assert [one.path for one in found.entries] == ["a.py"]
-    by = dict(found.kept)
+    by = dict(found.ignored)
     assert by["big.bin"] == "../.gitignore"
     assert by[".env"] == f"~/{everywhere.relative_to(isolated)}"
     assert by["secret"].endswith("info/exclude")
@@ -151,4 +151,4 @@ def test_a_folder_that_its_repository_ignores_is_sent(tmp_path: Path) -> None:
 
 def test_a_pattern_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pattern"):
-        files_to_send(tmp_path, ["!"])
+        list_files_to_send(tmp_path, ["!"])

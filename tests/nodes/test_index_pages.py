@@ -14,7 +14,7 @@ from tests.support.wheels import wheel
 def test_a_page_is_served_with_links_of_our_own_to_packages_alone(catalog: Catalog) -> None:
     """Relative links, those of another host, and what is said of a file; header names have no case."""
     with serve_replies(REPLIES) as server, mirrored(catalog) as node:
-        shown = catalog.show_index(f"{server.url}/simple")
+        shown = catalog.rewrite_index(f"{server.url}/simple")
         links = node.links(f"{shown}/small/")
         hosts = [link.rpartition("/")[0].partition("://")[2].partition("/")[0] for link in links]
         assert hosts == ["files.awsddp.invalid"] * 3
@@ -24,15 +24,15 @@ def test_a_page_is_served_with_links_of_our_own_to_packages_alone(catalog: Catal
         assert node.ask(f"{links[1]}.metadata") == (200, b"metadata")
         page = node.ask(f"{shown}/small/")[1].decode()
         assert page.count('data-requires-python="&gt;=3.8"') == 3 and server.url not in page
-        assert catalog.show_index(f"{server.url}/simple") == shown, "a node finds a file in its cache"
+        assert catalog.rewrite_index(f"{server.url}/simple") == shown, "a node finds a file in its cache"
 
 
 def test_a_page_of_links_may_name_the_place_of_its_files(catalog: Catalog) -> None:
     with serve_replies({"/deep/f/small-1.0.whl": Reply(b"one")}) as files:
         replies = {"/links.html": page("f/small-1.0.whl", base=f"{files.url}/deep/")}
         with serve_replies(replies) as server, mirrored(catalog) as node:
-            catalog.show_links(f"{files.url}/deep/")
-            links = node.links(catalog.show_links(f"{server.url}/links.html"))
+            catalog.rewrite_links_page(f"{files.url}/deep/")
+            links = node.links(catalog.rewrite_links_page(f"{server.url}/links.html"))
             assert node.ask(links[0]) == (200, b"one")
 
 
@@ -46,7 +46,7 @@ def test_files_of_a_folder_are_those_that_lie_in_it(catalog: Catalog, tmp_path: 
     (folder / "secret.html").write_text("secret")
     (folder / "up").symlink_to(tmp_path)
     with mirrored(catalog) as node:
-        shown = catalog.show_links(str(folder))
+        shown = catalog.rewrite_links_page(str(folder))
         links = node.links(shown)
         assert [node.ask(link)[0] for link in links] == [403, 403, 200]
         for path in ("secret.html", "up/", "../secret.txt", "%2e%2e/secret.txt", "tiny-1.0-py3-none-any.whl"):
@@ -67,7 +67,7 @@ def test_an_index_in_a_folder_serves_what_its_pages_name_beside_it(catalog: Cata
     )
     project.write_bytes(page(*links).body)
     with mirrored(catalog) as node:
-        index = catalog.show_index((tmp_path / "mirror/simple").as_uri())
+        index = catalog.rewrite_index((tmp_path / "mirror/simple").as_uri())
         found = node.links(f"{index}odd-name/")
         assert [node.ask(link)[0] for link in found] == [200, 403, 403]
         assert node.ask(f"{found[0]}.metadata") == (200, b"mirror/files/odd_name-1.whl.metadata")
@@ -83,9 +83,9 @@ def test_a_page_without_an_end_takes_little_memory(catalog: Catalog, unit: bytes
     headers = {"content-type": "text/html"}
     with serve_replies({"/simple/x/": Reply(body, headers=headers)}) as server, mirrored(catalog) as node:
         before = resident_mb(os.getpid())
-        assert node.ask(catalog.show_index(f"{server.url}/simple") + "/x/")[0] == 504
+        assert node.ask(catalog.rewrite_index(f"{server.url}/simple") + "/x/")[0] == 504
         assert resident_mb(os.getpid()) - before < 60
-        assert "a page of more than" in node.mirror.translate("")
+        assert "a page of more than" in node.mirror.explain_output("")
 
 
 def resident_mb(pid: int) -> float:

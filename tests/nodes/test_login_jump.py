@@ -17,7 +17,7 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.login import Jump, JumpFailure
-from awsddp.nodes.project_files import files_to_send
+from awsddp.nodes.project_files import list_files_to_send
 from awsddp.nodes.sync import push
 from awsddp.settings.loader import load
 from awsddp.util.parallel import NodesFailed
@@ -135,7 +135,7 @@ def test_files_and_a_shell_go_over_it_too(lab: MakeLab, bastion: Bastion, tmp_pa
     (tmp_path / "home" / "data.bin").write_bytes(data)
     one.write_ssh_config(bastion.jump)
     with one.fleet(jump=bastion.jump) as fleet:
-        sent = push(files_to_send(tmp_path / "home"), fleet)
+        sent = push(list_files_to_send(tmp_path / "home"), fleet)
     assert (sent[0].files, (one.hosts[0].work / "data.bin").read_bytes()) == (1, data)
     assert (bastion.lines(), bastion.logins()) == (2, 1)
     assert (one.ssh(0, "echo there", jump=bastion.jump), bastion.lines()) == ("there\n", 3)
@@ -228,14 +228,14 @@ def test_a_node_must_show_its_own_host_key_over_a_jump_host_too(
     lab: MakeLab, bastion: Bastion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = lab(1)
-    hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: make_key("another").public})
+    hostkeys.set_keys(one.known_hosts, {one.hosts[0].endpoint.instance_id: make_key("another").public})
     carriers: list[subprocess.Popen[bytes]] = []
 
     dial = Jump.dial
 
     def kept(*asked: Any) -> Any:
         line = dial(*asked)
-        carriers.append(line.carrier)
+        carriers.append(line.process)
         return line
 
     monkeypatch.setattr(Jump, "dial", kept)
@@ -264,7 +264,7 @@ def test_a_jump_host_that_was_away_is_connected_to_again(lab: MakeLab, bastion: 
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(bastion: Bastion, length: int) -> None:
     folder = bastion.jump.folder / ("x" * (length - len(str(bastion.jump.folder))))
     with pytest.raises(JumpFailure, match="bastion") as caught:
-        Jump(name="bastion", folder=folder).reach()
+        Jump(name="bastion", folder=folder).ensure_connected()
     assert "too long" in caught.value.why
     assert "AWSDDP_HOME: a shorter path" in caught.value.next
 

@@ -13,7 +13,7 @@ def test_failure_of_each_layer_names_its_node_and_the_next_step(layer: Layer) ->
     failure = NodeFailure(3, layer, "no answer")
     assert (failure.message, failure.node, failure.layer) == ("node3: no answer", 3, layer)
     assert failure.next
-    assert NodeFailure(3, layer, "no answer", next="awsddp why").next == "awsddp why"
+    assert NodeFailure(3, layer, "no answer", next_step="awsddp why").next == "awsddp why"
 
 
 def test_program_that_this_machine_lacks_is_named_with_how_to_install_it() -> None:

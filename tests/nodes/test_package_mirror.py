@@ -21,7 +21,7 @@ from awsddp.nodes.catalog import Catalog
 from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.package_mirror import Mirror
 from awsddp.plan.indexes import Indexes
-from awsddp.util.parallel import soon
+from awsddp.util.parallel import run_in_thread
 from tests.nodes.test_environments import PLAN, imported, index, made, no_settings, python
 from tests.support.mirrored_node import REPLIES, Node, mirrored
 from tests.support.servers import (
@@ -81,13 +81,13 @@ def test_only_a_client_with_the_password_is_served_and_no_connection_is_its_own(
     lab: MakeLab, catalog: Catalog, tmp_path: Path
 ) -> None:
     wheel(tmp_path / "wheels", "tiny")
-    shown = catalog.show_links(str(tmp_path / "wheels"))
+    shown = catalog.rewrite_links_page(str(tmp_path / "wheels"))
     with (
         serve_folder(tmp_path) as server,
         Mirror(catalog, ca="", proxy="") as mirror,
         lab(1).fleet() as fleet,
     ):
-        with fleet.forwarded([0], mirror.serve) as ports:
+        with fleet.forward_ports([0], mirror.serve) as ports:
             environ = mirror.environ(ports[0], ())
             other = {name: value.replace("awsddp:", "awsddp:0") for name, value in environ.items()}
             assert curl(fleet, other, shown).startswith("407")
@@ -95,16 +95,16 @@ def test_only_a_client_with_the_password_is_served_and_no_connection_is_its_own(
             assert curl(fleet, environ, server.url).startswith("403")
             assert curl(fleet, environ, server.url.replace("http:", "https:")).startswith("000 403")
             assert not server.asked
-        assert f"127.0.0.1:{server.port}: no packages come from there" in mirror.translate("")
+        assert f"127.0.0.1:{server.port}: no packages come from there" in mirror.explain_output("")
         real = (tmp_path / "wheels").as_uri()
-        assert mirror.translate(f"{shown}x.whl").startswith(f"{real}/x.whl\n")
+        assert mirror.explain_output(f"{shown}x.whl").startswith(f"{real}/x.whl\n")
         wait_until(lambda: not curl(fleet, environ, shown).startswith("200"), "the end of the forward")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_is_sent_to_an_index(catalog: Catalog, method: str) -> None:
     with serve_replies(REPLIES) as server, mirrored(catalog) as node:
-        index = catalog.show_index(f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/simple")
+        index = catalog.rewrite_index(f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/simple")
         assert node.ask(f"{index}/small/", method, b"x")[0] in (403, 501) and not server.asked
         assert node.ask(f"{index}/small/", headers={"Content-Length": "5"})[0] == 200
         assert node.ask(node.links(f"{index}/small/")[1], headers={"Content-Length": "5"}) == (200, b"two")
@@ -112,7 +112,7 @@ def test_nothing_is_sent_to_an_index(catalog: Catalog, method: str) -> None:
 
 
 def test_heads_and_connections_have_a_bound(catalog: Catalog, tmp_path: Path) -> None:
-    shown = catalog.show_links(str(tmp_path))
+    shown = catalog.rewrite_links_page(str(tmp_path))
     with mirrored(catalog) as node, contextlib.ExitStack() as stack:
         with pytest.raises((http.client.HTTPException, OSError)):
             node.ask(shown, headers={f"X-{number}": "x" * 10_000 for number in range(20)})
@@ -170,7 +170,7 @@ def test_a_node_that_is_lost_while_it_installs_is_told_and_the_other_is_done(
     here, before = lab(2), threads()
     with serve_index(no_settings, hold="tiny-1.0") as server:
         plan = dataclasses.replace(PLAN, indexes=Indexes(index_url=f"{server.url}/simple"))
-        making = soon(made, here, plan, python)
+        making = run_in_thread(made, here, plan, python)
         assert server.is_held.wait(60)
         here.hosts[1].stop()
         server.release.set()
@@ -191,7 +191,7 @@ def test_an_interrupt_ends_what_is_open(lab: MakeLab, no_settings: Path, python:
             assert server.is_held.wait(60)
             _thread.interrupt_main()
 
-        soon(interrupt)
+        run_in_thread(interrupt)
         with pytest.raises(KeyboardInterrupt):
             made(here, plan, python)
         server.release.set()
@@ -221,7 +221,7 @@ def test_a_simple_index_that_is_a_folder_here_is_seen_by_nodes(
 def test_uv_gets_its_pythons_from_the_mirror(catalog: Catalog, tmp_path: Path) -> None:
     """By the true uv; there is none behind it."""
     with serve_replies({}) as server, mirrored(catalog) as node:
-        shown = catalog.show(f"{server.url}/releases/download", "tree")
+        shown = catalog.rewrite_location(f"{server.url}/releases/download", "tree")
         own = {
             "UV_PYTHON_INSTALL_MIRROR": shown,
             "UV_PYTHON_INSTALL_DIR": str(tmp_path),
@@ -230,5 +230,5 @@ def test_uv_gets_its_pythons_from_the_mirror(catalog: Catalog, tmp_path: Path) -
         environ = {**os.environ, **node.mirror.environ(node.port, ()), **own}
         words = [find_uv_bin(), "venv", "--no-project", "--python", "3.9.7", tmp_path / "venv"]
         done = subprocess.run(words, env=environ, capture_output=True, text=True)
-    assert done.returncode and "404 Not Found" in node.mirror.translate(done.stderr)
+    assert done.returncode and "404 Not Found" in node.mirror.explain_output(done.stderr)
     assert server.asked and server.asked[0].startswith("GET /releases/download/2021")

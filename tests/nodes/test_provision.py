@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from awsddp.model.events import Event, OnEvent
-from awsddp.model.records import Node, Prepared
+from awsddp.model.records import Node, PreparedNode
 from awsddp.nodes import hostkeys
 from awsddp.nodes.provision import prepare
-from awsddp.util.parallel import NodesFailed, ignore
+from awsddp.util.parallel import NodesFailed, ignore_event
 from awsddp.util.shipped_files import template
 from tests.support.ssh_hosts import Host, Lab
 
@@ -46,7 +46,7 @@ def nodes_of(lab: Lab) -> list[Node]:
     ]
 
 
-def ready(lab: Lab, *, on_event: OnEvent = ignore, **settings: object) -> tuple[Prepared, ...]:
+def ready(lab: Lab, *, on_event: OnEvent = ignore_event, **settings: object) -> tuple[PreparedNode, ...]:
     with lab.fleet() as fleet:
         fleet.on_event = on_event
         return prepare(fleet, nodes_of(lab), **settings)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def shown(host: Host) -> str:
 
 
 def accepted(lab: Lab, node: int) -> tuple[str, ...]:
-    return hostkeys.read(lab.known_hosts)[lab.hosts[node].endpoint.instance_id]
+    return hostkeys.load_keys(lab.known_hosts)[lab.hosts[node].endpoint.instance_id]
 
 
 def test_what_a_node_has_is_found(lab_with_torch: MakeLab) -> None:
@@ -69,7 +69,7 @@ def test_what_a_node_has_is_found(lab_with_torch: MakeLab) -> None:
     said: list[Event] = []
     found = ready(two, on_event=said.append)
     assert found == tuple(
-        Prepared(
+        PreparedNode(
             node=host.node,
             instance_id=host.endpoint.instance_id,
             home=str(host.home),
@@ -99,7 +99,7 @@ def test_each_node_gets_a_host_key_of_its_own_and_the_seed_is_dropped(lab_with_t
     ready(two)
     for host in two.hosts:
         key = shown(host)
-        assert key != hostkeys.bare(host.seed.public)
+        assert key != hostkeys.strip_comment(host.seed.public)
         assert accepted(two, host.node) == (key,)
         assert (host.root / "etc/awsddp/host_key").stat().st_mode & 0o777 == 0o600
         assert (host.root / "etc/ssh/ssh_host_ed25519_key").stat().st_mode & 0o777 == 0o600
@@ -141,8 +141,8 @@ def test_a_kill_before_sshd_uses_the_final_key_locks_nobody_out(lab_with_torch: 
     key.write_text(host.seed.private)
     host.stop()
     host.start()
-    hostkeys.settle(one.known_hosts, {host.endpoint.instance_id: host.seed.public})
-    hostkeys.accept(one.known_hosts, {host.endpoint.instance_id: final})
+    hostkeys.set_keys(one.known_hosts, {host.endpoint.instance_id: host.seed.public})
+    hostkeys.add_keys(one.known_hosts, {host.endpoint.instance_id: final})
     ready(one)
     assert accepted(one, 0) == (final,)
     assert shown(host) == final

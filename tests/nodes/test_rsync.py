@@ -8,9 +8,9 @@ import pytest
 
 from awsddp.model.node_answers import ResultFile
 from awsddp.nodes import rsync
-from awsddp.nodes.download import by_rsync
+from awsddp.nodes.download import rsync_transfer
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.util.parallel import ignore
+from awsddp.util.parallel import ignore_event
 
 NONE = Path("/none")
 PROC = "/proc/self/fd/"
@@ -31,7 +31,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def transfer(source: str, target: str) -> None:
-    progress = rsync.Progress(0, "", 7, ignore)
+    progress = rsync.Progress(0, "", 7, ignore_event)
     stop = threading.Event()
     rsync.transfer(["-t", source, target], ["model.pt"], ssh_config=NONE, stop=stop, progress=progress)
 
@@ -39,12 +39,12 @@ def transfer(source: str, target: str) -> None:
 def test_folder_here_that_cannot_be_written_is_no_failure_of_the_node(node: Path) -> None:
     model = ResultFile(path=str(node / "model.pt"), home="node0/model.pt", size=7, node=0)
     with pytest.raises(OSError, match=PROC):
-        by_rsync(NONE)([model], Path(PROC), rsync.Progress(0, "", 7, ignore), threading.Event())
+        rsync_transfer(NONE)([model], Path(PROC), rsync.Progress(0, "", 7, ignore_event), threading.Event())
 
 
 def test_file_that_is_gone_on_the_node_is_no_failure_of_this_machine(node: Path, tmp_path: Path) -> None:
     gone = ResultFile(path=str(node / "gone.pt"), home="node0/gone.pt", size=7, node=0)
-    by_rsync(NONE)([gone], tmp_path / "here", rsync.Progress(0, "", 7, ignore), threading.Event())
+    rsync_transfer(NONE)([gone], tmp_path / "here", rsync.Progress(0, "", 7, ignore_event), threading.Event())
     assert not [path for path in (tmp_path / "here").rglob("*") if path.is_file()]
 
 

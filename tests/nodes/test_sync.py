@@ -14,7 +14,7 @@ from awsddp.model.events import Event
 from awsddp.nodes import rsync, sync
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login, ssh_config
-from awsddp.nodes.project_files import files_to_send
+from awsddp.nodes.project_files import list_files_to_send
 from awsddp.util.parallel import NodesFailed
 from tests.support.project_folder import HELL, make
 from tests.support.ssh_hosts import Host, Lab, wait_until
@@ -44,7 +44,7 @@ def by_rsync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def push(lab: Lab, home: Path, *ignore: str, **settings: object) -> dict[int, NodeFiles]:
     with lab.fleet() as fleet:
-        listing = files_to_send(home, ignore)
+        listing = list_files_to_send(home, ignore)
         return sync.push(listing, fleet, **settings)  # type: ignore[arg-type]
 
 
@@ -270,7 +270,7 @@ def test_a_file_that_vanishes_meanwhile_is_no_error(lab: MakeLab, home: Path) ->
     one = lab(1)
     make(home, "a", "b")
     with one.fleet() as fleet:
-        listing = files_to_send(home)
+        listing = list_files_to_send(home)
         (home / "b").unlink()
         sync.push(listing, fleet)
     assert set(tree(one.hosts[0].work)) == {"a"}
@@ -373,8 +373,8 @@ def test_without_rsync_or_ssh_at_home_that_is_said(
     bin = tmp_path / "bin"
     bin.mkdir()
     monkeypatch.setenv("PATH", str(bin))
-    rsync.program.cache_clear()
-    request.addfinalizer(rsync.program.cache_clear)
+    rsync.find_rsync.cache_clear()
+    request.addfinalizer(rsync.find_rsync.cache_clear)
     with pytest.raises(ConfigError, match="rsync not found"):
         push(one, home)
     (bin / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
@@ -392,9 +392,9 @@ def test_without_rsync_or_ssh_at_home_that_is_said(
         "3.10.0": True,
     }.items():
         (bin / "rsync").write_text(f"#!/bin/sh\necho 'rsync  version {version}  protocol version 31'\n")
-        rsync.program.cache_clear()
+        rsync.find_rsync.cache_clear()
         with nullcontext() if is_late else pytest.raises(ConfigError, match="conda install"):
-            assert rsync.program() == str(bin / "rsync")
+            assert rsync.find_rsync() == str(bin / "rsync")
 
 
 def test_ssh_and_rsync_reach_the_nodes_through_the_ssh_config(lab: MakeLab) -> None:

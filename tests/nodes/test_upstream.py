@@ -78,14 +78,15 @@ def test_a_page_leads_no_node_to_an_address_that_is_not_public(
         moved = {"/files/small-1.0.whl": Reply(status=302, headers={"location": url})}
         replies = {"/simple/small/": page(url if by == "link" else "/files/small-1.0.whl"), **moved}
         with serve_replies(replies) as server, mirrored(catalog) as node:
-            links = node.links(catalog.show_index(f"{server.url}/simple") + "/small/")
+            links = node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")
             status, text = node.ask(links[0])
             assert status == 403 and b"secret" not in text and not other.asked
-            assert f"{other.port}: its address is not public" in node.mirror.translate("")
-            catalog.show_links(f"http://{host}:{other.port}/")  # now the user names it
+            assert f"{other.port}: its address is not public" in node.mirror.explain_output("")
+            catalog.rewrite_links_page(f"http://{host}:{other.port}/")  # now the user names it
             if host in ("127.0.0.1", "localhost"):
                 assert (
-                    node.ask(node.links(catalog.show_index(f"{server.url}/simple") + "/small/")[0])[0] == 200
+                    node.ask(node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")[0])[0]
+                    == 200
                 )
 
 
@@ -98,9 +99,9 @@ def test_behind_a_proxy_the_names_of_the_configuration_count_alone(
         monkeypatch.setenv("no_proxy", "")
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{upstream.port}")
         with serve_replies(replies) as server, mirrored(catalog) as node:
-            index = catalog.show_index(f"{server.url}/simple") + "/small/"
+            index = catalog.rewrite_index(f"{server.url}/simple") + "/small/"
             assert node.ask(node.links(index)[0])[0] == 403 and not files.asked
-            assert "localhost" in node.mirror.translate("")
-            catalog.show_links(f"http://localhost:{files.port}/files/")
+            assert "localhost" in node.mirror.explain_output("")
+            catalog.rewrite_links_page(f"http://localhost:{files.port}/files/")
             assert node.ask(node.links(index)[0]) == (200, b"two")
             assert f"GET http://localhost:{files.port}/files/small-2.0.whl" in upstream.asked

@@ -30,5 +30,5 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.chdir(tmp_path)
     of_pip = Indexes(no_index=True, find_links=("index",))  # as pip tells, which takes half a second
-    monkeypatch.setattr(resolve, "indexes_here", lambda: of_pip)
+    monkeypatch.setattr(resolve, "read_pip_indexes", lambda: of_pip)
     return folder

@@ -8,8 +8,8 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.model.billing import Rate
-from awsddp.model.records import Listed, Node
-from awsddp.plan.converge import Convergence, Standing, converge
+from awsddp.model.records import ClusterListing, Node
+from awsddp.plan.converge import ExistingCluster, Reconciliation, plan_reconciliation
 from awsddp.plan.records import Step
 from awsddp.settings.loader import load
 from awsddp.settings.spec import ClusterSpec
@@ -36,8 +36,8 @@ def node(number: int, **changes: Any) -> Node:
 
 def standing(
     *nodes: Node, size: int | None = None, opened: tuple[str, ...] = (HERE,), **changes: Any
-) -> Standing:
-    cluster = Listed(
+) -> ExistingCluster:
+    cluster = ClusterListing(
         name="demo",
         id="0a1b2c3d",
         owner="AIDAEXAMPLE",
@@ -53,7 +53,7 @@ def standing(
         "instance_type": "g5.xlarge",
         "expires": EXPIRES,
     }
-    return Standing(**(given | changes))
+    return ExistingCluster(**(given | changes))
 
 
 def asked(**keys: Any) -> ClusterSpec:
@@ -62,14 +62,14 @@ def asked(**keys: Any) -> ClusterSpec:
     ]
 
 
-def steps(spec: ClusterSpec, exists: Standing, *, image_id: str = "ami-1") -> Convergence:
-    return converge(spec, exists, image_id=image_id, callers=(HERE,), now=NOW)
+def steps(spec: ClusterSpec, exists: ExistingCluster, *, image_id: str = "ami-1") -> Reconciliation:
+    return plan_reconciliation(spec, exists, image_id=image_id, callers=(HERE,), now=NOW)
 
 
 PAIR = (node(0), node(1))
 LATER = NOW + timedelta(hours=24)
 
-CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
+CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
     "nothing asked, nothing to do": (asked(), standing(*PAIR), ()),
     "as many as there are": (asked(cluster__nodes=2), standing(*PAIR), ()),
     "more": (
@@ -271,7 +271,7 @@ def test_another_image_is_one_that_was_not_asked_for_before(
     asked_before: str | None, now_id: str, ended: int
 ) -> None:
     change = steps(asked(cluster__image="ami-2"), standing(*PAIR, image=asked_before), image_id=now_id)
-    assert len(change.of("end")) == ended
+    assert len(change.steps_of("end")) == ended
 
 
 def test_a_second_cluster_of_the_name_is_named_and_ended() -> None:
@@ -284,7 +284,7 @@ def test_a_second_cluster_of_the_name_is_named_and_ended() -> None:
 def test_a_longer_term_in_the_file_moves_the_expiry_and_a_shorter_one_does_not() -> None:
     for text, moved in (("48h", True), ("24h", False), ("1h", False)):
         spec, _ = load("demo", environ={"AWSDDP_CLUSTER_EXPIRES": text})
-        assert bool(steps(spec, standing(*PAIR)).of("expire")) is moved, text
+        assert bool(steps(spec, standing(*PAIR)).steps_of("expire")) is moved, text
 
 
 def test_a_budget_ends_a_cluster_earlier_the_more_nodes_it_has() -> None:

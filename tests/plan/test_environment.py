@@ -9,10 +9,10 @@ from awsddp.compat.releases import RELEASES
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.environment import (
     EnvironmentPlan,
-    explain,
-    image_constraints,
+    check_identical_nodes,
+    explain_failure,
     make_environment_plan,
-    refuse_unlike,
+    pin_image_packages,
 )
 from awsddp.plan.indexes import Indexes
 from awsddp.plan.requirements import read_requirements
@@ -398,7 +398,7 @@ def test_nodes_without_internet_get_their_packages_through_this_machine() -> Non
 
 def test_only_what_torch_is_made_of_is_pinned() -> None:
     has = {"torch": "2.13.0+cpu", "numpy": "2.4", "nvidia-nccl-cu13": "2.29", "nvidia_cudnn": "9"}
-    assert image_constraints(has) == ("nvidia-nccl-cu13==2.29", "nvidia_cudnn==9", "torch==2.13.0+cpu")
+    assert pin_image_packages(has) == ("nvidia-nccl-cu13==2.29", "nvidia_cudnn==9", "torch==2.13.0+cpu")
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_only_what_torch_is_made_of_is_pinned() -> None:
 )
 def test_the_last_words_of_pip_are_explained(said: str, words: str) -> None:
     for internet in (None, False, True):
-        explained = explain(said, name="requirements.txt", internet=internet)
+        explained = explain_failure(said, name="requirements.txt", internet=internet)
         assert words in explained.message and "{" not in explained.next
         assert internet is not False or "packages_from=node" not in explained.next
         assert "\n" not in explained.why
@@ -452,7 +452,7 @@ exit code 1
 def test_pips_retries_are_one_line_with_advice_that_fits_the_nodes(
     internet: bool, packages_from: str | None, advice: list[str]
 ) -> None:
-    explained = explain(WALL, name="requirements.txt", internet=internet, packages_from=packages_from)
+    explained = explain_failure(WALL, name="requirements.txt", internet=internet, packages_from=packages_from)
     assert (
         explained.why == "Could not fetch URL http://h/simple/a/: connection error: NewConnectionError(...)"
     )
@@ -468,7 +468,7 @@ def test_pips_retries_are_one_line_with_advice_that_fits_the_nodes(
     ],
 )
 def test_a_package_whose_build_fails_is_named_with_its_last_lines(said: str, package: str) -> None:
-    explained = explain(f"gcc: no mpi.h\n{said}", name="requirements.txt")
+    explained = explain_failure(f"gcc: no mpi.h\n{said}", name="requirements.txt")
     words = f"requirements.txt: {package} has no wheel that fits, and its build on the node failed"
     assert explained.message == words and "gcc: no mpi.h" in explained.why and "env.setup" in explained.next
 
@@ -476,6 +476,6 @@ def test_a_package_whose_build_fails_is_named_with_its_last_lines(said: str, pac
 def test_nodes_that_differ_are_refused_by_what_differs() -> None:
     facts = {0: {"torch": "2.13", "NCCL": None}, 1: {"torch": "2.13", "NCCL": "2.29"}}
     with pytest.raises(NodeError) as refused:
-        refuse_unlike(facts)
+        check_identical_nodes(facts)
     assert refused.value.why == "NCCL: node0 none, node1 2.29"
-    refuse_unlike({0: facts[0], 1: facts[0]})
+    check_identical_nodes({0: facts[0], 1: facts[0]})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.plan.environment import make_environment_plan
-from awsddp.plan.indexes import Indexes, indexes_here
+from awsddp.plan.indexes import Indexes, read_pip_indexes
 from awsddp.settings.spec import EnvSection
 
 PIP = """
@@ -43,7 +43,7 @@ def test_this_machines_pip_says_where_packages_are(
     pip.write_text(PIP.format(folder=tmp_path / "wheels"))
     monkeypatch.setenv("PIP_CERT", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("PIP_INDEX_URL", "https://other/simple")
-    found = indexes_here()
+    found = read_pip_indexes()
     assert found == Indexes(
         index_url="https://other/simple",
         extra_index_urls=("https://y/simple", "https://z/simple"),
@@ -62,11 +62,11 @@ def test_settings_come_before_the_file_and_the_file_before_this_machine(tmp_path
     here = Indexes(index_url="https://here/simple", extra_index_urls=("https://far/simple",), no_index=True)
     file = str(tmp_path / "requirements.txt")
     by_file = make_environment_plan(EnvSection(file=file), internet=True, driver=None).indexes
-    assert by_file.otherwise(here).index_url == "https://file/simple"
+    assert by_file.with_defaults(here).index_url == "https://file/simple"
     by_setting = make_environment_plan(
         EnvSection(file=file, index_url="https://set/simple"), internet=True, driver=None
     ).indexes
-    every = by_setting.otherwise(here)
+    every = by_setting.with_defaults(here)
     assert (every.index_url, every.no_index) == ("https://set/simple", False)
     assert every.environ["PIP_EXTRA_INDEX_URL"] == "https://more/simple https://far/simple"
-    assert Indexes().otherwise(here).environ["PIP_NO_INDEX"] == "1"
+    assert Indexes().with_defaults(here).environ["PIP_NO_INDEX"] == "1"

@@ -8,9 +8,9 @@ from msgspec import structs
 
 from awsddp.compat.types import GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
-from awsddp.plan.launch_plan import make_plan, refuse_untried
+from awsddp.plan.launch_plan import check_untried_features, make_plan
 from awsddp.plan.policy import least_policy
-from awsddp.plan.records import Data, Facts, Group, Reservation, Saving, Subnet, document
+from awsddp.plan.records import Data, Facts, OwnGroup, Reservation, SaveTarget, Subnet, plan_to_document
 from awsddp.settings.spec import AccessSection, ClusterSection, ClusterSpec, NetworkSection
 from tests.support.plan_facts import DLAMI, FACTS, REFUSED, ZONES, plan
 
@@ -50,7 +50,7 @@ def test_pretended_gpus_are_told() -> None:
 def test_rehearsed_gpus_are_told_with_the_ranks_that_a_job_has() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"})))
     assert made.pretended
-    assert document(made)["rehearsed"]
+    assert plan_to_document(made)["rehearsed"]
     assert any("nccl as gloo; a job has a rank for each, 16 in total" in text for text in made.warnings)
 
 
@@ -160,7 +160,7 @@ RESERVED = replace(FACTS, reservation=HELD)
             ("network.subnet", "us-east-1e", "us-east-1b"),
         ),
         (
-            replace(FACTS, group=Group(id="sg-own", vpc="vpc-2")),
+            replace(FACTS, group=OwnGroup(id="sg-own", vpc="vpc-2")),
             {"network": {"security_group": "sg-own"}},
             ConfigError,
             ("network.security_group", "vpc-1", "vpc-2"),
@@ -191,7 +191,7 @@ def test_a_budget_is_an_earlier_expiry() -> None:
     price = whole.price_usd_per_hour
     assert price is not None
     assert limited.expires_s == int(100 / price * 3600) < whole.expires_s
-    assert document(limited)["price_until_expiry_usd"] == pytest.approx(100.0, abs=0.01)
+    assert plan_to_document(limited)["price_until_expiry_usd"] == pytest.approx(100.0, abs=0.01)
     assert any("the budget of $100.00 lasts 3 h 44 min" in text for text in limited.warnings)
     assert replace(plan(FACTS, budget_usd=10_000.0), budget=None) == whole
 
@@ -212,14 +212,14 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zo
     assert str(made.budget) == (
         f"$100.00 at up to ${rate:.2f} per hour, the highest spot price of the last 7 days"
     )
-    assert document(made)["budget"]["usd_per_hour"] == pytest.approx(rate, abs=1e-4)
+    assert plan_to_document(made)["budget"]["usd_per_hour"] == pytest.approx(rate, abs=1e-4)
     narrow = plan(SPOT, capacity={"zones": ("us-east-1b", "us-east-1c")}, **wish)
     assert narrow.budget is not None
     assert narrow.budget.usd_per_hour == pytest.approx(rate - 2 * 2.0, abs=1e-4)
 
 
 def test_spot_nodes_are_warned_of_unless_results_are_saved() -> None:
-    saved = replace(SPOT, saving=Saving(place="s3://results/runs", region=SPOT.region))
+    saved = replace(SPOT, saving=SaveTarget(uri="s3://results/runs", region=SPOT.region))
     spec = ClusterSpec(cluster=ClusterSection(spot=True), access=AccessSection(instance_profile="training"))
     warned = [make_plan(spec, facts).warnings for facts in (SPOT, saved)]
     assert [any(text.startswith("spot nodes") for text in texts) for texts in warned] == [True, False]
@@ -285,9 +285,9 @@ def test_what_nobody_has_tried_is_planned_and_not_launched(
     made = plan(facts, **asked)
     assert any(told in text and "capacity.experimental=true" in text for text in made.warnings)
     with pytest.raises(ConfigError, match=told):
-        refuse_untried(made)
+        check_untried_features(made)
     capacity = {**asked.get("capacity", {}), "experimental": True}
-    refuse_untried(plan(facts, **{**asked, "capacity": capacity}))
+    check_untried_features(plan(facts, **{**asked, "capacity": capacity}))
 
 
 def test_nodes_are_not_launched_into_a_cluster_that_ends_before_they_are_ready() -> None:

@@ -14,8 +14,17 @@ from msgspec import structs
 
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P, SPOT_G, SPOT_P5
 from awsddp.plan.launch_plan import make_plan
-from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, document, names
-from awsddp.plan.requests import Values
+from awsddp.plan.records import (
+    Facts,
+    Image,
+    LaunchPlan,
+    OwnGroup,
+    Reservation,
+    Subnet,
+    plan_to_document,
+    resource_names,
+)
+from awsddp.plan.requests import RequestValues
 from awsddp.settings.loader import load
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
@@ -387,7 +396,7 @@ CASES = {
         "g5.xlarge",
         1.006,
         0,
-        facts=replace(FACTS, group=Group(id="sg-own", vpc="vpc-1")),
+        facts=replace(FACTS, group=OwnGroup(id="sg-own", vpc="vpc-1")),
         spec={"network.security_group": "sg-own"},
         makes=("ImportKeyPair", "CreatePlacementGroup"),
         run={"NetworkInterfaces": [nic(group="sg-own")]},
@@ -406,7 +415,7 @@ CASES = {
         "g5.xlarge",
         1.006,
         0,
-        facts=replace(OWN_SUBNET, group=Group(id="sg-own", vpc="vpc-9")),
+        facts=replace(OWN_SUBNET, group=OwnGroup(id="sg-own", vpc="vpc-9")),
         spec={
             "access.key_file": "~/.ssh/mine.pem",
             "access.instance_profile": "nodes",
@@ -502,7 +511,7 @@ def test_the_plan(case: Case) -> None:
     assert (made.efa.count, made.efa.most) == case.efa
     assert tuple(request.operation for request in made.requests) == (*case.makes, "RunInstances")
     assert tuple(f"{other.instance_type} {other.market}" for other in made.alternatives) == case.others
-    shown = document(made)
+    shown = plan_to_document(made)
     one_subnet = {"subnet": made.subnets[0].id} if len(case.zones) == 1 else {}
     assert shown["uses"] == {**one_subnet, "tags": "team=vision", **case.uses}
     assert shown["makes"] == [
@@ -514,13 +523,13 @@ def test_the_plan(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_requests(case: Case) -> None:
     ids = {
-        **names("demo", "0a1b2c3d"),
+        **resource_names("demo", "0a1b2c3d"),
         "security_group": "sg-1",
         "subnet": "subnet-x",
         "client_token": "token",
     }
     secrets = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
-    values = Values(ids=ids, secrets=secrets, now=datetime(2026, 11, 21, 8, 45, tzinfo=UTC))
+    values = RequestValues(ids=ids, secrets=secrets, now=datetime(2026, 11, 21, 8, 45, tzinfo=UTC))
     sent = map(values.resolve, planned(case).requests)
     made = before(case)
     assert [(request.operation, request.parameters) for request in sent] == [

@@ -2,12 +2,12 @@
 
 import pytest
 
-from awsddp.plan.records import document
+from awsddp.plan.records import plan_to_document
 from tests.support.plan_facts import plan
 
 
 def test_the_document_tells_the_price_by_part_and_why() -> None:
-    made = document(plan(instance_type="g6.48xlarge", expires="10h"))
+    made = plan_to_document(plan(instance_type="g6.48xlarge", expires="10h"))
     parts = made["price_parts"]
     assert made["price_usd_per_hour"] == pytest.approx(sum(parts.values()), abs=1e-4)
     assert made["price_until_expiry_usd"] == pytest.approx(made["price_usd_per_hour"] * 10, abs=0.01)

@@ -5,11 +5,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from awsddp.plan.records import document, names
-from awsddp.plan.requests import Values
+from awsddp.plan.records import plan_to_document, resource_names
+from awsddp.plan.requests import RequestValues
 from tests.support.plan_facts import plan
 
-IDS = {**names("demo", "0a1b2c3d"), "security_group": "sg-1", "subnet": "subnet-b", "client_token": "token"}
+IDS = {
+    **resource_names("demo", "0a1b2c3d"),
+    "security_group": "sg-1",
+    "subnet": "subnet-b",
+    "client_token": "token",
+}
 SECRETS = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
 NOW = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
 TAGS = [
@@ -24,7 +29,7 @@ INSIDE = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
 
 
 def test_the_requests_that_are_sent() -> None:
-    values = Values(ids=IDS, secrets=SECRETS, now=NOW)
+    values = RequestValues(ids=IDS, secrets=SECRETS, now=NOW)
     sent = map(values.resolve, plan(tags={"team": "vision"}).requests)
     assert [(item.operation, item.parameters) for item in sent] == [
         (
@@ -124,7 +129,7 @@ def test_the_requests_that_are_sent() -> None:
 
 
 def test_the_document_is_json_and_holds_nothing_secret() -> None:
-    text = json.dumps(document(plan()))
+    text = json.dumps(plan_to_document(plan()))
     made = json.loads(text)
     assert made["requests"][-1]["parameters"]["UserData"] == {"$secret": "user_data"}
     assert made["expires"] == {"$now": 86400}
@@ -136,6 +141,6 @@ def test_the_document_is_json_and_holds_nothing_secret() -> None:
 
 
 def test_an_id_that_is_not_given_is_no_request() -> None:
-    values = Values(ids=names("demo", "0a1b2c3d"), secrets=SECRETS, now=NOW)
+    values = RequestValues(ids=resource_names("demo", "0a1b2c3d"), secrets=SECRETS, now=NOW)
     with pytest.raises(KeyError):
         list(map(values.resolve, plan().requests))

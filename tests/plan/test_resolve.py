@@ -10,15 +10,15 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.plan.environment import EnvironmentPlan
-from awsddp.plan.requirements import name_of, read_requirements
-from awsddp.plan.resolve import check, choose, target_of
+from awsddp.plan.requirements import parse_name, read_requirements
+from awsddp.plan.resolve import check_packages, choose_packages, make_target
 from tests.support.resolving import IMAGE, PROJECT, chosen, lock, planned
 from tests.support.servers import make_repository, serve_folder
 from tests.support.wheels import sdist, wheel
 
 
 def checked(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
-    return check(plan, image_torch=image_torch, machine="x86_64", cache=Path("cache"))
+    return check_packages(plan, image_torch=image_torch, machine="x86_64", cache=Path("cache"))
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,17 @@ def test_a_network_that_is_not_there_blocks_nothing(index: Path, monkeypatch: py
 
 def test_versions_are_chosen_once_for_all_nodes_and_those_of_the_image_stay(index: Path) -> None:
     plan = planned("small\nnumbers2\nfiles[http]\n")
-    target = target_of(plan, IMAGE)
-    assert choose(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
+    target = make_target(plan, IMAGE)
+    assert choose_packages(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
     wheel(index, "tiny", "2.0")
     (index / "small-1.0-py3-none-any.whl").unlink()
-    assert choose(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
+    assert choose_packages(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
     other = planned("numbers2>=3\ntiny\n")
-    assert choose(other, target_of(other, IMAGE), cache=Path("cache"))[0] == ("numbers2==3.0", "tiny==2.0")
-    assert choose(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
+    assert choose_packages(other, make_target(other, IMAGE), cache=Path("cache"))[0] == (
+        "numbers2==3.0",
+        "tiny==2.0",
+    )
+    assert choose_packages(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
 
 
 OLD, DYNAMIC = "Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Requires-Dist"
@@ -181,7 +184,7 @@ def test_what_holds_a_password_is_not_kept(index: Path) -> None:
         try:
             url = f"http://me:secret@127.0.0.1:{server.server_port}/tiny-1.0-py3-none-any.whl"
             plan = planned(f"tiny @ {url}\n")
-            found = choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
+            found = choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
         finally:
             server.shutdown()
     assert found == ((f"tiny @ {url}",), "") and not list(Path("cache").glob("*"))
@@ -229,8 +232,8 @@ def test_a_lock_gives_the_urls_and_the_git_commits_of_its_sources(index: Path, t
         assert "tiny==1.0" in lines and not [one for one in lines if one.startswith("numbers2")]
         assert checked(planned(file=str(file))) == "" and len(server.asked) == asked
         plan = planned(file=str(file))
-        pins, why = choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
-    assert why == "" and pins is not None and {"direct", "gitted", "tiny"} <= set(map(name_of, pins))
+        pins, why = choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
+    assert why == "" and pins is not None and {"direct", "gitted", "tiny"} <= set(map(parse_name, pins))
 
 
 def test_a_lock_names_the_index_that_it_was_made_from(index: Path) -> None:

@@ -7,16 +7,16 @@ from msgspec import structs
 
 from awsddp.errors import ConfigError
 from awsddp.plan.launch_plan import make_plan
-from awsddp.plan.records import LaunchPlan, Saving
+from awsddp.plan.records import LaunchPlan, SaveTarget
 from awsddp.settings.spec import AccessSection, ClusterSection, ClusterSpec, NetworkSection
 from tests.support.plan_facts import FACTS
 
 ROLE = "arn:aws:iam::123456789012:role/trainers"
-THERE = Saving(place="s3://results/runs", region="us-east-1")
+THERE = SaveTarget(uri="s3://results/runs", region="us-east-1")
 
 
 def plan(
-    saving: Saving, *, profile: str | None = "trainers", role: str | None = ROLE, nodes: int = 1
+    saving: SaveTarget, *, profile: str | None = "trainers", role: str | None = ROLE, nodes: int = 1
 ) -> LaunchPlan:
     spec = ClusterSpec(
         name="demo", cluster=ClusterSection(nodes=1), access=AccessSection(instance_profile=profile)
@@ -44,7 +44,7 @@ def plan(
     ],
 )
 def test_nodes_that_could_not_save_are_not_launched(
-    saving: Saving, profile: str | None, role: str | None, told: tuple[str, ...]
+    saving: SaveTarget, profile: str | None, role: str | None, told: tuple[str, ...]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(saving, profile=profile, role=role)
@@ -54,7 +54,7 @@ def test_nodes_that_could_not_save_are_not_launched(
 
 def test_what_may_not_be_asked_is_in_nobodys_way() -> None:
     planned = plan(replace(THERE, region=None), role=None)
-    assert planned.uses["place for results"] == THERE.place
+    assert planned.uses["place for results"] == THERE.uri
     assert [text for text in planned.warnings if "role" in text] == []
 
 

@@ -12,7 +12,7 @@ from awsddp.compat.types import QUOTA_G, QUOTA_P
 from awsddp.errors import CloudError, ConfigError
 from awsddp.model.records import TargetName
 from awsddp.plan.records import Facts
-from awsddp.plan.selection import offers
+from awsddp.plan.selection import list_offers
 from awsddp.settings.loader import load
 from awsddp.settings.spec import ClusterSection, ClusterSpec
 from tests.support.plan_facts import DLAMI, FACTS, REFUSED, ZONES, plan
@@ -171,7 +171,7 @@ def test_a_part_of_a_gpu_and_another_architecture_are_only_taken_by_name() -> No
 
 def test_offers_begin_with_the_cheapest_and_end_with_those_without_a_price() -> None:
     facts = replace(FACTS, offers={**FACTS.offers, "p5e.48xlarge": ZONES, "g6.xlarge": ZONES})
-    listed = offers(facts, ClusterSpec())
+    listed = list_offers(facts, ClusterSpec())
     prices = [one.price_usd_per_hour for one in listed]
     assert (listed[0].instance_type, listed[-1].instance_type, prices[-1]) == (
         "g6.xlarge",
@@ -190,17 +190,17 @@ def test_gpus_on_the_command_line_choose_among_the_offers_and_those_of_a_file_do
         ("L4-3GB", {"g6f.large"}),
     ):
         typed, _ = load(file=file, environ={}, overrides={"cluster.gpus": gpus})
-        assert {one.instance_type for one in offers(L4, typed)} == types
+        assert {one.instance_type for one in list_offers(L4, typed)} == types
     saved, _ = load(file=file, environ={})
-    assert {one.instance_type for one in offers(L4, saved)} == set(L4.offers)
+    assert {one.instance_type for one in list_offers(L4, saved)} == set(L4.offers)
     strange, _ = load(environ={}, overrides={"cluster.gpus": "A100-3GB:2"})
     with pytest.raises(CloudError, match="no type with 2 x A100-3GB in us-east-1"):
-        offers(L4, strange)
+        list_offers(L4, strange)
 
 
 def test_what_can_be_had_is_listed_with_price_zones_and_quota() -> None:
     four = ClusterSpec(cluster=ClusterSection(nodes=4))
-    listed = {choice.instance_type: choice for choice in offers(FACTS, four)}
+    listed = {choice.instance_type: choice for choice in list_offers(FACTS, four)}
     assert set(listed) == set(FACTS.offers)
     assert listed["p5.48xlarge"].price_usd_per_hour == 55.04
     assert listed["p5.48xlarge"].zones == ZONES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from awsddp.session.advice import read_advice
+from awsddp.session.advice import parse_message
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,6 @@ from awsddp.session.advice import read_advice
     ],
 )
 def test_options_go_into_each_command_and_the_rest_is_as_it_was_read(text: str, said: str) -> None:
-    advice = read_advice(text)
+    advice = parse_message(text)
     assert "\n".join(map(str, advice)) == text
     assert "\n".join(str(line.with_options(["-c", "a"], ["-c", "b"])) for line in advice) == said

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.cluster.down import down
 from awsddp.cluster.plan import plan
 from awsddp.errors import ConfigError
@@ -12,9 +12,11 @@ from tests.support.machine import On
 from tests.support.moto_cloud import Cloud
 
 
-def test_what_was_not_said_again_is_as_at_the_launch(on: On, cloud: Cloud, aws: Aws, tmp_path: Path) -> None:
+def test_what_was_not_said_again_is_as_at_the_launch(
+    on: On, cloud: Cloud, aws: AwsClient, tmp_path: Path
+) -> None:
     made = aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
-    vpc = aws.pages("DescribeSubnets", {}, "Subnets")[0]["VpcId"]
+    vpc = aws.paginate("DescribeSubnets", {}, "Subnets")[0]["VpcId"]
     group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own", "VpcId": vpc})[
         "GroupId"
     ]
@@ -44,7 +46,7 @@ def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
 
 @pytest.mark.prove
 def test_ssh_moves_to_a_jump_host_which_is_remembered(
-    on: On, aws: Aws, tmp_path_factory: pytest.TempPathFactory
+    on: On, aws: AwsClient, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     laptop = on(str(tmp_path_factory.mktemp("short")))  # a socket's path is limited to about 100 characters
     laptop.first()

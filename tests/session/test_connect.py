@@ -6,8 +6,8 @@ import pytest
 
 from awsddp.errors import NodeError
 from awsddp.job.fetch import fetch
-from awsddp.job.jobs import jobs_of_all as jobs
-from awsddp.session.connect import told_jobs
+from awsddp.job.jobs import list_jobs as jobs
+from awsddp.session.connect import list_jobs_on_nodes
 from tests.support.folder_nodes import World, start
 from tests.support.owed_results import at_home
 
@@ -26,6 +26,6 @@ def test_no_node_chooses_a_folder_of_the_users(world: World) -> None:
     start(world, "", name="mine")
     world.homes.wait("mine")
     world.folder.write(replace(world.record, jobs=()))  # as where another machine has started it
-    assert [job.job for job in told_jobs(world.connected())] == ["mine"]
+    assert [job.job for job in list_jobs_on_nodes(world.connected())] == ["mine"]
     (world.project / "runs/mine").mkdir(parents=True)
-    assert told_jobs(world.connected()) == ()
+    assert list_jobs_on_nodes(world.connected()) == ()

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from awsddp.cluster.down import down
-from awsddp.cluster.fetch_unfetched import fetch_all
-from awsddp.cluster.inventory import home
+from awsddp.cluster.fetch_unfetched import fetch_unfetched_results
+from awsddp.cluster.inventory import list_known_clusters
 from awsddp.cluster.status import status
 from awsddp.errors import AwsddpError, NotFoundError
-from awsddp.job.jobs import jobs_document
-from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.job.jobs import list_jobs as jobs
+from awsddp.job.jobs import make_jobs_document
 from awsddp.session.locate import require_live
 from tests.support.desk import BEGAN, Desk
 from tests.support.machine import Machine, On
@@ -19,7 +19,7 @@ from tests.support.prices import ADDRESS, DISK, MACHINE
 
 
 def reported(machine: Machine) -> tuple[float | None, float | None]:
-    (bill,) = jobs_document(machine.context(), ())["clusters"]
+    (bill,) = make_jobs_document(machine.context(), ())["clusters"]
     assert bill["idle_usd"] == bill["cost_usd"], "no job ran"
     return bill["cost_usd"], bill["price_usd_per_hour"]
 
@@ -86,7 +86,7 @@ def test_a_cluster_that_stopped_by_itself_has_one_price_and_one_cost(desk: Desk)
         replace(node, state="stopped", changed=stopped, unfetched=("j",)) for node in desk.listed
     )
     assert costs(desk) == (0.2, pytest.approx(2.4, abs=0.2))
-    assert home(desk.session())["clusters"][0]["price_usd_per_hour"] == 0.2
+    assert list_known_clusters(desk.session())["clusters"][0]["price_usd_per_hour"] == 0.2
 
 
 def test_a_cluster_that_outlives_the_expiry_that_is_known_here_has_one_cost(desk: Desk) -> None:
@@ -103,7 +103,7 @@ def test_the_error_of_down_names_the_price_of_what_runs(desk: Desk) -> None:
     located = desk.located()
     desk.folder.key.unlink()
     with pytest.raises(AwsddpError, match="the results of j are not fetched") as refused:
-        fetch_all(*require_live(located))
+        fetch_unfetched_results(*require_live(located))
     price = desk.status()["price_usd_per_hour"]
     assert price == 1.2
     assert refused.value.why.endswith(f"until then the nodes cost ${price:.2f} per hour")

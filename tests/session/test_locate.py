@@ -17,8 +17,8 @@ def test_a_verb_whose_cluster_another_command_terminated_says_so(
 ) -> None:
     monkeypatch.setattr(locate, "_search", lambda *_, **__: world.located())
     session = world.session()
-    with pytest.raises(NodeError) as refused, locate.find_cluster(session, names_holder=True):
-        world.folder.retire("0a1b2c3d")
+    with pytest.raises(NodeError) as refused, locate.find_cluster(session, name_lock_holder=True):
+        world.folder.archive("0a1b2c3d")
         raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
     assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"
     assert refused.value.next.startswith("awsddp up")
@@ -35,8 +35,8 @@ def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(
 
     monkeypatch.setattr(Fleet, "__enter__", fail)
     with pytest.raises(NodeFailure) as failed, locate.find_cluster(laptop.context()) as cluster:
-        assert cluster.listed is not None
+        assert cluster.listing is not None
         down(laptop.context(), confirm=lambda _: None)
-        with connect(cluster.with_nodes(cluster.listed.live, of=())):
+        with connect(cluster.with_nodes(cluster.listing.live, all_nodes=())):
             pass
     assert failed.value.why.splitlines() == [f"EC2 says: node{node} is terminated" for node in (0, 1)]

@@ -14,38 +14,38 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from awsddp.api.cluster import Cluster, Job, JobFailed
-from awsddp.aws.api_errors import translate
+from awsddp.aws.api_errors import translate_error
 from awsddp.cli import failures
-from awsddp.cli.command_line import WATCH, Globals, named
+from awsddp.cli.command_line import COMMAND, Globals, with_global_options
 from awsddp.cli.main import cli
-from awsddp.errors import CloudError, Interrupted, LetGo
+from awsddp.errors import CloudError, Interrupted, Terminated
 from awsddp.local import control
 from awsddp.model.records import JobRecord as JobRecord
 from awsddp.model.records import Target, TargetName
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import Session
-from awsddp.session.next_steps import advised, costs, interruption
-from awsddp.settings.loader import load, option_words
+from awsddp.session.next_steps import complete_commands, describe_cost, make_interrupted_error
+from awsddp.settings.loader import load, option_arguments
 from awsddp.settings.spec import OPTIONS
 from awsddp.settings.verbs import HAS_OPTION
-from awsddp.state import Folder
+from awsddp.state import ClusterFolder
 from tests.support.advice_lines import texts, type_in
 from tests.support.lab import Lab
 from tests.support.launched_cluster import RECORD
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterFolder]:
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
     monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
-    made = Folder(tmp_path, "second")
+    made = ClusterFolder(tmp_path, "second")
     session = Session(name="second", home=tmp_path, settings=load("second", environ={}))
-    monkeypatch.setattr(WATCH, "session", session)
+    monkeypatch.setattr(COMMAND, "session", session)
     yield made
 
 
 def asked(
-    folder: Folder, local: bool = False, verb: Literal["train", "run"] = "train", **keys: object
+    folder: ClusterFolder, local: bool = False, verb: Literal["train", "run"] = "train", **keys: object
 ) -> Session:
     """What is asked by a command line that sets these keys."""
     settings = load(folder.name, environ={}, overrides=keys)
@@ -65,57 +65,61 @@ def asked(
     ],
 )
 def test_a_command_carries_the_options_that_it_needs(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
 ) -> None:
-    monkeypatch.setattr(WATCH, "options", options)
-    monkeypatch.setattr(WATCH, "session", None)  # nothing of the verb is known yet
-    assert named("awsddp up   # continue") == said
-    assert named("awsddp -c other-name up") == "awsddp -c other-name up"
+    monkeypatch.setattr(COMMAND, "options", options)
+    monkeypatch.setattr(COMMAND, "session", None)  # nothing of the verb is known yet
+    assert with_global_options("awsddp up   # continue") == said
+    assert with_global_options("awsddp -c other-name up") == "awsddp -c other-name up"
 
 
-def test_what_a_cluster_remembers_is_not_said_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cluster_remembers_is_not_said_again(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.write(RECORD)
     for profile, said in (("work", ""), ("other", " --profile other")):
         keys = {"cluster.region": "eu-west-1", "cluster.profile": profile}
-        assert advised(asked(folder, **keys), "awsddp down") == f"awsddp -c second{said} down"
+        assert complete_commands(asked(folder, **keys), "awsddp down") == f"awsddp -c second{said} down"
 
 
-def test_no_advice_of_a_rehearsal_goes_to_aws(folder: Folder, tmp_path: Path) -> None:
+def test_no_advice_of_a_rehearsal_goes_to_aws(folder: ClusterFolder, tmp_path: Path) -> None:
     make = "aws s3 mb s3://b --region us-east-1   # or another --save-to"
     on_aws, rehearsed = asked(folder), asked(folder, local=True)
-    assert advised(on_aws, make) == make
-    assert advised(rehearsed, make).startswith("awsddp local start   #")
+    assert complete_commands(on_aws, make) == make
+    assert complete_commands(rehearsed, make).startswith("awsddp local start   #")
     info = control.start(tmp_path, mode="records")
     try:
-        typed = shlex.split(advised(rehearsed, f"first: {make}"), comments=True)
+        typed = shlex.split(complete_commands(rehearsed, f"first: {make}"), comments=True)
         assert f"AWS_ENDPOINT_URL={info.endpoint}" in typed and typed.index("aws") == 4
         folder.write(replace(RECORD, target=Target(name="local", region="us-east-1")))
-        assert info.endpoint in advised(on_aws, make), "the record says where the cluster is"
+        assert info.endpoint in complete_commands(on_aws, make), "the record says where the cluster is"
     finally:
         control.stop(tmp_path)
 
 
 @pytest.mark.parametrize("json", [False, True])
 def test_credentials_that_ended_name_what_runs_on_and_how_to_end_it(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
 ) -> None:
     from botocore.exceptions import ClientError
 
     folder.write(RECORD)
-    monkeypatch.setattr(WATCH, "options", Globals(cluster="second", json=json))
+    monkeypatch.setattr(COMMAND, "options", Globals(cluster="second", json=json))
     reply = {"Error": {"Code": "ExpiredToken", "Message": "expired"}, "ResponseMetadata": {}}
-    error = translate(ClientError(reply, "DescribeInstances"), "DescribeInstances", where="eu-west-1")
-    assert failures.show(error) == 4
+    error = translate_error(
+        ClientError(reply, "DescribeInstances"), "DescribeInstances", location="eu-west-1"
+    )
+    assert failures.show_error(error) == 4
     shown = "".join(capsys.readouterr())
     assert "2 x p4d.24xlarge may run in eu-west-1, at $65.54 per hour (i-0, i-1)" in shown
     assert "awsddp -c second down" in shown
 
 
 def test_a_refusal_that_no_login_helps_says_nothing_of_it(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
+    folder: ClusterFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.write(replace(RECORD))
-    failures.show(CloudError("AWS throttles"))
+    failures.show_error(CloudError("AWS throttles"))
     assert "may run" not in capsys.readouterr().err
 
 
@@ -197,15 +201,15 @@ def test_the_line_after_an_interrupted_up_launches_no_second_node(records: Lab) 
     ],
 )
 def test_the_next_step_of_a_command_that_was_cut_is_that_command(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: list[str]
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: list[str]
 ) -> None:
     job = JobRecord(job="one", state="running", cause=None, ranks=(), home="")
     folder.write(replace(RECORD, jobs=(job,)))
-    session = WATCH.session
+    session = COMMAND.session
 
     def cut(*_: object, **__: object) -> None:
-        WATCH.session = session
-        raise LetGo(signal.SIGTERM)
+        COMMAND.session = session
+        raise Terminated(signal.SIGTERM)
 
     monkeypatch.setattr("awsddp.cli.invocation.specs", cut)
     with pytest.raises(Interrupted) as error:
@@ -216,7 +220,7 @@ def test_the_next_step_of_a_command_that_was_cut_is_that_command(
 
 
 def test_an_up_that_goes_on_has_the_options_that_were_typed(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWSDDP_CLUSTER", "second")
     folder.write(replace(RECORD, prepared=()))
@@ -230,15 +234,17 @@ def test_an_up_that_goes_on_has_the_options_that_were_typed(
         "job.save_to": "s3://results/runs",
     }
     ctx = asked(folder, **keys)
-    up, down = type_in(advised(ctx, interruption(ctx).next))
+    up, down = type_in(complete_commands(ctx, make_interrupted_error(ctx).next))
     needs = "--nodes 1 --instance-type g6.xlarge -o local.gpus=off"
     assert up == f"awsddp up {needs} -o job.results=out --save-to s3://results/runs"
     assert down == "awsddp down -o job.results=out"
 
 
-def test_advice_for_other_machines_names_no_instance_that_is_gone(folder: Folder) -> None:
+def test_advice_for_other_machines_names_no_instance_that_is_gone(folder: ClusterFolder) -> None:
     folder.write(RECORD)
-    [line] = advised(asked(folder, **{"cluster.replace": ["i-1"]}), "awsddp down && awsddp up").split("\n")
+    [line] = complete_commands(
+        asked(folder, **{"cluster.replace": ["i-1"]}), "awsddp down && awsddp up"
+    ).split("\n")
     assert line.endswith(" up") and "i-1" not in line
 
 
@@ -284,27 +290,27 @@ TYPED: dict[str, object] = {"job.results": "out", "env.variables.LR": "2", "env.
     ],
 )
 def test_advice_repeats_what_was_asked_and_is_said_once(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     monkeypatch.setenv("AWSDDP_CLUSTER", "second")
     folder.write(replace(RECORD, nodes=3, asked={"cluster.idle": "off"}))
     ctx = asked(folder, **TYPED)
-    assert advised(ctx, text, job=JOB) == said
-    assert advised(ctx, said, job=JOB) == said
+    assert complete_commands(ctx, text, job=JOB) == said
+    assert complete_commands(ctx, said, job=JOB) == said
     type_in(said)
 
 
-def test_what_follows_a_run_is_a_run(folder: Folder) -> None:
+def test_what_follows_a_run_is_a_run(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     ctx = asked(folder, verb="run", **TYPED, **{"cluster.nodes": 1, "cluster.spot": True})
-    [line] = type_in(advised(ctx, "awsddp train --env requirements.txt", job=JOB))
+    [line] = type_in(complete_commands(ctx, "awsddp train --env requirements.txt", job=JOB))
     place = "-c second --profile work --region eu-west-1"
     assert line == (f"awsddp {place} run --nodes 1 --spot {AGAIN} --env requirements.txt t.py -- --lr 'a b'")
 
 
-def test_what_a_node_says_of_a_job_sets_no_key_of_the_cluster(folder: Folder) -> None:
+def test_what_a_node_says_of_a_job_sets_no_key_of_the_cluster(folder: ClusterFolder) -> None:
     forged = replace(JOB, options=("-o", 'network.ssh_cidr=["0.0.0.0/0"]', "-o", "job.world_size=4"))
-    line = advised(asked(folder, verb="run"), "awsddp train", job=forged)
+    line = complete_commands(asked(folder, verb="run"), "awsddp train", job=forged)
     assert line == "awsddp -c second run --world-size 4 t.py -- --lr 'a b'"
 
 
@@ -313,7 +319,7 @@ def test_each_verb_has_the_options_that_advice_gives_it() -> None:
         command = cli.get_command(click.Context(cli), verb)
         assert command is not None
         known = {name for param in command.params for name in param.opts}
-        with_option = {key for key in OPTIONS if option_words(key, "x")[0] in known}
+        with_option = {key for key in OPTIONS if option_arguments(key, "x")[0] in known}
         assert with_option == {key for key in OPTIONS if key.startswith(sections)}, verb
 
 
@@ -321,12 +327,12 @@ def test_each_verb_has_the_options_that_advice_gives_it() -> None:
     ("target", "said"), [("local", " on this machine, free"), ("aws", " in eu-west-1, at $65.54 per hour")]
 )
 def test_words_on_money_are_those_of_the_target(target: TargetName, said: str) -> None:
-    assert costs(replace(RECORD, target=Target(name=target, region="eu-west-1"))) == said
+    assert describe_cost(replace(RECORD, target=Target(name=target, region="eu-west-1"))) == said
 
 
 def test_the_local_cloud_that_does_not_answer_is_not_called_aws() -> None:
     error = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
-    told = translate(error, "DescribeInstances", where="http://127.0.0.1:1", is_local=True)
+    told = translate_error(error, "DescribeInstances", location="http://127.0.0.1:1", is_local=True)
     assert told.message.startswith("could not reach the local cloud for")
     assert type_in(told.next) == ["awsddp local status"]
 
@@ -336,7 +342,7 @@ def test_a_lost_connection_is_told_in_one_line() -> None:
     assert error.summary == "node1: connection lost (no answer; for 12 s)"
 
 
-def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: Folder) -> None:
+def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: ClusterFolder) -> None:
     cluster = Cluster("second", local=True)
     assert type_in(JobFailed(Job(cluster, "j"), "failed", None).next) == ["awsddp -c second --local logs j"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cli.command_line import WATCH, resuming
+from awsddp.cli.command_line import COMMAND, resume_command
 from awsddp.model.records import JobRecord
 from tests.support.resuming import NOTE, session_of
 
@@ -31,7 +31,7 @@ def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_mu
     args: tuple[str, ...],
     expected: str,
 ) -> None:
-    monkeypatch.setattr(WATCH, "session", session_of(tmp_path, script))
+    monkeypatch.setattr(COMMAND, "session", session_of(tmp_path, script))
     if text is not None:
         path = tmp_path / ("m/n.py" if script == "m.n" else script)
         path.parent.mkdir(exist_ok=True)
@@ -47,5 +47,5 @@ def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_mu
         options=("-o", "env.file=requirements.txt", "-o", "job.after=hang"),
         started="2026-11-28T00:00:00Z",
     )
-    assert resuming(job) == f"awsddp train --env requirements.txt --resume oom {expected}"
-    assert "--after hang" in resuming(replace(job, started=None)), "what it waits for may still run"
+    assert resume_command(job) == f"awsddp train --env requirements.txt --resume oom {expected}"
+    assert "--after hang" in resume_command(replace(job, started=None)), "what it waits for may still run"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.settings.loader import load, remembered, with_secrets
+from awsddp.settings.loader import load, settings_to_record, with_secrets
 from awsddp.settings.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -79,5 +79,5 @@ def test_what_is_no_secret_is_refused_unseen(tmp_path: Path, text: str, message:
 
 def test_secrets_belong_to_a_job_and_are_not_remembered() -> None:
     spec = load(environ={}, overrides={"env.secrets": ["PATH"], "env.python": "3.12"})[1]
-    assert remembered(spec) == {"env.python": "3.12"}
+    assert settings_to_record(spec) == {"env.python": "3.12"}
     assert with_secrets(replace(JobSpec(), env=spec.env)).env.variables == {"PATH": os.environ["PATH"]}

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.settings.loader import load, options_of, overlaid, settings, words_of
+from awsddp.settings.loader import (
+    job_arguments,
+    list_settings,
+    load,
+    parse_job_arguments,
+    with_cluster_settings,
+)
 from awsddp.settings.spec import KEYS
 
 
@@ -167,11 +173,11 @@ def test_each_setting_names_its_source(tmp_path: Path) -> None:
     environ = {"AWSDDP_CLUSTER_DISK_GB": "400", "AWSDDP_JOB_GRACE": "5s"}
     cluster, job = load(file=file, environ=environ, overrides={"cluster.spot": True, "tags.team": "vision"})
     asked = {"cluster.disk_gb": 500, "access.user": "me", "tags.team": "x", "tags.cost": "y"}
-    cluster = overlaid(cluster, {})
-    found = {key: (value, source) for key, value, source in settings(cluster, job)}
+    cluster = with_cluster_settings(cluster, {})
+    found = {key: (value, source) for key, value, source in list_settings(cluster, job)}
     assert found["cluster.nodes"] == (3, str(file))
-    cluster = overlaid(cluster, asked | {"cluster.nodes": 9})
-    found = {key: (value, source) for key, value, source in settings(cluster, job)}
+    cluster = with_cluster_settings(cluster, asked | {"cluster.nodes": 9})
+    found = {key: (value, source) for key, value, source in list_settings(cluster, job)}
     assert found["cluster.nodes"] == (9, "cluster")
     assert found["cluster.disk_gb"] == (400, "AWSDDP_CLUSTER_DISK_GB")
     assert found["cluster.spot"] == (True, "option")
@@ -200,11 +206,11 @@ def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_pat
     """
     cluster, _ = load(file=written(tmp_path, text), environ={"AWSDDP_CLUSTER_IDLE": "30m"})
     asked = {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge", "cluster.max_price_usd": 9.0}
-    standing = overlaid(cluster, asked)
+    standing = with_cluster_settings(cluster, asked)
     default, _ = load(environ={}, overrides=asked | {"cluster.idle": "30m", "cluster.max_price_usd": 3.5})
     assert standing == replace(default, capacity=replace(default.capacity, experimental=True))
     assert standing.explicit == default.explicit | {"capacity.experimental"}
-    assert overlaid(standing, asked) == standing
+    assert with_cluster_settings(standing, asked) == standing
 
 
 @pytest.mark.parametrize(
@@ -245,7 +251,7 @@ def test_several_types_and_spot_first_are_tried_in_their_order(tmp_path: Path) -
 def test_a_typed_type_stands_before_that_of_the_cluster_and_of_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, '[cluster]\ninstance_type = "g5.xlarge"\n')
     cluster, _ = load(file=file, environ={}, overrides={"cluster.gpus": "L4:1"})
-    standing = overlaid(cluster, {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge"})
+    standing = with_cluster_settings(cluster, {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge"})
     assert (standing.cluster.instance_type, standing.cluster.gpus) == (None, "L4:1")
 
 
@@ -260,12 +266,12 @@ def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
         "env.variables.TOKEN": "secret",
     }
     _, job = load(environ={}, overrides=given)
-    words = words_of(job)
+    words = job_arguments(job)
     assert "secret" not in " ".join(words)
     assert words[-2:] == ("--env-var", "TOKEN")
     again = dict(word.split("=", 1) for word in words[1:-2:2])
     _, same = load(environ={}, overrides=again)
     assert same.job == job.job
     assert same.env.file == "requirements.txt"
-    _, last = load(environ={}, overrides={**options_of(words), "env.variables.TOKEN": "secret"})
+    _, last = load(environ={}, overrides={**parse_job_arguments(words), "env.variables.TOKEN": "secret"})
     assert (last.job, last.env.variables) == (job.job, {"TOKEN": "secret"})

@@ -3,20 +3,20 @@
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.settings.values import data_sources, jump_host, seconds
+from awsddp.settings.values import parse_data_sources, parse_duration, parse_jump_host
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("90", 90), ("30s", 30), ("1.5h", 5400), ("7d", 604800), ("2 m", 120)]
 )
 def test_durations(text: str, value: float) -> None:
-    assert seconds(text) == value
+    assert parse_duration(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1s", "1y", "1h30m", "nan", "1e3"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        seconds(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     ],
 )
 def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
-    assert data_sources([text]) == (told,)
+    assert parse_data_sources([text]) == (told,)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
 )
 def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
     with pytest.raises(ConfigError):
-        data_sources(texts)
+        parse_data_sources(texts)
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
     ],
 )
 def test_a_jump_host_is_called_as_ssh_takes_it(name: str, destination: str, port: int | None) -> None:
-    assert jump_host(name) == (destination, port)
+    assert parse_jump_host(name) == (destination, port)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from awsddp.agent.s3.checkpoint_index import Shelf
-from awsddp.agent.s3.checkpoints import flaw_of
-from awsddp.storage.checkpoints import newest_checkpoint
+from awsddp.agent.s3.checkpoint_index import CheckpointIndex
+from awsddp.agent.s3.checkpoints import find_flaw
+from awsddp.storage.checkpoints import find_newest_checkpoint
 
 
 def parts(results: Path) -> list[Path]:
-    checkpoint = newest_checkpoint(results)
+    checkpoint = find_newest_checkpoint(results)
     return list(checkpoint.parts) if checkpoint else []
 
 
@@ -242,17 +242,17 @@ def on_the_shelf(results: Path) -> str | None:
     rows: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in results.rglob("*") if path.is_file()):
         home = path.relative_to(results).as_posix()
-        flaw = flaw_of(path, home)
+        flaw = find_flaw(path, home)
         row = {"modified": path.stat().st_mtime_ns, "parts": []}
         rows[home] = {**row, flaw: True} if flaw else row
-    shelf = Shelf()
+    shelf = CheckpointIndex()
     for look in (1, 9):  # a log that grows is pending for ever
-        shelf.take({node: {"look": look, "pending": [f"node{node}/run"]} for node in (0, 1)}, rows, {})
+        shelf.update({node: {"look": look, "pending": [f"node{node}/run"]} for node in (0, 1)}, rows, {})
     return shelf.checkpoint["name"] if shelf.checkpoint else None
 
 
 def here(results: Path) -> str | None:
-    checkpoint = newest_checkpoint(results)
+    checkpoint = find_newest_checkpoint(results)
     return "/".join(checkpoint.parts[0].relative_to(results).parts[1:]) if checkpoint else None
 
 
@@ -304,9 +304,9 @@ def test_a_file_is_a_checkpoint_if_it_is_whole_and_weights_alone_come_after_all_
 def test_of_a_folder_with_more_in_it_the_checkpoint_alone_is_sent(tmp_path: Path) -> None:
     files, _ = LAYOUTS["DeepSpeed in the run folder, whose `latest` is the name of a folder"]
     written(tmp_path, {name: content_of(name) for name in files})
-    checkpoint = newest_checkpoint(tmp_path)
+    checkpoint = find_newest_checkpoint(tmp_path)
     assert checkpoint is not None
-    with checkpoint.staged() as folder:
+    with checkpoint.stage() as folder:
         sent = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert sent == {
         *(f"run/{name}" for name in ("latest", "zero_to_fp32.py", "zero_to_torch.py")),

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.agent.s3.store import MOST_BYTES, Place, Store
+from awsddp.agent.s3.store import MOST_BYTES, S3Uri, Store
 from awsddp.errors import CloudError, ConfigError, NodeError
 from awsddp.model.records import Target
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
-from awsddp.settings.values import data_sources
+from awsddp.settings.values import parse_data_sources
 from awsddp.storage import datasets
-from awsddp.storage.saved_job import SavedCheckpoint, store_at
-from awsddp.storage.saved_lists import TRIES
+from awsddp.storage.saved_job import SavedCheckpoint, open_store
+from awsddp.storage.saved_lists import MAX_READS
 from awsddp.util.parallel import NodesFailed
 from tests.support.local_cloud import Cloud, fault_add, fault_clear
 
@@ -31,7 +31,7 @@ class Sender:
         keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
         self.target = Target(name="local", region=info.region, endpoint=info.endpoint, **keys)
         self.cloud, self.s3, self.home = cloud, cloud.client("s3"), home
-        self.above = Place(f"data-{uuid.uuid4().hex}", "runs")
+        self.above = S3Uri(f"data-{uuid.uuid4().hex}", "runs")
         self.s3.create_bucket(Bucket=self.above.bucket)
 
     def write(self, folder: str = "set", **files: str) -> None:
@@ -46,10 +46,10 @@ class Sender:
     def send(self, folder: str = "set") -> list[str]:
         """Send the folder and return the paths that travelled."""
         sent: list[str] = []
-        (source,) = data_sources([str(self.home / folder)])
+        (source,) = parse_data_sources([str(self.home / folder)])
         put = Store.put
 
-        def noted(store: Store, where: Place, name: str, body: bytes, **more: Any) -> str:
+        def noted(store: Store, where: S3Uri, name: str, body: bytes, **more: Any) -> str:
             sent.extend([name] * (where.prefix.rpartition("/")[2] == source.name))
             return put(store, where, name, body, **more)
 
@@ -155,11 +155,11 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
     rows: Mapping[str, datasets._Row] = {
         f"{number:05}{'ü' * 100}": (1, 1 << 60, 1 << 60, 1 << 30, "e" * 32) for number in range(20_000)
     }
-    with store_at(sender.target, sender.above) as store:
+    with open_store(sender.target, sender.above) as store:
         written: list[tuple[str, int]] = []
         put = store.put
 
-        def noted(where: Place, name: str, body: bytes, **more: Any) -> str:
+        def noted(where: S3Uri, name: str, body: bytes, **more: Any) -> str:
             written.append((name, len(body)))
             return put(where, name, body, **more)
 
@@ -182,7 +182,7 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
 
 def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
     sender.write(a="1")
-    (source,) = data_sources([str(sender.home / "set")])
+    (source,) = parse_data_sources([str(sender.home / "set")])
     files = datasets._list_files(source)
     (sender.home / "set/a").unlink()
     os.mkfifo(sender.home / "set/a")
@@ -195,18 +195,18 @@ def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
 
 
 def test_who_may_list_a_prefix_only_reads_nothing_where_nothing_is(sender: Sender) -> None:
-    with store_at(sender.target, sender.above) as store:
+    with open_store(sender.target, sender.above) as store:
         fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.above.key("none.json"))
         assert store.document(sender.above, "none.json") is None
         store.write(sender.above, "there.json", {})
         fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.above.key("there.json"))
-        with pytest.raises(CloudError), store_at(sender.target, sender.above) as other:
+        with pytest.raises(CloudError), open_store(sender.target, sender.above) as other:
             other.document(sender.above, "there.json")
 
 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "PreconditionFailed"])
 def test_of_two_who_write_at_once_one_is_told_that_it_did_not(sender: Sender, code: str) -> None:
-    with store_at(sender.target, sender.above) as store:
+    with open_store(sender.target, sender.above) as store:
         fault_add(sender.cloud.info, "PutObject", code, only=sender.above.key("job.json"))
         assert store.write(sender.above, "job.json", {}, instead_of="") is None
         with pytest.raises(ClientError):
@@ -216,8 +216,8 @@ def test_of_two_who_write_at_once_one_is_told_that_it_did_not(sender: Sender, co
 def test_each_upload_is_answered_with_its_etag(sender: Sender) -> None:
     sender.write(small="1", large="x" * (9 << 20))
     paths = {name: sender.home / "set" / name for name in ("small", "large")}
-    with store_at(sender.target, sender.above) as store:
-        etags = store.send(paths, sender.above)
+    with open_store(sender.target, sender.above) as store:
+        etags = store.upload_files(paths, sender.above)
         listed = {one.key.removeprefix("runs/"): one.etag for one in store.list(sender.above)}
     assert etags == listed
 
@@ -226,10 +226,10 @@ def test_each_upload_is_answered_with_its_etag(sender: Sender) -> None:
 
 
 def checkpoint(name: str, size: int) -> SavedCheckpoint:
-    place = Place("bucket", "runs/first")
+    place = S3Uri("bucket", "runs/first")
     files = {name: [(f"node0/run/{name}", size, "e", "")]}
     return SavedCheckpoint(
-        job="first", parts=(Path(f"s3://bucket/runs/first/run/{name}"),), place=place, files=files
+        job="first", parts=(Path(f"s3://bucket/runs/first/run/{name}"),), uri=place, files=files
     )
 
 
@@ -261,13 +261,13 @@ def test_a_checkpoint_that_was_replaced_meanwhile_is_named_anew(monkeypatch: pyt
     cluster = LocatedCluster(session=Session(name="default"))
     connected = ConnectedCluster(cluster=cluster, fleet=fleet)
     asked = Asked(monkeypatch, 2, "model.pt")
-    datasets.bring_checkpoint(connected, checkpoint("model.pt", 0), {0, 1})
+    datasets.copy_checkpoint_to_nodes(connected, checkpoint("model.pt", 0), {0, 1})
     assert asked == [0, 1, 2]
     asked = Asked(monkeypatch, 99, "model.pt")
     with pytest.raises(NodeError, match=r"node1: .* changed while it was copied"):
-        datasets.bring_checkpoint(connected, checkpoint("model.pt", 0), {0, 1})
-    assert len(asked) == 1 + TRIES
+        datasets.copy_checkpoint_to_nodes(connected, checkpoint("model.pt", 0), {0, 1})
+    assert len(asked) == 1 + MAX_READS
     asked = Asked(monkeypatch, 1, "step-2.pt")
     with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was downloaded") as caught:
-        datasets.bring_checkpoint(connected, checkpoint("step-1.pt", 0), {0, 1})
+        datasets.copy_checkpoint_to_nodes(connected, checkpoint("step-1.pt", 0), {0, 1})
     assert "run/step-2.pt is the newest one now" in caught.value.why

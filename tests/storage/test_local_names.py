@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from awsddp.model.node_answers import Manifest, ResultFile
-from awsddp.storage.local_names import name_at_home, over_limit
+from awsddp.storage.local_names import assign_local_names, find_excess_files
 
 
 def file(home: str, *, path: str | None = None, size: int = 1, limited: bool = True) -> ResultFile:
@@ -18,7 +18,7 @@ def named(*homes: str, links: tuple[tuple[str, str], ...] = ()) -> tuple[dict[st
     """Return the name at home of each place that a node names, and the target of each link."""
     entries = [file(home) for home in homes]
     entries += [replace(file(home), target=target) for home, target in links]
-    made = name_at_home({0: Manifest(files=tuple(entries), skipped=())})
+    made = assign_local_names({0: Manifest(files=tuple(entries), skipped=())})
     files = {one.path.removeprefix("/w/"): one.home for one in made if one.target is None}
     return files, {one.home: one.target for one in made if one.target is not None}
 
@@ -55,13 +55,13 @@ def test_a_hostile_node_that_lists_names_that_all_collide_holds_nobody_up() -> N
 
 def test_names_of_all_nodes_are_decided_together() -> None:
     manifests = {node: Manifest(files=(file("logs/x"),), skipped=()) for node in (1, 0)}
-    files = name_at_home(manifests)
+    files = assign_local_names(manifests)
     assert [(one.node, one.home) for one in files] == [(0, "logs/x"), (1, "logs/x~2")]
 
 
 def test_two_files_of_one_node_for_one_place_get_two() -> None:
     manifest = Manifest(files=(file("n/x", path="/b"), file("n/x", path="/a")), skipped=())
-    files = name_at_home({0: manifest})
+    files = assign_local_names({0: manifest})
     assert [(one.path, one.home) for one in files] == [("/a", "n/x"), ("/b", "n/x~2")]
 
 
@@ -114,10 +114,10 @@ def test_over_the_limit_the_largest_are_left_out(tmp_path: Path) -> None:
         ),
         skipped=(),
     )
-    files = name_at_home({0: manifest, 1: Manifest(files=(file("m/40", size=40),), skipped=())})
+    files = assign_local_names({0: manifest, 1: Manifest(files=(file("m/40", size=40),), skipped=())})
 
     def excess(limit: float) -> list[str]:
-        return [one.home for one in over_limit(files, limit, results=tmp_path)]
+        return [one.home for one in find_excess_files(files, limit, results=tmp_path)]
 
     assert (excess(160), excess(159), excess(49), excess(0)) == (
         [],

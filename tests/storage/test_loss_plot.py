@@ -3,12 +3,12 @@
 import re
 from xml.etree import ElementTree
 
-from awsddp.storage.loss_plot import loss_plot
+from awsddp.storage.loss_plot import plot_loss
 
 
 def test_plot_has_a_line_for_each_of_eight_ranks_and_the_slowest_is_among_them() -> None:
     rows = [{"rank": rank, "step": step, "loss": 1 / step} for rank in range(12) for step in range(1, 2001)]
-    drawn = loss_plot(rows, title="loss", outlier=11)
+    drawn = plot_loss(rows, title="loss", outlier=11)
     assert drawn is not None
     assert re.findall(r"rank \d+", drawn) == [f"rank {rank}" for rank in (*range(7), 11)]
     assert drawn.count("<polyline") == 8
@@ -16,7 +16,7 @@ def test_plot_has_a_line_for_each_of_eight_ranks_and_the_slowest_is_among_them()
 
 
 def test_plot_spans_its_points() -> None:
-    drawn = loss_plot([{"step": 10, "loss": 3.0}, {"step": 20, "loss": 1.0}], title="loss")
+    drawn = plot_loss([{"step": 10, "loss": 3.0}, {"step": 20, "loss": 1.0}], title="loss")
     assert drawn is not None
     picture = ElementTree.fromstring(drawn)
     space = "{http://www.w3.org/2000/svg}"
@@ -27,5 +27,5 @@ def test_plot_spans_its_points() -> None:
 
 
 def test_one_point_is_no_plot() -> None:
-    assert loss_plot([{"loss": 1.0}], title="x") is None
-    assert loss_plot([{"loss": 1.0}, {"accuracy": 1.0}], title="x") is None
+    assert plot_loss([{"loss": 1.0}], title="x") is None
+    assert plot_loss([{"loss": 1.0}, {"accuracy": 1.0}], title="x") is None

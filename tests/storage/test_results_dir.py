@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from awsddp.agent_client.job_reports import encode
+from awsddp.agent_client.job_reports import encode_job
 from awsddp.errors import ConfigError
-from awsddp.job.fetch import bring
-from awsddp.job.follow import merger_of
-from awsddp.job.jobs import jobs_document
+from awsddp.job.fetch import fetch_from_nodes
+from awsddp.job.follow import make_merger
+from awsddp.job.jobs import make_jobs_document
 from awsddp.job.report import write_report as report
 from awsddp.model.records import JobNode, JobRecord
 from awsddp.session.context import ConnectedCluster
-from awsddp.storage.results_dir import job_result, refuse_another
+from awsddp.storage.results_dir import make_job_result, refuse_other_job
 from tests.support.desk import Desk, one
 from tests.support.folder_nodes import World
 from tests.support.places import TO
@@ -39,11 +39,11 @@ def test_a_place_in_s3_of_another_job_does_not_write_into_the_folder_of_one_of_i
     job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes, save_to=TO)
     folder = world.project / "runs" / "j"
     folder.mkdir(parents=True)
-    (folder / "job.json").write_bytes(encode(job))
-    refuse_another(world.session(), replace(job, save_to=f"{TO}/"), strict=True)
+    (folder / "job.json").write_bytes(encode_job(job))
+    refuse_other_job(world.session(), replace(job, save_to=f"{TO}/"), strict=True)
     change, why = OTHERS[what]
     with pytest.raises(ConfigError) as refused:
-        refuse_another(world.session(), change(job), strict=True)
+        refuse_other_job(world.session(), change(job), strict=True)
     assert why in refused.value.why
     assert refused.value.next.startswith("aws s3 ls s3://" if what == "no nodes" else "mv ")
 
@@ -53,9 +53,9 @@ def test_a_place_in_s3_is_not_brought_into_the_folder_of_a_job_that_was_not_save
     job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes)
     folder = world.project / "runs" / "j"
     folder.mkdir(parents=True)
-    (folder / "job.json").write_bytes(encode(job))
+    (folder / "job.json").write_bytes(encode_job(job))
     with pytest.raises(ConfigError, match="no folder") as refused:
-        refuse_another(world.session(), replace(job, save_to=TO), strict=True)
+        refuse_other_job(world.session(), replace(job, save_to=TO), strict=True)
     assert "was not saved to S3" in refused.value.why
 
 
@@ -90,7 +90,7 @@ def test_results_are_fetched_for_all_or_for_none(
     surfaces = {
         "status": one(desk.status()["jobs"], "j")["fetched"],
         "status, from another folder": one(desk.status(desk.project.parent)["jobs"], "j")["fetched"],
-        "train, logs, cancel": job_result(session, job)["fetched"],
+        "train, logs, cancel": make_job_result(session, job)["fetched"],
         "report": report(session, job="j")["fetched"],
         "report, from another folder": report(away, job="j")["fetched"],
     }
@@ -101,7 +101,7 @@ def test_results_that_were_moved_or_fetched_elsewhere_are_of_the_same_job(desk: 
     job = desk.train("j", "succeeded")
     other = tmp_path / "moved"
     desk.save(job, other)
-    [row] = jobs_document(desk.session(other), ())["jobs"]
+    [row] = make_jobs_document(desk.session(other), ())["jobs"]
     assert (row["job"], row["cluster"]) == ("j", "default")
     assert report(desk.session(other), job="j")["fetched"]
     assert desk.status(other)["jobs"][0]["fetched"]
@@ -114,8 +114,8 @@ def test_results_of_another_job_of_that_name_are_neither_mixed_nor_lost(desk: De
     fleet: Any = None
     connected = ConnectedCluster(cluster=desk.located(), fleet=fleet)
     writes: tuple[Callable[[], object], ...] = (
-        lambda: bring(connected, theirs),
-        lambda: merger_of(desk.session(), theirs),
+        lambda: fetch_from_nodes(connected, theirs),
+        lambda: make_merger(desk.session(), theirs),
     )
     for write in writes:
         with pytest.raises(ConfigError, match="job train-1 has no folder for its results") as refused:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from awsddp.agent.s3.store import AT_ONCE, Place
+from awsddp.agent.s3.store import CONCURRENCY, S3Uri
 from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.job.fetch import fetch
 from awsddp.model.records import JobNode, JobRecord
-from awsddp.session.locate import target_for
-from awsddp.storage.results_dir import is_fetched, saved_job
-from awsddp.storage.saved_job import Changing, Saved, in_bucket, signing_secret
+from awsddp.session.locate import open_target
+from awsddp.storage.results_dir import is_fetched, read_job
+from awsddp.storage.saved_job import FilesChanged, StoredJob, derive_signing_secret, verify_in_s3
 from tests.support.local_cloud import Cloud, fault_add, fault_clear
 from tests.support.saved_job import SavedJob, row
 from tests.support.shelf import (
@@ -55,9 +55,9 @@ def test_what_nodes_wrote_is_read(shelf: Shelf, monkeypatch: pytest.MonkeyPatch)
     latin1 = {"node1/\udcff": b"3", "logs/rank1.log": b"a log of several parts"}
     assert shelf.files == files | latin1
     assert (shelf.folder / "node0/latest").resolve() == shelf.folder / "node0/run"
-    saved = Saved(shelf.session, shelf.store, shelf.where)
+    saved = StoredJob(shelf.session, shelf.store, shelf.where)
     assert is_fetched(shelf.folder, saved.job)
-    saved.bring(whole=False)
+    saved.download(all_results=False)
     assert is_fetched(shelf.folder, saved.job), "who reads logs later says nothing else"
     assert not list(shelf.folder.rglob(".part"))
 
@@ -86,7 +86,7 @@ def test_many_small_files_cost_one_request_each_and_no_thread_each(shelf: Shelf)
     with shelf.on_get(note):
         shelf.read()
     assert sorted(asked) == sorted([JOB, NODE, PAGE, *files])
-    assert len(threads) <= AT_ONCE + 2, "those of the store, of who reads, and of the lists"
+    assert len(threads) <= CONCURRENCY + 2, "those of the store, of who reads, and of the lists"
     assert shelf.files == files
 
 
@@ -134,11 +134,11 @@ def test_a_file_that_never_rests_is_named_and_all_others_come(shelf: Shelf, aws:
             shelf.put(HOME, b"yet another one")
 
     with shelf.on_get(change):
-        with pytest.raises(Changing, match=f"faster than it can be read: {HOME}\n"):
+        with pytest.raises(FilesChanged, match=f"faster than it can be read: {HOME}\n"):
             shelf.read()
         assert len(reads) == 4, "it is read once, and after each of three more lists"
     assert shelf.files == {"node0/other": b"other", "node1/x": b"x"}
-    kept = saved_job(shelf.folder)
+    kept = read_job(shelf.folder)
     assert kept is not None and kept.missing == (0,)
 
 
@@ -146,7 +146,7 @@ def test_fetch_names_what_never_rests_ends_with_1_and_tells_what_came(shelf: She
     made = SavedJob({HOME: BODY, "node0/other": b"other"}, state="running")
     made.put(shelf.store, shelf.where)
     shelf.put(HOME, b"another one")
-    with pytest.raises(Changing) as caught:
+    with pytest.raises(FilesChanged) as caught:
         fetch(shelf.session, job=str(shelf.where), start=lambda: None)
     assert (caught.value.exit_code, caught.value.kind, caught.value.retryable) == (1, "changing", True)
     document = caught.value.document()
@@ -160,7 +160,7 @@ def test_fetch_names_what_never_rests_ends_with_1_and_tells_what_came(shelf: She
 def test_what_another_writer_replaced_when_the_job_was_over_is_named_as_that(shelf: Shelf, aws: None) -> None:
     SavedJob({HOME: BODY, "node0/other": b"other"}).put(shelf.store, shelf.where)
     shelf.put(HOME, b"another one")
-    with pytest.raises(Changing, match="not in S3 as listed") as caught:
+    with pytest.raises(FilesChanged, match="not in S3 as listed") as caught:
         fetch(shelf.session, job=str(shelf.where), start=lambda: None)
     assert caught.value.next.startswith("aws s3api list-object-versions --bucket")
     assert shelf.files == {"node0/other": b"other"}
@@ -204,7 +204,7 @@ def test_what_the_job_has_removed_meanwhile_is_not_missing(shelf: Shelf) -> None
 
     with shelf.on_get(lambda key: key == HOME and change(key)):
         shelf.read()
-    kept = saved_job(shelf.folder)
+    kept = read_job(shelf.folder)
     assert (shelf.files, kept and kept.missing) == ({"node0/other": b"other"}, ())
 
 
@@ -213,7 +213,7 @@ def test_a_growing_file_that_was_written_anew_is_not_taken_for_the_old_one(shelf
     made.grow("node0/log.jsonl", b"12345678")
     made.put(shelf.store, shelf.where)
     shelf.put("parts/node0/log.jsonl/000000000000000", b"other and longer")
-    with pytest.raises(Changing):
+    with pytest.raises(FilesChanged):
         shelf.read()
     assert shelf.files == {}
 
@@ -234,7 +234,7 @@ def test_no_more_than_the_list_says_travels(shelf: Shelf) -> None:
 
     shelf.s3.meta.events.register("after-call.s3.GetObject", count, "count")
     try:
-        with pytest.raises(Changing, match="node0/big"):
+        with pytest.raises(FilesChanged, match="node0/big"):
             shelf.read()
     finally:
         shelf.s3.meta.events.unregister("after-call.s3.GetObject", unique_id="count")
@@ -323,7 +323,7 @@ def test_a_job_of_other_nodes_or_of_another_place_writes_nothing(shelf: Shelf) -
     made.put(shelf.store, shelf.where)
     for where in (shelf.where, elsewhere):
         with pytest.raises(ConfigError, match="has no folder for its results"):
-            Saved(shelf.session, shelf.store, where).bring(whole=True)
+            StoredJob(shelf.session, shelf.store, where).download(all_results=True)
         assert shelf.files == before
 
 
@@ -356,10 +356,10 @@ STORED: dict[str, tuple[Callable[[Shelf], object], str]] = {
 
 @pytest.mark.parametrize("what", ["all is well", "fewer machines", "no key", *LISTED, *STORED])
 def test_nodes_may_go_only_when_all_is_there_as_it_is_listed(shelf: Shelf, aws: None, what: str) -> None:
-    with target_for(shelf.session, None) as target:
+    with open_target(shelf.session, None) as target:
         knows(shelf, f"s3://{shelf.where.bucket}/runs of mine", target)
     made = SavedJob({HOME: BODY, "node1/log": b"12345678", "logs/rank1.log": b"said"})
-    made.secret = signing_secret(shelf.session, "first")
+    made.secret = derive_signing_secret(shelf.session, "first")
     if what == "no key":
         shelf.session.folder.key.unlink()
     made.objects["parts/node1/log/0"] = made.objects.pop("node1/log")
@@ -374,7 +374,7 @@ def test_nodes_may_go_only_when_all_is_there_as_it_is_listed(shelf: Shelf, aws: 
     keys = ("i-0",) if what == "fewer machines" else ("i-0", "i-1")
     nodes = tuple(JobNode(**one) for one in machines(*keys))
     job = JobRecord(job="first", state="running", cause=None, nodes=nodes, **known)
-    assert in_bucket(shelf.session, job) == (what == "all is well")
+    assert verify_in_s3(shelf.session, job) == (what == "all is well")
     said = [one.text for one in shelf.said if one.text.startswith("not all results of first are in s3://")]
     assert len(said) == (what != "all is well") and all(why in text for text in said), shelf.said
     assert (shelf.folder / "logs/rank1.log").exists() == (what == "all is well")
@@ -388,8 +388,8 @@ def test_a_checkpoint_is_all_its_files_on_all_nodes(shelf: Shelf) -> None:
     files = {f"node{node}/run/step 5/{node}.pt": b"%d" % node for node in (0, 1)}
     made = SavedJob({**files, "node0/run/step 5-old/x": b"x"}, checkpoint="run/step 5")
     made.put(shelf.store, shelf.where)
-    found = Saved(shelf.session, shelf.store, shelf.where).checkpoint()
-    assert (found.name, found.place, found.job) == ("step 5", shelf.where, "first")
+    found = StoredJob(shelf.session, shelf.store, shelf.where).read_checkpoint()
+    assert (found.name, found.uri, found.job) == ("step 5", shelf.where, "first")
     parts = {f"step 5/{node}.pt": made.rows[f"node{node}/run/step 5/{node}.pt"]["parts"] for node in (0, 1)}
     assert {path: [list(one) for one in several] for path, several in found.files.items()} == parts
 
@@ -405,12 +405,12 @@ def test_a_checkpoint_that_changes_is_read_again_and_not_for_ever(shelf: Shelf) 
             made.of_checkpoint[HOME] = row(HOME, b"x" * left[0])
             made.put(shelf.store, shelf.where)
 
-    saved = Saved(shelf.session, shelf.store, shelf.where)
+    saved = StoredJob(shelf.session, shelf.store, shelf.where)
     with shelf.on_get(change):
-        assert saved.checkpoint().files["model.pt"][0].size == 0
+        assert saved.read_checkpoint().files["model.pt"][0].size == 0
         left[0] = 99
         with pytest.raises(NodeError, match=r"job\.json is changing faster than it can be read"):
-            saved.checkpoint()
+            saved.read_checkpoint()
 
 
 def test_a_job_without_a_checkpoint_says_so(shelf: Shelf) -> None:
@@ -418,7 +418,7 @@ def test_a_job_without_a_checkpoint_says_so(shelf: Shelf) -> None:
         made = SavedJob({HOME: BODY}, checkpoint=checkpoint)
         made.put(shelf.store, shelf.where)
         with pytest.raises(ConfigError, match="no checkpoint at"):
-            Saved(shelf.session, shelf.store, shelf.where).checkpoint()
+            StoredJob(shelf.session, shelf.store, shelf.where).read_checkpoint()
 
 
 # ---- what there is instead
@@ -428,16 +428,16 @@ def test_a_place_without_a_job_names_the_jobs_there(shelf: Shelf) -> None:
     shelf.put("job.json", b"{}")
     for name in ("\x1b[2J/", "/\x1b[2J/", "parts/", "lists/", "node12/"):
         shelf.s3.put_object(Bucket=shelf.where.bucket, Key=f"runs of mine/{name}job.json", Body=b"{}")
-    above = Place(shelf.where.bucket, "runs of mine")
+    above = S3Uri(shelf.where.bucket, "runs of mine")
     for name in ("", "none", "first/none"):
         with pytest.raises(NotFoundError, match="no job at") as caught:
-            Saved(shelf.session, shelf.store, above.below(name) if name else above)
+            StoredJob(shelf.session, shelf.store, above.join(name) if name else above)
         expected = (f"{above}/ has first", f"awsddp jobs '{above}/first'")
         if name == "first/none":
             expected = ("", f"aws s3 ls '{above}/first'/   # what is there")
         assert (caught.value.why, caught.value.next) == expected
     with pytest.raises(NotFoundError) as caught:
-        Saved(shelf.session, shelf.store, Place(above.bucket, "a/b/c"))
+        StoredJob(shelf.session, shelf.store, S3Uri(above.bucket, "a/b/c"))
     assert caught.value.next == f"aws s3 ls s3://{above.bucket}/a/b/   # what is there"
 
 
@@ -446,7 +446,7 @@ def test_a_job_without_a_list_is_not_advised_again_nor_what_it_consists_of(shelf
     shelf.put("job.json", json.dumps(claim).encode())
     for name in ("parts/x", "lists/x", "node0/x", "mine/x"):
         shelf.put(name, b"x")
-    above = Place(shelf.where.bucket, "runs of mine")
+    above = S3Uri(shelf.where.bucket, "runs of mine")
     with pytest.raises(NotFoundError, match=r"no results of the job yet at s3://") as caught:
         shelf.read()
     assert (caught.value.why, caught.value.next) == ("", f"aws s3 ls '{above}'/   # what is there")
@@ -459,7 +459,7 @@ def test_a_job_without_a_list_is_not_advised_again_nor_what_it_consists_of(shelf
 def test_what_an_older_job_of_the_name_wrote_on_other_nodes_is_not_taken_for_ours(shelf: Shelf) -> None:
     knows(shelf, f"s3://{shelf.where.bucket}/runs of mine", nodes=(JobNode(node=0, instance_id="i-9"),))
     made = job_of_one_file()
-    made.secret = signing_secret(shelf.session, "first")
+    made.secret = derive_signing_secret(shelf.session, "first")
     made.put(shelf.store, shelf.where)
     with pytest.raises(NodeError, match="holds a job of that name of other nodes") as caught:
         shelf.read()

@@ -11,9 +11,9 @@ import pytest
 
 from awsddp.agent.s3.store import MOST_BYTES
 from awsddp.errors import NodeError
-from awsddp.storage.results_dir import saved_job
-from awsddp.storage.saved_job import Changing, Saved, signing_secret
-from awsddp.storage.saved_lists import Lists
+from awsddp.storage.results_dir import read_job
+from awsddp.storage.saved_job import FilesChanged, StoredJob, derive_signing_secret
+from awsddp.storage.saved_lists import ListReader
 from tests.support.saved_job import SavedJob, row
 from tests.support.shelf import (
     BODY,
@@ -153,8 +153,12 @@ def test_no_document_costs_more_than_64_mb(shelf: Shelf, bomb: str) -> None:
     shelf.put("job.json", body)
     shelf.put("node0.json", body)
     shelf.put("node1.json", json.dumps({**node, "node": 1}).encode())
-    lists = Lists(shelf.store, shelf.where)
-    for read in (lists.index, lambda: lists.node(0, launch="l"), lambda: lists.node(1, launch="l")):
+    lists = ListReader(shelf.store, shelf.where)
+    for read in (
+        lists.read_index,
+        lambda: lists.read_node(0, launch="l"),
+        lambda: lists.read_node(1, launch="l"),
+    ):
         tracemalloc.start()
         with contextlib.suppress(NodeError):
             read()
@@ -166,7 +170,7 @@ def test_no_document_costs_more_than_64_mb(shelf: Shelf, bomb: str) -> None:
 def test_who_has_the_clusters_key_believes_what_its_nodes_signed_and_nothing_else(shelf: Shelf) -> None:
     knows(shelf, f"s3://{shelf.where.bucket}/runs of mine/")
     made = job_of_one_file()
-    made.secret = signing_secret(shelf.session, "first")
+    made.secret = derive_signing_secret(shelf.session, "first")
     made.put(shelf.store, shelf.where)
     assert shelf.read()[0].files == 1
     for secret, put_again in ((None, JOB), ("0" * 64, JOB), (None, NODE), (made.secret, None)):
@@ -185,7 +189,7 @@ def test_who_has_the_clusters_key_believes_what_its_nodes_signed_and_nothing_els
             shelf.read()
         assert caught.value.message == f"{shelf.where}/{put_again} was not written by a node of this job"
     knows_not = replace(shelf.session, home=shelf.home / "another")
-    assert Saved(knows_not, shelf.store, shelf.where).job.job == "first"
+    assert StoredJob(knows_not, shelf.store, shelf.where).job.job == "first"
 
 
 def test_the_list_of_another_launch_is_not_believed(shelf: Shelf) -> None:
@@ -193,7 +197,7 @@ def test_the_list_of_another_launch_is_not_believed(shelf: Shelf) -> None:
     made.nodes[1]["launch"] = "launch-0"
     made.put(shelf.store, shelf.where)
     assert {node: one.files for node, one in shelf.read().items()} == {0: 1, 1: 0}
-    kept = saved_job(shelf.folder)
+    kept = read_job(shelf.folder)
     assert kept is not None and kept.missing == (1,)
 
 
@@ -221,6 +225,6 @@ def test_a_key_that_leads_out_of_the_job_is_not_read(shelf: Shelf) -> None:
         shelf.s3.put_object(Bucket=shelf.where.bucket, Key=secret, Body=BODY)
         made.rows[HOME] = row(HOME, BODY, key=key)
         made.put(shelf.store, shelf.where)
-        with pytest.raises(Changing):
+        with pytest.raises(FilesChanged):
             shelf.read()
         assert shelf.files == {}

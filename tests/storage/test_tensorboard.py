@@ -2,8 +2,8 @@
 
 import random
 
-from awsddp.storage.loss_plot import loss_plot
-from awsddp.storage.tensorboard import both_ends, event_rows
+from awsddp.storage.loss_plot import plot_loss
+from awsddp.storage.tensorboard import cut_middle, read_loss_rows
 from tests.support.event_file import record
 from tests.support.seed import SEED
 
@@ -11,8 +11,8 @@ from tests.support.seed import SEED
 def test_loss_of_tensorboards_event_file() -> None:
     data = record(0) + record(1, (b"lr", 0.5), (b"train/Loss", None), (b"val/loss", 4.0))
     data += record(300, (b"other loss", 7.0), (b"val/loss", 0.25), (b"y" * 300, 1.0))
-    assert event_rows(data) == [{"step": 1, "loss": 4.0}, {"step": 300, "loss": 0.25}]
-    assert event_rows(data + record(301, (b"val/loss", 1.0))[:-20]) == event_rows(data)
+    assert read_loss_rows(data) == [{"step": 1, "loss": 4.0}, {"step": 300, "loss": 0.25}]
+    assert read_loss_rows(data + record(301, (b"val/loss", 1.0))[:-20]) == read_loss_rows(data)
 
 
 def test_a_file_that_is_no_event_file_has_no_loss() -> None:
@@ -22,17 +22,17 @@ def test_a_file_that_is_no_event_file_has_no_loss() -> None:
         torn = bytearray(whole)
         for _ in range(drawn.randrange(1, 6)):
             torn[drawn.randrange(len(torn))] = drawn.randrange(256)
-        rows = event_rows(bytes(torn))
+        rows = read_loss_rows(bytes(torn))
         assert len(rows) <= 3
-        loss_plot(rows, title="x")
-        assert len(event_rows(both_ends(bytes(torn), 1))) <= 3
+        plot_loss(rows, title="x")
+        assert len(read_loss_rows(cut_middle(bytes(torn), 1))) <= 3
     for data in (b"\xff" * 1000, b"", bytes(1 << 20), drawn.randbytes(1 << 20)):
-        assert event_rows(data) == event_rows(both_ends(data)) == []
+        assert read_loss_rows(data) == read_loss_rows(cut_middle(data)) == []
 
 
 def test_both_ends_of_an_event_file_hold_its_first_and_its_last_loss() -> None:
     data = b"".join(record(step, (b"loss", 9.0 - step), (b"lr", 0.5)) for step in range(9))
-    whole = event_rows(data)
-    assert event_rows(both_ends(data, 2)) == [*whole[:2], *whole[-2:]]
-    assert both_ends(data, 5) == data
-    assert event_rows(both_ends(data[:-3], 2))[-1]["step"] in (7, 8)
+    whole = read_loss_rows(data)
+    assert read_loss_rows(cut_middle(data, 2)) == [*whole[:2], *whole[-2:]]
+    assert cut_middle(data, 5) == data
+    assert read_loss_rows(cut_middle(data[:-3], 2))[-1]["step"] in (7, 8)

@@ -6,13 +6,13 @@ from typing import Any
 
 from awsddp.aws import power
 from awsddp.cluster import inventory, run
-from awsddp.cluster.doctor import before_launch as doctor
+from awsddp.cluster.doctor import check_before_launch as doctor
 from awsddp.errors import CloudError, NodeError
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import Target
 from awsddp.session.connect import preconnected_cluster, ready_cluster, require_reachable
 from awsddp.session.context import Session
-from awsddp.session.locate import aws_of
+from awsddp.session.locate import aws_client_for
 
 
 def trained(session: Session, **choices: object) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _run(session: Session, *, detach: bool, **choices: Any) -> dict[str, Any]:
             fetched(session)
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
-    run.train, run.check = job, lambda session, **_: None  # type: ignore[assignment]
+    run.train, run.check_job = job, lambda session, **_: None  # type: ignore[assignment]
     return run.run_job(session, on_lines=lambda lines: None, detach=detach, **choices)
 
 
@@ -76,7 +76,7 @@ def checked(session: Session) -> Any:
 
 def whoami(session: Session) -> dict[str, Any]:
     """Return who calls, as AWS knows them."""
-    return {"owner": aws_of(session, Target(region=session.spec.cluster.region)).identity().user_id}
+    return {"owner": aws_client_for(session, Target(region=session.spec.cluster.region)).identity().user_id}
 
 
 def status_all(session: Session) -> dict[str, Any]:

@@ -11,14 +11,23 @@ import pytest
 
 from awsddp.agent_client import job_reports
 from awsddp.api.cluster import Cluster
-from awsddp.cluster.status import cluster_document
+from awsddp.cluster.status import make_cluster_document
 from awsddp.errors import NotFoundError
-from awsddp.model.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
+from awsddp.model.records import (
+    ClusterListing,
+    JobNode,
+    JobRecord,
+    JobState,
+    Node,
+    PreparedNode,
+    RankResult,
+    Target,
+)
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.cost import launched
+from awsddp.session.cost import make_launch_row
 from awsddp.settings.loader import load
-from awsddp.state import Folder, Record
-from awsddp.util.format import iso
+from awsddp.state import ClusterFolder, Record
+from awsddp.util.format import optional_utc
 from tests.support.folder_nodes import FINDERS
 
 ID = "0a1b2c3d"
@@ -33,7 +42,7 @@ class Desk:
     def __init__(self, top: Path) -> None:
         self.project = top / "project"
         self.project.mkdir()
-        self.folder = Folder(top / "home", "default")
+        self.folder = ClusterFolder(top / "home", "default")
         self.listed = tuple(
             Node(
                 node=number,
@@ -61,16 +70,16 @@ class Desk:
             price_usd_per_hour=2.2,
             disk_usd_per_hour=0.1,
             prepared=tuple(
-                Prepared(node=number, instance_id=f"i-{number}", home="/", python="python3", nic="eth0")
+                PreparedNode(node=number, instance_id=f"i-{number}", home="/", python="python3", nic="eth0")
                 for number in (0, 1)
             ),
         )
         self.folder.write(record)
         self.folder.key.touch()
-        self.note("launched", BEGAN, **launched(record, ("i-0", "i-1")).facts)
+        self.note("launched", BEGAN, **make_launch_row(record, ("i-0", "i-1")).written_fields)
 
     def note(self, event: str, at: datetime, **facts: Any) -> None:
-        self.folder.note(event, **facts | {"id": ID, "at": at})
+        self.folder.append_event(event, **facts | {"id": ID, "at": at})
 
     def session(self, project: Path | None = None, **keys: Any) -> Session:
         overrides = {"sync.workdir": str(project or self.project), **keys}
@@ -95,11 +104,11 @@ class Desk:
             home=f"runs/{name}",
             nodes=(JobNode(node=0, instance_id="i-0"), JobNode(node=1, instance_id="i-1")),
             script="train.py",
-            started=iso(BEGAN + timedelta(minutes=minutes)),
+            started=optional_utc(BEGAN + timedelta(minutes=minutes)),
             price_usd_per_hour=2.2,
         )
-        self.folder.note("train", job=name, home=str(self.session().results / name))
-        self.folder.remember(job)
+        self.folder.append_event("train", job=name, home=str(self.session().results / name))
+        self.folder.save_jobs(job)
         if saved is not None:
             self.save(replace(job, state=saved))
         return job
@@ -108,25 +117,25 @@ class Desk:
         folder = self.session(project).results / job.job
         (folder / "node0" / "run").mkdir(parents=True)
         (folder / "node0" / "run" / "a.pt").touch()
-        (folder / "job.json").write_bytes(job_reports.encode(job))
+        (folder / "job.json").write_bytes(job_reports.encode_job(job))
 
     def located(self, session: Session | None = None) -> LocatedCluster:
         """The cluster as a search finds it."""
         return LocatedCluster(
             session=session or self.session(),
             target=Target(region="us-east-1"),
-            known=self.folder.read(),
-            listed=Listed(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed),
-            searched=(),
+            local_record=self.folder.read(),
+            listing=ClusterListing(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed),
+            searched_places=(),
         )
 
     def status(self, project: Path | None = None) -> dict[str, Any]:
-        return cluster_document(self.located(self.session(project)))
+        return make_cluster_document(self.located(self.session(project)))
 
     def end(self) -> None:
         """Terminate the cluster, as `down` does."""
         self.note("ended", BEGAN + timedelta(minutes=90))
-        self.folder.retire(ID)
+        self.folder.archive(ID)
 
 
 @pytest.fixture

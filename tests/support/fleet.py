@@ -18,11 +18,11 @@ from awsddp.agent import messages as requests
 from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.messages import Launch, Request
 from awsddp.agent_client import calls, launch_requests, program
-from awsddp.agent_client.job_reports import job_document
+from awsddp.agent_client.job_reports import merge_job
 from awsddp.agent_client.logs import Merger
-from awsddp.agent_client.rank_layout import Host, Rank, layout
+from awsddp.agent_client.rank_layout import Host, Rank, layout_ranks
 from awsddp.model import node_answers
-from awsddp.model.records import JobRecord, Node, Prepared
+from awsddp.model.records import JobRecord, Node, PreparedNode
 from awsddp.settings.spec import JobSection, JobSpec
 from tests.support.waiting import until
 
@@ -42,10 +42,10 @@ def node_of(number: int) -> Node:
     )
 
 
-def prepared_of(number: int, **found: Any) -> Prepared:
+def prepared_of(number: int, **found: Any) -> PreparedNode:
     """Return what was found on the node of `node_of`."""
     usual = {"home": "/home/ubuntu", "python": "python", "nic": "ens5"}
-    return Prepared(node=number, instance_id=f"i-{number}", **{**usual, **found})
+    return PreparedNode(node=number, instance_id=f"i-{number}", **{**usual, **found})
 
 
 def launch_of(node: int = 0, **given: Any) -> Launch:
@@ -107,8 +107,8 @@ class Fleet:
         self, node: int, *requests: Request[Any] | bytes, close: bool = True
     ) -> subprocess.Popen[bytes]:
         """Send requests, as SSH would, and return at once; the connection ends, or stays."""
-        messages = [one if isinstance(one, bytes) else calls.message(one) for one in requests]
-        argv, stdin = program.program()
+        messages = [one if isinstance(one, bytes) else calls.encode_request(one) for one in requests]
+        argv, stdin = program.agent_program()
         process = subprocess.Popen(
             [NODE_PYTHON, *argv[1:]],
             stdin=subprocess.PIPE,
@@ -129,7 +129,7 @@ class Fleet:
     def ask(self, node: int, request: Request[Told]) -> Told:
         """Send a request and return its answer."""
         out, err = self.start(node, request).communicate(timeout=90)
-        return calls.answer(out, request=request, node=node, stderr=err)
+        return calls.parse_response(out, request=request, node=node, stderr=err)
 
     def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Launch]:
         """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
@@ -138,13 +138,13 @@ class Fleet:
             script = f"{job}.py"
         world_size = settings.pop("world_size", None)
         env = {key: settings.pop(key) for key in ("variables", "secrets") if key in settings}
-        self.ranks = layout(range(len(self.hosts)), gpus=0, world_size=world_size)
+        self.ranks = layout_ranks(range(len(self.hosts)), gpus=0, world_size=world_size)
         section = replace(JobSection(script=script), **settings)
         spec = replace(JobSpec(job=section), env=replace(JobSpec().env, **env))
         with patch.object(
             launch_requests, "FIRST_PORT", self.port - 10 * slot
         ):  # the hosts share a machine's
-            return launch_requests.launch_requests(
+            return launch_requests.make_launch_requests(
                 spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot
             )
 
@@ -156,7 +156,7 @@ class Fleet:
         for node, process in running.items():
             request = requests[node]
             out, err = process.communicate(timeout=60)
-            calls.answer(out, request=request, node=node, stderr=err)
+            calls.parse_response(out, request=request, node=node, stderr=err)
 
     def document(self, node: int, job: str = "job") -> dict[str, Any]:
         """Return what a node knows of a job, read in this process: a request costs one of its own."""
@@ -164,13 +164,13 @@ class Fleet:
 
     def told(self, node: int, job: str = "job") -> node_answers.NodeJob:
         """Return the same as a client has it."""
-        return node_answers.converted(self.document(node, job), node_answers.NodeJob)
+        return node_answers.convert_answer(self.document(node, job), node_answers.NodeJob)
 
     def wait(self, job: str = "job", *, nodes: list[int] | None = None, seconds: float = 60) -> JobRecord:
         """Return the job when it is over on all nodes."""
         chosen = list(range(len(self.hosts))) if nodes is None else nodes
         until(lambda: all(self.document(node, job)["state"] != "running" for node in chosen), seconds=seconds)
-        return job_document({node: self.told(node, job) for node in chosen})
+        return merge_job({node: self.told(node, job) for node in chosen})
 
     def run(self, script: str, **settings: Any) -> JobRecord:
         """Launch a job and return it when it is over."""

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from awsddp.agent_client import launch_requests
-from awsddp.agent_client.rank_layout import layout
+from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.aws import power
 from awsddp.cluster import down, fetch_unfetched, prepare, reconcile, remote, replaced_nodes, status, stop, up
 from awsddp.cluster import sync as cluster_sync
 from awsddp.errors import CloudError, NodeError
 from awsddp.job import fetch, submit, train
 from awsddp.model.events import Event
-from awsddp.model.records import JobRecord, Listed, Node, Target
+from awsddp.model.records import ClusterListing, JobRecord, Node, Target
 from awsddp.nodes import fleet as transport
 from awsddp.nodes import rsync, sync
 from awsddp.nodes.fleet import Result
@@ -29,7 +29,7 @@ from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session import connect
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder, Record
+from awsddp.state import ClusterFolder, Record
 from tests.support.fleet import Fleet as Homes
 from tests.support.fleet import free_ports
 
@@ -95,7 +95,7 @@ class Line:
             outcomes[node] = Result(exit_code=0 if whole else 1, stdout=b"", stderr=err)
         return outcomes
 
-    answering, holders = transport.Fleet.answering, transport.Fleet.holders
+    responsive_nodes, nodes_of_job = transport.Fleet.responsive_nodes, transport.Fleet.nodes_of_job
 
     def reconnect(self, nodes: list[int], **_: Any) -> None:
         """Nothing comes back."""
@@ -123,7 +123,7 @@ class World:
         self.nodes = tuple(replace(host.node, launched=datetime.now(UTC)) for host in homes.hosts)
         self.project = folder / "project"
         self.project.mkdir()
-        self.folder = Folder(folder / "home", "default")
+        self.folder = ClusterFolder(folder / "home", "default")
         self.folder.write(
             Record(
                 id="0a1b2c3d",
@@ -176,10 +176,12 @@ class World:
         return LocatedCluster(
             session=session or self.session(),
             target=self.record.target,
-            gateway=gateway,
-            known=self.record,
-            listed=Listed(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed),
-            searched=(),
+            aws_client=gateway,
+            local_record=self.record,
+            listing=ClusterListing(
+                name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed
+            ),
+            searched_places=(),
             nodes=self.listed,
         )
 
@@ -269,9 +271,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def start(world: World, script: str, **job: Any) -> JobRecord:
     """Start a script of two ranks, one a node."""
     (world.project / "w.py").write_text(script)
-    ranks = layout([0, 1], gpus=0, world_size=2)
+    ranks = layout_ranks([0, 1], gpus=0, world_size=2)
     connected = world.connected(world.session(script="w.py", **job))
-    return submit.start(connected, ranks, None)  # type: ignore[arg-type]
+    return submit.submit_job(connected, ranks, None)  # type: ignore[arg-type]
 
 
 SLEEPS = "import time; time.sleep(600)\n"

@@ -1,9 +1,9 @@
 """GPUs by their names."""
 
-from awsddp.compat.releases import Architecture, architecture_of
+from awsddp.compat.releases import Architecture, find_architecture
 
 
 def gpu(name: str) -> Architecture:
-    found = architecture_of(name)
+    found = find_architecture(name)
     assert found is not None
     return found

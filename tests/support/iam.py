@@ -22,7 +22,7 @@ from moto.iam.models import iam_backends
 
 from awsddp.local.ec2_http import Refusal, Request
 from awsddp.local.emulator import USER
-from awsddp.local.http_server import Front
+from awsddp.local.http_server import EndpointApp
 
 ACCOUNT = "123456789012"
 _FREE = ("GetCallerIdentity",)
@@ -72,7 +72,7 @@ def held_to(policy: Mapping[str, Any], cloud: Path) -> Iterator[list[Need]]:
 def held(strike: Callable[..., Any], cloud: Path) -> Callable[..., Any]:
     """Return the daemon's look at a request; it refuses what the policy in the daemon's folder denies."""
 
-    def look(self: Front, request: Request) -> Any:
+    def look(self: EndpointApp, request: Request) -> Any:
         if (cloud / _POLICY).exists():
             user = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].users[USER].id
             wanted = list(needs(request, self._backend(request), user_id=user))
@@ -147,7 +147,7 @@ def _needs(request: Request, backend: Any) -> Iterator[tuple[str, str, dict[str,
     if request.service != "ec2":
         yield from _elsewhere(action, form or json.loads(request.body))
         return
-    if not request.changes:
+    if not request.is_mutating:
         yield action, "*", {}
         return
     made = dict(_tag_specifications(form))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cli.failures import run
+from awsddp.cli.failures import run_command
 from awsddp.cli.main import cli
 
 
@@ -23,7 +23,7 @@ def started(
     with os.fdopen(slave) as typed, os.fdopen(os.dup(slave), "w") as shown:
         monkeypatch.setattr("sys.stdin", typed)
         monkeypatch.setattr("sys.stderr", shown)
-        assert run(cli) == 0
+        assert run_command(cli) == 0
         shown.flush()
         os.set_blocking(master, False)
         pieces = []

@@ -116,7 +116,7 @@ def make_ready() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    image.ensure("nspawn" if os.geteuid() == 0 else "loopback")
+    image.ensure_torch("nspawn" if os.geteuid() == 0 else "loopback")
 
 
 @pytest.fixture(scope="session", autouse=True)

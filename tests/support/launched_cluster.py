@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from awsddp.model.records import Prepared, Target
+from awsddp.model.records import PreparedNode, Target
 from awsddp.state import Record
 
 RECORD = Record(
@@ -18,7 +18,7 @@ RECORD = Record(
     ssh_user="ubuntu",
     price_usd_per_hour=65.54,
     prepared=tuple(
-        Prepared(node=n, instance_id=f"i-{n}", home="/home/ubuntu", python="python3", nic="ens5")
+        PreparedNode(node=n, instance_id=f"i-{n}", home="/home/ubuntu", python="python3", nic="ens5")
         for n in range(2)
     ),
 )

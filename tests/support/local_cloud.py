@@ -63,19 +63,19 @@ class Cloud:
 
     def kill(self) -> None:
         """Ends the daemon as nothing else does, and starts it again."""
-        os.kill(control.find(self.home).pid, 9)
+        os.kill(control.find_cloud(self.home).pid, 9)
         self.info = control.start(self.home)
 
 
 def fault_add(info: control.LocalInfo, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
     """Make calls of an operation go wrong, or a node; all faults in force."""
     order = {"add": {"operation": operation, "effect": effect, **choices}}
-    return [msgspec.to_builtins(one) for one in control.ask(info, order).faults]
+    return [msgspec.to_builtins(one) for one in control.send_command(info, order).faults]
 
 
 def fault_clear(info: control.LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
     """Take one fault away, or all; those that stay."""
-    return [msgspec.to_builtins(one) for one in control.ask(info, {"clear": number}).faults]
+    return [msgspec.to_builtins(one) for one in control.send_command(info, {"clear": number}).faults]
 
 
 until = partial(waiting.until, seconds=60)
@@ -105,9 +105,9 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 def left_over(home: Path) -> dict[str, list[str]]:
     """All that a local cloud may leave on a machine, by its name."""
-    from awsddp.local.machine import Place
+    from awsddp.local.machine import CloudPaths
 
-    place = Place(home)
+    place = CloudPaths(home)
     loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True).stdout.splitlines()
     ps = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True).stdout.splitlines()
     found = {

@@ -4,22 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.cluster.up import up
-from awsddp.model.records import Listed
+from awsddp.model.records import ClusterListing
 from awsddp.plan.records import LaunchPlan
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
+from awsddp.state import ClusterFolder
 from tests.support.moto_cloud import Cloud, find_cluster
 
 
 class Machine:
     """`awsddp` on one machine, in an account where nothing boots."""
 
-    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
+    def __init__(self, home: Path, aws: AwsClient, cloud: Cloud) -> None:
         self.home, self.aws, self.cloud = home, aws, cloud
-        self.folder = Folder(home, "demo")
+        self.folder = ClusterFolder(home, "demo")
         self.file = home / "awsddp.toml"
         self.said: list[str] = []
         self.questions: list[LaunchPlan | str] = []
@@ -41,14 +41,14 @@ class Machine:
         self.cloud.requests.clear()
         return up(self.context(**keys), confirm=self.questions.append)
 
-    def first(self, **keys: Any) -> Listed:
+    def first(self, **keys: Any) -> ClusterListing:
         """Launch two nodes."""
         given = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
         self.up(**(given | keys))
         return self.cluster
 
     @property
-    def cluster(self) -> Listed:
+    def cluster(self) -> ClusterListing:
         found = find_cluster(self.aws, "demo", self.aws.identity().user_id)
         assert found is not None
         return found

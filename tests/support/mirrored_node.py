@@ -13,7 +13,7 @@ from typing import Any
 
 from awsddp.nodes.catalog import Catalog
 from awsddp.nodes.package_mirror import Mirror
-from awsddp.util.parallel import soon
+from awsddp.util.parallel import run_in_thread
 from tests.support.servers import Reply, page
 
 
@@ -73,7 +73,7 @@ def mirrored(catalog: Catalog, *, proxy: str = "") -> Iterator[Node]:
                     channel: Any = _Channel(server.accept()[0])
                     mirror.serve(channel)
 
-        soon(accept)
+        run_in_thread(accept)
         yield Node(mirror, server.getsockname()[1])
         server.shutdown(socket.SHUT_RDWR)
 

@@ -15,19 +15,19 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.ssm.models import Parameter, ssm_backends
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import find_clusters
 from awsddp.aws.instances import launch
-from awsddp.aws.launch_resources import ensure_access
-from awsddp.aws.plan_facts import gather
+from awsddp.aws.launch_resources import ensure_launch_resources
+from awsddp.aws.plan_facts import gather_facts
 from awsddp.local import operations, request_checks
-from awsddp.local.ec2_http import Refusal, answered, dry_run, read
+from awsddp.local.ec2_http import Refusal, dry_run_error, make_response, read_request
 from awsddp.local.offers import OWNER, Call
 from awsddp.model.events import Event
-from awsddp.model.records import Intent, Listed, Node, Target
+from awsddp.model.records import ClusterListing, LaunchIntent, Node, Target
 from awsddp.plan.launch_plan import make_plan
-from awsddp.plan.records import LaunchPlan, names
-from awsddp.plan.requests import Values
+from awsddp.plan.records import LaunchPlan, resource_names
+from awsddp.plan.requests import RequestValues
 from awsddp.settings.spec import ClusterSection, ClusterSpec
 
 REGION = "us-east-1"
@@ -37,10 +37,10 @@ SECRETS = {
     "user_data": "#cloud-config\n{}\n",
     "public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIzv1Tq0QkZ1mYJ8b3hRzj8n8l0Xo9o3c1kqk5m2m7aN awsddp",
 }
-IDS = names("demo", "0a1b2c3d")
+IDS = resource_names("demo", "0a1b2c3d")
 
 
-def find_cluster(aws: Aws, name: str, owner: str) -> Listed | None:
+def find_cluster(aws: AwsClient, name: str, owner: str) -> ClusterListing | None:
     """Return the cluster of this name and owner, or None."""
     return next(iter(find_clusters(aws, name, owner)), None)
 
@@ -192,13 +192,16 @@ class Server:
     def _placement(self, environ: dict[str, Any], body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
         """Answer for placement groups, which moto lacks, as the local cloud does."""
         try:
-            request = read({**environ, "wsgi.input": BytesIO(body)})
-            call, row = Call(request, self.cloud.backend_of(request.region)), operations.find(request)
-            request_checks.check(call)
-            if request.dry:
-                raise dry_run()
-            assert row.answer is not None
-            reply = answered(request, row.answer(call))
+            request = read_request({**environ, "wsgi.input": BytesIO(body)})
+            call, row = (
+                Call(request, self.cloud.backend_of(request.region)),
+                operations.find_operation(request),
+            )
+            request_checks.check_call(call)
+            if request.is_dry_run:
+                raise dry_run_error()
+            assert row.handler is not None
+            reply = make_response(request, row.handler(call))
         except Refusal as refusal:
             return _answer(Fault(refusal.code, refusal.message), start)
         return reply(environ, start)
@@ -210,17 +213,17 @@ def _answer(fault: Fault, start: Callable[..., Any]) -> Iterable[bytes]:
     return [f"<Response><Errors>{error}</Errors><RequestID>r-1</RequestID></Response>".encode()]
 
 
-def values(ids: dict[str, str] = IDS) -> Values:
-    return Values(ids=ids, secrets=SECRETS, now=NOW)
+def values(ids: dict[str, str] = IDS) -> RequestValues:
+    return RequestValues(ids=ids, secrets=SECRETS, now=NOW)
 
 
 def spec(**cluster: Any) -> ClusterSpec:
     return ClusterSpec(name="demo", cluster=ClusterSection(**cluster))
 
 
-def plan_for(aws: Aws, **cluster: Any) -> LaunchPlan:
+def plan_for(aws: AwsClient, **cluster: Any) -> LaunchPlan:
     return make_plan(
-        spec(**cluster), gather(aws, spec(**cluster), caller_address="10.77.0.1", target="local")
+        spec(**cluster), gather_facts(aws, spec(**cluster), caller_address="10.77.0.1", target="local")
     )
 
 
@@ -228,9 +231,9 @@ def plan_for(aws: Aws, **cluster: Any) -> LaunchPlan:
 class Launcher:
     """Carries a plan out as `up` does, and keeps what it wrote down and said."""
 
-    aws: Aws
-    intents: list[Intent] = field(default_factory=list)
-    on_intent: Callable[[Intent], None] = lambda intent: None
+    aws: AwsClient
+    intents: list[LaunchIntent] = field(default_factory=list)
+    on_intent: Callable[[LaunchIntent], None] = lambda intent: None
     events: list[Event] = field(default_factory=list)
 
     def __call__(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> tuple[Node, ...]:
@@ -244,9 +247,9 @@ class Launcher:
         )
 
     def access(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> str:
-        return ensure_access(self.aws, plan, values(ids), on_event=self.events.append)
+        return ensure_launch_resources(self.aws, plan, values(ids), on_event=self.events.append)
 
-    def _write(self, intent: Intent) -> None:
+    def _write(self, intent: LaunchIntent) -> None:
         self.intents.append(intent)
         self.on_intent(intent)
 

@@ -17,9 +17,9 @@ from moto.ec2.models.vpcs import VPCBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import make_server
 
-from awsddp.aws.client import Aws
+from awsddp.aws.client import AwsClient
 from awsddp.aws.waits import CLOCK, Clock
-from awsddp.local.emulator import route_out
+from awsddp.local.emulator import add_default_route
 from tests.support.machine import Machine, On
 from tests.support.moto_cloud import NOW, Cloud, Launcher, Server
 
@@ -37,7 +37,7 @@ def serving() -> Iterator[Server]:
 
         def create_default_vpc(backend: Any) -> Any:
             vpc = bare(backend)
-            route_out(backend, vpc)
+            add_default_route(backend, vpc)
             return vpc
 
         patch.setattr(VPCBackend, "create_default_vpc", create_default_vpc)
@@ -86,13 +86,13 @@ def cloud(server: Server) -> Cloud:
 
 
 @pytest.fixture(scope="session")
-def gateway(server: Server) -> Aws:
+def gateway(server: Server) -> AwsClient:
     """One gateway for all tests: building its clients takes longer than most of them."""
-    return Aws(server.cloud.target)
+    return AwsClient(server.cloud.target)
 
 
 @pytest.fixture
-def aws(gateway: Aws, cloud: Cloud) -> Aws:
+def aws(gateway: AwsClient, cloud: Cloud) -> AwsClient:
     return gateway
 
 
@@ -116,12 +116,12 @@ def clock() -> Iterator[Clock]:
 
 
 @pytest.fixture
-def launcher(aws: Aws, clock: Clock) -> Launcher:
+def launcher(aws: AwsClient, clock: Clock) -> Launcher:
     return Launcher(aws)
 
 
 @pytest.fixture
-def on(tmp_path: Path, aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
+def on(tmp_path: Path, aws: AwsClient, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")

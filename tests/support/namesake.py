@@ -1,10 +1,10 @@
 """A second cluster of the same name."""
 
-from awsddp.aws.client import Aws
-from awsddp.model.records import Listed
+from awsddp.aws.client import AwsClient
+from awsddp.model.records import ClusterListing
 
 
-def second(aws: Aws, mine: Listed) -> str:
+def second(aws: AwsClient, mine: ClusterListing) -> str:
     """Launch a node of a second cluster of the same name and owner, as from another machine."""
     tags = {
         "awsddp:cluster": "demo",

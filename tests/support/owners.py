@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from awsddp.plan.records import LaunchPlan, names
+from awsddp.plan.records import LaunchPlan, resource_names
 
 OTHER = "AIDASOMEBODYELSE"
 
 
 def ids(cluster_id: str) -> dict[str, str]:
-    return names("demo", cluster_id)
+    return resource_names("demo", cluster_id)
 
 
 def tagging(plan: LaunchPlan, **tags: str) -> LaunchPlan:

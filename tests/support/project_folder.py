@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from awsddp.nodes.project_files import files_to_send
+from awsddp.nodes.project_files import list_files_to_send
 
 HELL = [
     " ",
@@ -43,4 +43,4 @@ def make(root: Path, *paths: str) -> None:
 
 
 def names(root: Path, *ignore: str, **settings: object) -> list[str]:
-    return [entry.path for entry in files_to_send(root, ignore, **settings).entries]  # type: ignore[arg-type]
+    return [entry.path for entry in list_files_to_send(root, ignore, **settings).entries]  # type: ignore[arg-type]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.job.unsynced_data import with_named_data
-from awsddp.nodes.project_files import project_files
+from awsddp.job.unsynced_data import ask_about_unsynced_data
+from awsddp.nodes.project_files import list_project_files
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
 
@@ -51,11 +51,11 @@ class Project:
             on_event=lambda event: self.said.append(event.text),
             ask=ask,
         )
-        return with_named_data(session)
+        return ask_about_unsynced_data(session)
 
     def sent(self, session: Session) -> set[str]:
         """Return the paths that the nodes get."""
-        return {one.path for one in project_files(session.job_spec, home=self.home).entries}
+        return {one.path for one in list_project_files(session.job_spec, awsddp_home=self.home).entries}
 
 
 @pytest.fixture

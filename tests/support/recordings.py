@@ -18,9 +18,9 @@ from typing import Any
 from botocore.model import ListShape, MapShape, OperationModel, Shape, StructureShape
 
 from awsddp.aws import account_resources, clusters, instances, plan_facts, prices
-from awsddp.aws.client import Aws, Identity
+from awsddp.aws.client import AwsClient, Identity
 from awsddp.model.records import Node, Target
-from awsddp.util.parallel import ignore
+from awsddp.util.parallel import ignore_event
 
 FOLDER = Path(__file__).parent / "recorded"
 LAUNCH = {"ImageId": "ami-0a", "MinCount": 2, "MaxCount": 2}
@@ -49,7 +49,7 @@ class Replay:
     models: dict[str, OperationModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.aws = Aws(Target(region="us-east-1", access_key_id="testing", secret_access_key="testing"))
+        self.aws = AwsClient(Target(region="us-east-1", access_key_id="testing", secret_access_key="testing"))
         self.aws._session.register("before-call", self._answer)
 
     def play(self, *names: str) -> None:
@@ -91,30 +91,32 @@ def parsed_as(shape: Shape | None, value: Any) -> Any:
     return value
 
 
-def resources_of(kind: clusters.Kind) -> Callable[[Aws], Any]:
-    return lambda aws: clusters.resources(aws, [], [kind])
+def resources_of(kind: clusters.ResourceKind) -> Callable[[AwsClient], Any]:
+    return lambda aws: clusters.list_resources(aws, [], [kind])
 
 
-def of_type(name: str) -> Callable[[Aws], Any]:
+def of_type(name: str) -> Callable[[AwsClient], Any]:
     return lambda aws: plan_facts._describe_type(aws, name)
 
 
-PARSERS: dict[tuple[str, ...], Callable[[Aws], Any]] = {
+PARSERS: dict[tuple[str, ...], Callable[[AwsClient], Any]] = {
     ("DescribeInstanceTypes-g6f.xlarge",): of_type("g6f.xlarge"),
     ("DescribeInstanceTypes-g7e.12xlarge",): of_type("g7e.12xlarge"),
     ("DescribeInstanceTypes-p6-b300.48xlarge",): of_type("p6-b300.48xlarge"),
     ("DescribeInstanceTypes-p4d.24xlarge",): of_type("p4d.24xlarge"),
     ("DescribeInstanceTypeOfferings-zones",): lambda aws: plan_facts._offers(aws, ["g6.xlarge"]),
-    ("DescribeRegions-enabled",): plan_facts.enabled_regions,
+    ("DescribeRegions-enabled",): plan_facts.list_enabled_regions,
     ("DescribeImages-dlami",): lambda aws: plan_facts.find_image(aws, None),
     ("GetParameters-dlami", "DescribeImages-dlami"): lambda aws: plan_facts.find_image(aws, "/aws/service/x"),
     ("GetServiceQuota-g",): lambda aws: plan_facts._quota(aws, "L-DB2E81BA"),
-    ("GetProducts-instance",): lambda aws: prices.on_demand(aws, ["g6.xlarge"]),
-    ("DescribeSpotPriceHistory-last",): lambda aws: prices.spot_history(aws, ["g6.xlarge"], since=EPOCH),
-    ("GetCallerIdentity-sso",): lambda aws: Identity.of(aws.call("GetCallerIdentity", {}, service="sts")),
-    ("RunInstances-two",): lambda aws: instances._run(aws, LAUNCH, on_event=ignore),
+    ("GetProducts-instance",): lambda aws: prices.read_on_demand_prices(aws, ["g6.xlarge"]),
+    ("DescribeSpotPriceHistory-last",): lambda aws: prices.read_spot_history(aws, ["g6.xlarge"], since=EPOCH),
+    ("GetCallerIdentity-sso",): lambda aws: Identity.from_reply(
+        aws.call("GetCallerIdentity", {}, service="sts")
+    ),
+    ("RunInstances-two",): lambda aws: instances._run(aws, LAUNCH, on_event=ignore_event),
     ("DescribeInstances-stopped",): lambda aws: clusters.describe(aws, []),
-    ("DescribeInstanceStatus-impaired",): lambda aws: instances.impaired(aws, [RUNNING]),
+    ("DescribeInstanceStatus-impaired",): lambda aws: instances.list_impaired(aws, [RUNNING]),
     ("DescribeNetworkInterfaces-in-use",): resources_of(clusters.INTERFACES),
     ("DescribeVolumes-in-use",): resources_of(clusters.KINDS[1]),
     ("DescribeSecurityGroups-rules",): resources_of(clusters.GROUPS),
@@ -124,12 +126,12 @@ PARSERS: dict[tuple[str, ...], Callable[[Aws], Any]] = {
         "DescribeSubnets-default",
         "DescribeRouteTables-ways",
         "DescribeVpcEndpoints-s3",
-    ): lambda aws: account_resources.with_s3(aws, account_resources.subnets(aws, None)),
-    ("DescribeCapacityReservations-active",): lambda aws: account_resources.reservation(aws, "cr-0a"),
-    ("GetInstanceProfile-role",): lambda aws: account_resources.role_of(aws, "trainers"),
+    ): lambda aws: account_resources.with_s3_routes(aws, account_resources.find_subnets(aws, None)),
+    ("DescribeCapacityReservations-active",): lambda aws: account_resources.find_reservation(aws, "cr-0a"),
+    ("GetInstanceProfile-role",): lambda aws: account_resources.find_role(aws, "trainers"),
     ("DescribeKey-asymmetric",): lambda aws: account_resources.check_disk_key(aws, "alias/disks"),
     ("SimulatePrincipalPolicy-denied",): lambda aws: list(
-        account_resources.lacking(aws, "arn:aws:iam::123456789012:role/trainers", "s3://runs")
+        account_resources.list_missing_actions(aws, "arn:aws:iam::123456789012:role/trainers", "s3://runs")
     ),
 }
 """The parsers of awsddp/aws/ by the recordings that they read."""

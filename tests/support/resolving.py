@@ -8,7 +8,7 @@ from uv import find_uv_bin
 
 from awsddp.model.node_answers import Platform
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
-from awsddp.plan.resolve import choose, target_of
+from awsddp.plan.resolve import choose_packages, make_target
 from awsddp.settings.spec import EnvSection
 
 IMAGE = Platform(
@@ -28,7 +28,7 @@ def planned(text: str = "", **keys: object) -> EnvironmentPlan:
 
 def chosen(text: str) -> tuple[tuple[str, ...] | None, str]:
     plan = planned(text)
-    return choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
+    return choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
 
 
 PROJECT = """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.agent.manifest import sample
-from awsddp.agent.s3.store import SIGNATURE, Place, Store, signature
+from awsddp.agent.s3.store import SIGNATURE, S3Uri, Store, signature
 
 PAGE_ROWS = 1000
 
@@ -74,7 +74,7 @@ class SavedJob:
             parts.append([key, len(data), "as it was", hashlib.sha256(data).hexdigest()])
         self.rows[home] = {**row(home, body), "parts": parts}
 
-    def put(self, store: Store, where: Place) -> None:
+    def put(self, store: Store, where: S3Uri) -> None:
         """Write all of it, the documents last."""
         for key, body in self.objects.items():
             store.put(where, key, body)
@@ -96,7 +96,7 @@ class SavedJob:
         return node if node in self.nodes else min(self.nodes)
 
     def _pages(
-        self, store: Store, where: Place, key: str, rows: Mapping[str, Any], links: Mapping[str, str]
+        self, store: Store, where: S3Uri, key: str, rows: Mapping[str, Any], links: Mapping[str, str]
     ) -> list[list[Any]]:
         homes, refs = list(rows), []
         for number, at in enumerate(range(0, max(1, len(homes)), PAGE_ROWS)):
@@ -105,7 +105,7 @@ class SavedJob:
             refs.append([f"{key}-{number}", len(body), store.put(where, f"{key}-{number}", body)])
         return refs
 
-    def _document(self, store: Store, where: Place, name: str, document: Mapping[str, Any]) -> None:
+    def _document(self, store: Store, where: S3Uri, name: str, document: Mapping[str, Any]) -> None:
         body = json.dumps(document).encode()
         more = {}
         if self.secret is not None:

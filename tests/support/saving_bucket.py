@@ -18,11 +18,11 @@ import botocore.session
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.agent.job_folder import JobFolder, initial, write_json
+from awsddp.agent.job_folder import JobFolder, initial_document, write_json
 from awsddp.agent.s3.store import Store
 from awsddp.agent_client import program
 from awsddp.local import control
-from awsddp.model.node_answers import Tried, read_answer
+from awsddp.model.node_answers import NameClaimResult, read_answer
 from awsddp.plan.policy import role_policy
 from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
 from tests.support.fleet import launch_of
@@ -120,7 +120,7 @@ class Bucket:
         python: str = sys.executable,
         **changes: Any,
     ) -> Any:
-        argv, stdin = program.node_program(python, program.UPLOADER, self.order(do, **changes))
+        argv, stdin = program.node_program(python, program.UPLOADER_MODULES, self.order(do, **changes))
         environ = {
             "HOME": str(home),
             "PATH": os.environ["PATH"],
@@ -136,10 +136,10 @@ class Bucket:
         process.stdin = None
         return process
 
-    def claim(self, metadata: Metadata | None = None, **changes: Any) -> Tried:
+    def claim(self, metadata: Metadata | None = None, **changes: Any) -> NameClaimResult:
         out, err = self.start("claim", self.top, metadata, **changes).communicate(timeout=60)
         assert out, err
-        return read_answer(out, Tried, node=0)
+        return read_answer(out, NameClaimResult, node=0)
 
     def names(self) -> list[str]:
         found = self.s3.list_objects_v2(Bucket=self.name, Prefix="runs/job-1/").get("Contents", ())
@@ -231,13 +231,13 @@ class Node:
         self.folder = JobFolder("job-1", self.jobs)
         write_json(self.jobs / "job.json", self.request)
         write_json(self.folder.snapshot, {})
-        self.lock = self.folder.lock()
+        self.lock = self.folder.acquire_lock()
         self.state("running")
         write_json(self.folder.saving, {"error": ""})  # the launcher does so
         self.saver: Any = bucket.start("save", home) if starts else None
 
     def state(self, state: str) -> None:
-        document = initial(self.request)
+        document = initial_document(self.request)
         document.state = state
         write_json(self.folder.state, document)
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from awsddp.agent.s3.store import Place, Store
-from awsddp.aws.login import translated
+from awsddp.agent.s3.store import S3Uri, Store
+from awsddp.aws.login import translate_aws_errors
 from awsddp.model.documents import NodeFiles
 from awsddp.model.events import Event
 from awsddp.model.records import JobNode, JobRecord, Target
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from awsddp.state import Record
-from awsddp.storage.saved_job import Saved, store_at
+from awsddp.storage.saved_job import StoredJob, open_store
 from tests.support.local_cloud import Cloud
 from tests.support.saved_job import SavedJob
 
@@ -37,7 +37,7 @@ class Shelf:
 
     def __init__(self, store: Store, home: Path) -> None:
         self.store, self.s3, self.home = store, store.client, home
-        self.where = Place(f"saved-{uuid.uuid4().hex}", "runs of mine/first")
+        self.where = S3Uri(f"saved-{uuid.uuid4().hex}", "runs of mine/first")
         self.s3.create_bucket(Bucket=self.where.bucket)
         settings = load("default", overrides={"sync.workdir": str(home / "project")}, environ={})
         self.said: list[Event] = []
@@ -50,11 +50,11 @@ class Shelf:
 
     def read(self) -> dict[int, NodeFiles]:
         """Read all of the job, and its checkpoint."""
-        with translated(Target(name="local"), where=str(self.where)):
-            saved = Saved(self.session, self.store, self.where)
+        with translate_aws_errors(Target(name="local"), where=str(self.where)):
+            saved = StoredJob(self.session, self.store, self.where)
             if saved._index.checkpoint is not None:
-                saved.checkpoint()
-            return saved.bring(whole=True)
+                saved.read_checkpoint()
+            return saved.download(all_results=True)
 
     @contextlib.contextmanager
     def on_get(self, do: Callable[[str], object]) -> Iterator[None]:
@@ -87,7 +87,7 @@ def store(records: Cloud) -> Iterator[Store]:
     info = records.info
     keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
     target = Target(name="local", region=info.region, endpoint=info.endpoint, **keys)
-    with store_at(target, Place("any", "")) as store:
+    with open_store(target, S3Uri("any", "")) as store:
         yield store
 
 

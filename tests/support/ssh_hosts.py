@@ -151,7 +151,7 @@ class Lab:
 
     def endpoints(self, jump: Jump | None = None) -> list[Endpoint]:
         """Return how the hosts are reached; some jump hosts know them by instance id only."""
-        by_id = jump is not None and jump.by_id
+        by_id = jump is not None and jump.uses_instance_ids
         found = [host.endpoint for host in self.hosts]
         return [replace(one, host=one.instance_id) for one in found] if by_id else found
 

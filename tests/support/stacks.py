@@ -8,7 +8,7 @@ import msgspec
 from awsddp.agent import messages
 from awsddp.agent.diagnosis.hang import diagnose
 from awsddp.agent.diagnosis.stacks import read_stacks
-from awsddp.agent.messages import plain
+from awsddp.agent.messages import to_json_value
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
         for node in range(len(fleet.hosts))
     }
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]
-    return plain(diagnose(layout, answers, exit_codes={}))
+    return to_json_value(diagnose(layout, answers, exit_codes={}))
 
 
 def wait_until(condition: Callable[[], object]) -> None:

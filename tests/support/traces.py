@@ -7,9 +7,9 @@ from pathlib import Path
 
 def traces(home: Path) -> list[str]:
     """Return the namespaces, interfaces, mounts and processes that belong to the daemon of `home`."""
-    from awsddp.local.machine import Place
+    from awsddp.local.machine import CloudPaths
 
-    mark = Place(home).tag
+    mark = CloudPaths(home).tag
     return sorted(
         [f"namespace {line}" for line in _lines("ip", "netns", "list") if mark in line]
         + [f"interface {line}" for line in _lines("ip", "-o", "link") if mark in line]

@@ -1,7 +1,7 @@
 """Jobs of which one waits for another, and their states."""
 
 from awsddp.model.records import JobRecord
-from awsddp.session.connect import told_jobs
+from awsddp.session.connect import list_jobs_on_nodes
 from tests.support.folder_nodes import World
 
 NOTES = "import os, time; print('code', {code}, os.getcwd(), flush=True); time.sleep({sleep})\n"
@@ -12,7 +12,7 @@ def script(code: int, sleep: float = 0.0) -> str:
 
 
 def jobs(world: World) -> dict[str, JobRecord]:
-    return {job.job: job for job in told_jobs(world.connected())}
+    return {job.job: job for job in list_jobs_on_nodes(world.connected())}
 
 
 def states(world: World) -> dict[str, str]:

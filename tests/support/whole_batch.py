@@ -58,9 +58,7 @@ def compare(name: str, world: group.World, *, batch: int, steps: int) -> dict[st
         labels = torch.randint(0, 10, (batch,), generator=random)
         ddp.train(step > 0)  # in train mode batch norm and dropout couple the images of a batch
         net.zero_grad()
-        criterion(
-            ddp(images[world.rank :: world.size]), labels[world.rank :: world.size]
-        ).backward()
+        criterion(ddp(images[world.rank :: world.size]), labels[world.rank :: world.size]).backward()
         if step:
             optimizer.step()
         elif world.rank == 0:

@@ -42,12 +42,12 @@ from moto.sts.models import sts_backends
 from awsddp import state
 from awsddp.aws import clusters, instances, launch_resources, plan_facts, power, teardown, waits
 from awsddp.aws.client import Call, Trail
-from awsddp.cli.command_line import WATCH
+from awsddp.cli.command_line import COMMAND
 from awsddp.cluster import doctor, down, inventory, launch, plan, reconcile, status
-from awsddp.errors import AwsddpError, LetGo
+from awsddp.errors import AwsddpError, Terminated
 from awsddp.job import registry, submit
 from awsddp.local import control, daemon, ec2_http, emulator, faults, http_server, lifecycle, operations
-from awsddp.local.machine import Place, write_json
+from awsddp.local.machine import CloudPaths, write_json
 from awsddp.nodes import provision
 from awsddp.session import cost
 from awsddp.session.context import Session
@@ -108,7 +108,7 @@ class Cloud:
 
     def __init__(self, home: Path, clock: Clock) -> None:
         _warm()
-        self.place, self.clock = Place(home), clock
+        self.place, self.clock = CloudPaths(home), clock
         self.pid = 0
         self._ec2: Any = None
 
@@ -142,8 +142,10 @@ class Cloud:
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            http_server.Front._take_fault = iam.held(http_server.Front._take_fault, self.place.home)  # type: ignore[method-assign]
-            http_server.Front._stale_view = _of_account(http_server.Front._stale_view)  # type: ignore[method-assign]
+            http_server.EndpointApp._take_fault = iam.held(
+                http_server.EndpointApp._take_fault, self.place.home
+            )  # type: ignore[method-assign]
+            http_server.EndpointApp._stale_view = _of_account(http_server.EndpointApp._stale_view)  # type: ignore[method-assign]
             access_control.create_access_key = _with_roles(access_control.create_access_key)
             faults.time = emulator.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
@@ -167,7 +169,7 @@ class Cloud:
 
     @property
     def info(self) -> control.LocalInfo:
-        found = control.find(self.place.home)
+        found = control.find_cloud(self.place.home)
         assert found is not None
         return found
 
@@ -204,7 +206,7 @@ class Cloud:
         fault_clear(self.info)
 
     def living(self) -> list[dict[str, Any]]:
-        return [one for one in self.instances() if one["State"]["Name"] not in clusters.ENDED]
+        return [one for one in self.instances() if one["State"]["Name"] not in clusters.ENDED_STATES]
 
     def expire(self) -> None:
         """Power off from inside, as the watchdog does, every instance whose expiry has passed."""
@@ -260,10 +262,10 @@ source_profile = key
 # What makes a disk and an interface that no instance has: a launch that AWS broke off leaves such.
 _LEAVING = {
     "CreateVolume": operations.Operation(
-        parameters=("AvailabilityZone", "Size", "ClientToken"), makes=("volume",)
+        parameters=("AvailabilityZone", "Size", "ClientToken"), creates=("volume",)
     ),
     "CreateNetworkInterface": operations.Operation(
-        parameters=("SubnetId", "ClientToken"), makes=("network-interface",)
+        parameters=("SubnetId", "ClientToken"), creates=("network-interface",)
     ),
 }
 
@@ -284,7 +286,7 @@ def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(view(self, request, fault))
             if role is not None and role.account_id != iam.ACCOUNT:
-                stack.enter_context(faults.unaware(self._backend(request), younger_than_s=1e12))
+                stack.enter_context(faults.hide_new_resources(self._backend(request), younger_than_s=1e12))
             yield
 
     return look
@@ -474,8 +476,8 @@ def _ended(
     """Return how a verb ended; `calls` gets what it asked of AWS."""
     try:
         _live(world, environ)
-        WATCH.finishes = WATCH.ends_cluster = True  # as for `run`
-        WATCH.install(lambda error: None)
+        COMMAND.finishes = COMMAND.ends_cluster = True  # as for `run`
+        COMMAND.install_handlers(lambda error: None)
         _watch(calls, kill)
         return {"code": 0, "document": verb()}
     except AwsddpError as error:
@@ -483,7 +485,7 @@ def _ended(
             return {"code": 1, "told": f"an error that explains nothing: {error!r}"}
         return {"code": error.exit_code, "told": str(error)}
     except KeyboardInterrupt as stop:
-        return {"code": 128 + stop.number if isinstance(stop, LetGo) else 130}
+        return {"code": 128 + stop.signal_number if isinstance(stop, Terminated) else 130}
     except BaseException:
         return {"code": 1, "told": traceback.format_exc()}
 

@@ -20,7 +20,7 @@ for name in sys.argv[1:]:
 
 
 def client(lab: Lab, service: str) -> Any:
-    info = control.find(lab.home)
+    info = control.find_cloud(lab.home)
     assert info is not None
     return boto3.client(  # type: ignore[call-overload]
         service,

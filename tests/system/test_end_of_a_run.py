@@ -26,7 +26,7 @@ def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: floa
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
     def ran(session: Session) -> dict[str, Any]:
-        run.train, run.check = job, lambda session, **_: None  # type: ignore[assignment]
+        run.train, run.check_job = job, lambda session, **_: None  # type: ignore[assignment]
         return run.run_job(session, confirm=yes, on_lines=lambda lines: None)
 
     began = world.clock.read()

@@ -16,7 +16,7 @@ import pytest
 from awsddp.agent import messages
 from awsddp.agent_client.logs import Merger
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
-from awsddp.util.parallel import soon
+from awsddp.util.parallel import run_in_thread
 from tests.support.gangs import SLEEP, codes
 from tests.support.waiting import until
 
@@ -176,9 +176,9 @@ def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet")
     from tests.agent.test_peers import Relay
 
     launches = fleet.requests(SLEEP)
-    first = launches[0].first.private_ip
+    first = launches[0].first_node.private_ip
     relay = Relay(first.rpartition(".")[0] + ".99", (first, launches[0].link_port))
-    far = messages.Machine(node=0, private_ip=relay.host, instance_id="i-0")
+    far = messages.LaunchNode(node=0, private_ip=relay.host, instance_id="i-0")
     launches[1].nodes = [far, launches[1].nodes[1]]
 
     def pumped(condition: Any) -> Any:
@@ -251,7 +251,7 @@ def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet"
     until(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    cancelled = soon(fleet.ask, 1, messages.Cancel(job="job", grace=1))
+    cancelled = run_in_thread(fleet.ask, 1, messages.Cancel(job="job", grace=1))
     until((fleet.folder(1) / "cancel.json").exists)
     until(lambda: len(fleet.processes()) == 2)
     assert fleet.ask(1, lost("its instance is terminated")).heard
@@ -299,7 +299,7 @@ def test_stranger_at_the_port_does_not_disturb_the_job(fleet: "Fleet") -> None:
 
     launches = fleet.requests("import time\ntime.sleep(1)\n")
     fleet.ask(0, launches[0])
-    address = launches[0].first.private_ip, launches[0].link_port
+    address = launches[0].first_node.private_ip, launches[0].link_port
     first = socket.create_connection(address)
     first.sendall(b'{"node": 1, "challenge": "x", "proof": "x"}\n{"is": "here"}\n')
     second = socket.create_connection(address)
@@ -403,7 +403,7 @@ def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
         fleet.ask(1, fleet.requests("nowhere.py")[1])
     request = fleet.requests(SLEEP)[0]
     with socket.socket() as taken:
-        taken.bind((request.first.private_ip, request.link_port))
+        taken.bind((request.first_node.private_ip, request.link_port))
         taken.listen()
         with pytest.raises(JobError, match=r"port \d+ .* is taken"):
             fleet.ask(0, request)

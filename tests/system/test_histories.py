@@ -21,13 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from awsddp.aws.clusters import node_of
 from awsddp.cluster import inventory
-from awsddp.cluster.doctor import before_launch as doctor
+from awsddp.cluster.doctor import check_before_launch as doctor
 from awsddp.cluster.down import down
 from awsddp.cluster.plan import plan
 from awsddp.cluster.status import status
 from awsddp.cluster.stop import stop
 from awsddp.cluster.up import up
-from awsddp.state import Folder
+from awsddp.state import ClusterFolder
 from tests.support.acts import detached, fetched, held, hold, ran, status_all, trained, whoami
 from tests.support.seed import FULL, SEED
 from tests.support.world import PHASES, Kill, Login, Outcome, World, tags, yes
@@ -204,7 +204,7 @@ class Histories(RuleBasedStateMachine):
         assert outcome.code == 0, outcome.told
         state = outcome.document["state"]
         if state == "launching" and self.cloud.left() == []:  # it was cut off just now, and may still show
-            record = Folder(self.home(home), "demo").read()
+            record = ClusterFolder(self.home(home), "demo").read()
             assert record is not None and record.intent is not None
             assert self.world.clock.now() - record.created < timedelta(minutes=2)
         else:
@@ -230,7 +230,7 @@ class Histories(RuleBasedStateMachine):
     def log_in_otherwise(self, login: Login, verb: Any, nodes: int) -> None:
         """Another login of this account works on what this machine made, and the cluster keeps its owner."""
         self.need()
-        if self.owed() or Folder(self.home("home"), "demo").read() is None:
+        if self.owed() or ClusterFolder(self.home("home"), "demo").read() is None:
             return
         more = {} if verb is status else {"confirm": yes}
         outcome = self.run(verb, None, "home", nodes=nodes, login=login, **more)
@@ -244,7 +244,7 @@ class Histories(RuleBasedStateMachine):
     def another_account(self, verb: Any) -> None:
         """It is told apart, and nothing is changed or forgotten."""
         self.need()
-        folder = Folder(self.home("home"), "demo")
+        folder = ClusterFolder(self.home("home"), "demo")
         if folder.read() is None:
             return
         before, instances = self.kept(), len(self.cloud.instances())

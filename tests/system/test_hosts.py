@@ -19,7 +19,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from awsddp.local import cgroups, control, nspawn
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, fault_add, fault_clear, left_over, needs_root, refusal, until
 
 pytestmark = needs_root
@@ -265,7 +265,7 @@ def test_a_disk_holds_what_its_volume_holds_and_no_more(pair: Pair) -> None:
 
 
 def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
-    groups = [tree / Place(pair.cloud.home).cgroup / pair.ids[0] for tree in cgroups.hierarchies()]
+    groups = [tree / CloudPaths(pair.cloud.home).cgroup / pair.ids[0] for tree in cgroups.list_hierarchies()]
     limits = {file.name: int(file.read_text()) for group in groups for file in group.glob("*.max")}
     limits |= {
         file.name: int(file.read_text()) for group in groups for file in group.glob("memory.limit_in*")
@@ -276,8 +276,8 @@ def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
 
 
 def test_a_node_that_takes_all_its_memory_leaves_the_others_theirs(pair: Pair) -> None:
-    for tree in cgroups.hierarchies():
-        cloud = tree / Place(pair.cloud.home).cgroup
+    for tree in cgroups.list_hierarchies():
+        cloud = tree / CloudPaths(pair.cloud.home).cgroup
         for whole in (cloud / name for name in cgroups.MEMORY if (cloud / name).exists()):
             nodes = [int((cloud / one / whole.name).read_text()) for one in pair.ids]
             assert sum(nodes) <= int(whole.read_text()) and max(nodes) <= 0.6 * sum(nodes), tree
@@ -288,7 +288,7 @@ def test_what_a_node_had_goes_to_those_that_stay(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
 
     def shares() -> set[float]:
-        clouds = [tree / Place(pair.cloud.home).cgroup for tree in cgroups.hierarchies()]
+        clouds = [tree / CloudPaths(pair.cloud.home).cgroup for tree in cgroups.list_hierarchies()]
         limits = [cloud / name for cloud in clouds for name in cgroups.MEMORY if (cloud / name).exists()]
         return {
             round(int((whole.parent / one / whole.name).read_text()) / int(whole.read_text()), 2)
@@ -319,7 +319,7 @@ def test_a_node_stays_short_of_memory_while_another_one_comes_and_goes(pair: Pai
 def narrow(pair: Pair) -> Iterator[None]:
     """The first node has room for 600 MB and 200 processes, as long as the test lasts."""
     limits = {"memory.max": 600 * 2**20, "memory.limit_in_bytes": 600 * 2**20, "pids.max": 200}
-    groups = [tree / Place(pair.cloud.home).cgroup / pair.ids[0] for tree in cgroups.hierarchies()]
+    groups = [tree / CloudPaths(pair.cloud.home).cgroup / pair.ids[0] for tree in cgroups.list_hierarchies()]
     files = [group / name for group in groups for name in limits if (group / name).exists()]
     before = {file: file.read_text() for file in files}
     for file in files:
@@ -443,7 +443,7 @@ def test_a_cut_node_is_not_reached_and_its_connections_live_on_once_it_heals(pai
     assert not greets(pair, 1)
     assert greets(pair, 0)
     until(lambda: greets(pair, 1))
-    assert control.ask(pair.cloud.info).faults == ()
+    assert control.send_command(pair.cloud.info).faults == ()
     assert counting.communicate(timeout=30)[0].split() == [str(number) for number in range(2, 21)]
 
 
@@ -485,7 +485,7 @@ def test_a_full_disk_takes_nothing_until_it_heals(pair: Pair, whole: None) -> No
     fault_add(pair.cloud.info, pair.ids[0], "full-disk")
     assert "more" not in pair.run(0, write).split("\n")
     assert pair.run(0, "df --output=avail / | tail -1").strip() == "0"
-    disk = Place(pair.cloud.home).nodes / pair.ids[0] / "disk.img"
+    disk = CloudPaths(pair.cloud.home).nodes / pair.ids[0] / "disk.img"
     assert disk.stat().st_blocks * 512 < 2**30, "it fills the machine's own disk"
     fault_clear(pair.cloud.info)
     assert pair.run(0, write) == "more\n"
@@ -501,7 +501,7 @@ def test_slow_short_of_memory_and_with_another_host_key_until_it_heals(pair: Pai
     for effect in ("slow-cpu", "oom", "hostkey"):
         fault_add(pair.cloud.info, pair.ids[1], effect)
     until(lambda: subprocess.run(key, capture_output=True).stdout not in (shown, b""))
-    fault_clear(pair.cloud.info, control.ask(pair.cloud.info).faults[-1].id)
+    fault_clear(pair.cloud.info, control.send_command(pair.cloud.info).faults[-1].id)
     until(lambda: subprocess.run(key, capture_output=True).stdout == shown)
     assert float(pair.run(1, f"python3 -c {shlex.quote(busy)}")) < 0.3, "seconds of CPU in one second"
     assert pair.run(1, take) == "killed\n"
@@ -509,7 +509,7 @@ def test_slow_short_of_memory_and_with_another_host_key_until_it_heals(pair: Pai
     assert pair.run(1, take) == f"{500 << 20}\n"
 
 
-@pytest.mark.skipif(nspawn.faketime() is None, reason="Debian's package faketime is missing")
+@pytest.mark.skipif(nspawn.find_faketime() is None, reason="Debian's package faketime is missing")
 def test_a_login_sees_a_clock_that_is_ahead_until_it_heals(pair: Pair, whole: None) -> None:
     fault_add(pair.cloud.info, pair.ids[1], "clock")
     assert int(pair.run(1, "date +%s")) - time.time() > 100
@@ -577,7 +577,7 @@ def test_units_of_the_user_data_start_again_after_a_reboot(pair: Pair) -> None:
 
 def test_the_console_shows_the_boot_and_the_host_key(pair: Pair) -> None:
     public = (pair.folder / "host.pub").read_text().split()[1]
-    console = Place(pair.cloud.home).nodes / pair.ids[1] / "console.log"
+    console = CloudPaths(pair.cloud.home).nodes / pair.ids[1] / "console.log"
     until(lambda: public in console.read_text(errors="replace"))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.provision import user_data
+from awsddp.nodes.provision import render_user_data
 from tests.support.lab import Lab
 from tests.support.local_cloud import needs_root, until
 from tests.system.test_reservations import client
@@ -108,7 +108,7 @@ def bastion(lab: Lab) -> Iterator[Bastion]:
         InstanceType="g4dn.xlarge",
         KeyName="mine",
         SecurityGroupIds=[group],
-        UserData=user_data(host_key=host, expires_at=datetime.now(UTC) + timedelta(hours=1)),
+        UserData=render_user_data(host_key=host, expires_at=datetime.now(UTC) + timedelta(hours=1)),
     )["Instances"]
     key = made["InstanceId"]
 

@@ -14,7 +14,7 @@ from botocore.parsers import ResponseParserError
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, left_over, needs_root
 from tests.support.seed import FULL, SEED
 
@@ -34,7 +34,7 @@ class Killer(threading.Thread):
         while self.done < self.times:
             time.sleep(moments.uniform(0.0, self.longest_s))
             try:
-                os.kill(int(Place(self.home).daemon_lock.read_text()), signal.SIGKILL)
+                os.kill(int(CloudPaths(self.home).daemon_lock.read_text()), signal.SIGKILL)
                 self.done += 1
             except (ValueError, ProcessLookupError, FileNotFoundError):
                 continue

@@ -16,18 +16,18 @@ import pytest
 from moto.core.utils import get_service_model
 
 import awsddp
-from awsddp.aws.plan_facts import enabled_regions
+from awsddp.aws.plan_facts import list_enabled_regions
 from awsddp.cluster import inventory
-from awsddp.cluster.doctor import before_launch as doctor
+from awsddp.cluster.doctor import check_before_launch as doctor
 from awsddp.cluster.doctor import request_quota
 from awsddp.cluster.down import down
-from awsddp.cluster.plan import offers, plan
+from awsddp.cluster.plan import find_offers, plan
 from awsddp.cluster.status import status
 from awsddp.cluster.stop import stop
 from awsddp.cluster.up import up
 from awsddp.plan.policy import least_policy
 from awsddp.session.context import Session
-from awsddp.session.locate import aws_of, target_for
+from awsddp.session.locate import aws_client_for, open_target
 from awsddp.settings.loader import load
 from tests.support.acts import fetched, status_all, trained
 from tests.support.iam import Need, allowed, held_to
@@ -140,8 +140,8 @@ def planned(session: Session) -> dict[str, Any]:
 
 def regions(session: Session) -> dict[str, Any]:
     """What `status --all` and `down --orphans` read where no region is named."""
-    with target_for(session, session.folder.read()) as target:
-        return {"regions": enabled_regions(aws_of(session, target))}
+    with open_target(session, session.folder.read()) as target:
+        return {"regions": list_enabled_regions(aws_client_for(session, target))}
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def drive(world: World, asked: Settings) -> Driven:
         return outcome.document
 
     with held_to(policy, world.cloud.place.home) as first:
-        for verb in (planned, offers, regions):
+        for verb in (planned, find_offers, regions):
             run(verb)
         checks = run(doctor).checks
         assert [check for check in checks if check.ok is False] == []

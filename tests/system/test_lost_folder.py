@@ -91,11 +91,11 @@ def test_a_record_cut_off_at_any_byte(records: Lab) -> None:
     path = made(records) / "cluster.json"
     whole = path.read_bytes()
     program = (
-        "import sys\nfrom pathlib import Path\nfrom awsddp.state import Folder, home\n"
+        "import sys\nfrom pathlib import Path\nfrom awsddp.state import ClusterFolder, awsddp_home\n"
         "path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()\n"
         "for size in range(len(whole)):\n"
         "    path.write_bytes(whole[:size])\n"
-        "    record = Folder(home(), 'default').read()\n"
+        "    record = ClusterFolder(awsddp_home(), 'default').read()\n"
         "    assert record is None or size == len(whole) - 1, size\n"
     )
     subprocess.run([sys.executable, "-c", program, path], env=records.environ, check=True)

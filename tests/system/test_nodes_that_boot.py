@@ -16,7 +16,7 @@ from awsddp.nodes import hostkeys
 from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login
-from awsddp.nodes.provision import prepare, user_data
+from awsddp.nodes.provision import prepare, render_user_data
 from awsddp.util.parallel import NodesFailed
 from tests.support.ssh_hosts import wait_until
 
@@ -99,10 +99,10 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
             KeyName="login",
             SecurityGroupIds=[group],
             InstanceInitiatedShutdownBehavior="terminate",
-            UserData=user_data(host_key=seed, expires_at=datetime.now(UTC) + timedelta(hours=1)),
+            UserData=render_user_data(host_key=seed, expires_at=datetime.now(UTC) + timedelta(hours=1)),
         )["Instances"]
         ids = [one["InstanceId"] for one in made]
-        hostkeys.accept(tmp_path / "known_hosts", dict.fromkeys(ids, seed.public))
+        hostkeys.add_keys(tmp_path / "known_hosts", dict.fromkeys(ids, seed.public))
         described: list[dict[str, Any]] = []
 
         def addressed() -> bool:
@@ -140,7 +140,7 @@ def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_tim
             ("ens5", "/opt/pytorch/bin/python", "/home/ubuntu")
         ] * 2
         assert all(one.torch for one in found)
-        keys = hostkeys.read(known_hosts)
+        keys = hostkeys.load_keys(known_hosts)
         assert {len(accepted) for accepted in keys.values()} == {1}
         assert len(set(keys.values())) == 2
         assert prepare(fleet, nodes) == found
@@ -161,5 +161,5 @@ def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_tim
         return False
 
     wait_until(watched_again, "the watchdog after a reboot", 60)
-    assert hostkeys.read(known_hosts) == keys
+    assert hostkeys.load_keys(known_hosts) == keys
     assert launched.state(1) == "running"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.lab import Lab
 from tests.support.seed import SEED, drawn
 from tests.system.test_reservations import client
@@ -93,7 +93,7 @@ class Land:
     def ask(self, place: str, now: Now, *words: str) -> subprocess.CompletedProcess[str]:
         """Ask as a user does to whom `now` happened."""
         if now.daemon_dies:
-            os.kill(int(Place(self.lab.home).daemon_lock.read_text()), signal.SIGKILL)
+            os.kill(int(CloudPaths(self.lab.home).daemon_lock.read_text()), signal.SIGKILL)
         (self.lab.project / "awsddp.toml").write_text(now.toml)
         changed = self.environ | now.environ
         self.lab.environ = {key: value for key, value in changed.items() if value is not None}

@@ -98,7 +98,7 @@ def test_a_fabric_task_runs_on_two_nodes_and_on_no_other_machine(
         assert len({who(connection) for connection in cluster.fabric()}) == 2
         known_hosts = lab.home / "clusters" / "tasks" / "known_hosts"
         before = known_hosts.read_text()
-        (first, one), (second, two) = hostkeys.read(known_hosts).items()
+        (first, one), (second, two) = hostkeys.load_keys(known_hosts).items()
         swapped = [*(f"{first} {key}" for key in two), *(f"{second} {key}" for key in one)]
         known_hosts.write_text("\n".join(swapped) + "\n")
         group = cluster.fabric()

@@ -33,7 +33,7 @@ def client_of(lab: Lab, nodes: int) -> tuple[Any, Any]:
 def with_bucket(lab: Lab) -> tuple[Any, Any]:
     """Start a cloud with a bucket and a role that may save there; return clients of its S3 and its IAM."""
     assert lab.run("local", "start").returncode == 0
-    info = control.find(lab.home)
+    info = control.find_cloud(lab.home)
     assert info is not None
     keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
     where: Any = {"endpoint_url": info.endpoint, "region_name": info.region, **keys}
@@ -117,7 +117,7 @@ def test_what_keeps_nodes_from_saving_is_refused_before_a_rank_starts(lab: Lab) 
     policy = json.loads(lab.run("doctor", "--iam-policy", "nodes", "-o", f"job.save_to={runs}").stdout)
     s3.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     s3.create_bucket(Bucket="theirs")
-    file = machine.Place(lab.home).buckets / "theirs" / "bucket.json"
+    file = machine.CloudPaths(lab.home).buckets / "theirs" / "bucket.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "owner": "999999999999"}))
 
     def refused(where: str, rights: Any, message: str, advice: str) -> None:

@@ -52,7 +52,7 @@ def made(rank: int) -> dict[str, bytes]:
 
 def nobody_looks_until(lab: Lab, state: str) -> None:
     """Wait until all instances are in this state by themselves; a verb of awsddp would release them."""
-    info = control.find(lab.home)
+    info = control.find_cloud(lab.home)
     assert info is not None
     keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
     ec2 = boto3.client("ec2", endpoint_url=info.endpoint, region_name=info.region, **keys)
@@ -80,7 +80,10 @@ def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, 
     gone.communicate()
     nobody_looks_until(lab, "terminated" if ends == "spot" else "stopped")
 
-    second, info = Lab(tmp_path / "second"), control.find(lab.home)  # it has a login to AWS, and nothing else
+    second, info = (
+        Lab(tmp_path / "second"),
+        control.find_cloud(lab.home),
+    )  # it has a login to AWS, and nothing else
     assert info is not None
     second.environ |= {
         "AWS_ENDPOINT_URL": info.endpoint,

@@ -12,7 +12,7 @@ import boto3
 import pytest
 
 from awsddp.local import control
-from awsddp.local.machine import Place
+from awsddp.local.machine import CloudPaths
 from tests.support.lab import Lab
 from tests.support.local_cloud import needs_root
 from tests.support.ssm import StandIn
@@ -47,7 +47,7 @@ def lab() -> Iterator[Lab]:
 
 
 def client(lab: Lab, service: str) -> Any:
-    info = control.find(lab.home)
+    info = control.find_cloud(lab.home)
     assert info is not None
     return boto3.client(
         service,
@@ -60,9 +60,9 @@ def client(lab: Lab, service: str) -> Any:
 
 def agent(lab: Lab, aws: StandIn, stop: threading.Event) -> None:
     """Report nodes to Systems Manager once they exist, as their agents do."""
-    place = Place(lab.home)
+    place = CloudPaths(lab.home)
     while not stop.wait(0.2):
-        names = [path.name for path in Path("/run/netns").glob(f"{place.machine('i-')}*")]
+        names = [path.name for path in Path("/run/netns").glob(f"{place.machine_name('i-')}*")]
         aws.know({f"i-{name.rpartition('-i-')[2]}": ("127.0.0.1", name) for name in names})
 
 

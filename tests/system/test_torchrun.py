@@ -45,7 +45,7 @@ def test_job_goes_on_with_min_nodes_and_its_ranks_keep_their_numbers(
     job = fleet.wait(nodes=[0, 2], seconds=SECONDS)
     assert (job.state, [rank.exit_code for rank in job.ranks]) == ("succeeded", [0, 0, None, None, 0, 0])
     assert len(job.restarts) == 1
-    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, shown=[4])
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, shown_ranks=[4])
     assert fleet.follow(merger, 2).splitlines() == [
         b"[rank 4 @ node2] up rank 4 of 6",
         b"[rank 4 @ node2] up rank 2 of 4",

@@ -8,8 +8,8 @@ from typing import Any
 import boto3
 import pytest
 
-from awsddp.model.records import write_numbers
-from awsddp.state import Folder
+from awsddp.model.records import format_node_numbers
+from awsddp.state import ClusterFolder
 from benchmarks.campaigns import beside
 from tests.support.lab import Lab
 from tests.support.seed import SEED, drawn
@@ -49,7 +49,7 @@ def launch_another(ec2: Any) -> str:
         TagSpecifications=[
             {
                 "ResourceType": "instance",
-                "Tags": [*tags, {"Key": "awsddp:nodes", "Value": write_numbers([1])}],
+                "Tags": [*tags, {"Key": "awsddp:nodes", "Value": format_node_numbers([1])}],
             }
         ],
     )
@@ -63,7 +63,7 @@ def test_a_node_that_is_listed_and_not_prepared_is_being_prepared_for_every_verb
     instance_id = launch_another(ec2)
     records.script("train.py", "")
     verbs = (("exec", "true"), ("train", "train.py", "--on", "0"), ("ssh", "--node", "1"))
-    with Folder(records.home, "default").lock("up"):
+    with ClusterFolder(records.home, "default").lock("up"):
         for words in verbs:
             error = records.json(*words, code=6)["error"]
             assert "node1 is being prepared" in error["message"] + error["why"], words

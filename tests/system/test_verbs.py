@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.settings.loader import OF_ONE_COMMAND, load
+from awsddp.settings.loader import ONE_COMMAND_KEYS, load
 from tests.support.lab import Lab
 
 COUNTS = """
@@ -326,7 +326,7 @@ def test_the_starter_file_is_written_once_and_names_every_key(lab: Lab) -> None:
         if hasattr(part, "__slots__") or hasattr(part, "__dict__")
         for key in vars(part)
     }
-    assert named == (known - OF_ONE_COMMAND) | {"tags.team"}
+    assert named == (known - ONE_COMMAND_KEYS) | {"tags.team"}
     assert len(named) == 62
     assert starter != live
 

@@ -473,7 +473,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a script sees on a node that rehearses two GPUs, and under "said" what it was told."""
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("node")
-    image.rehearse(folder, "g6.24xlarge")
+    image.install_rehearsal(folder, "g6.24xlarge")
     text = (folder / "rehearse_gpu.pth").read_text().replace("'count': 4", "'count': 2")
     (folder / "script.py").write_text(text + ANSWERS + DEEPER)
     shown = subprocess.run(

@@ -155,7 +155,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """What three ranks got, by type, operation and way, on GPUs of a type of instances."""
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("node")
-    image.rehearse(folder, request.param)
+    image.install_rehearsal(folder, request.param)
     (folder / "script.py").write_text((folder / "rehearse_gpu.pth").read_text() + SCRIPT)
     asked = json.dumps([{dtype: values for dtype, (values, _) in TABLE.items()}, OPERATIONS, WAYS])
     shown = subprocess.run(

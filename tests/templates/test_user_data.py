@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.provision import user_data
-from awsddp.settings.ec2_limits import USER_DATA_BYTES
+from awsddp.nodes.provision import render_user_data
+from awsddp.settings.ec2_limits import MAX_USER_DATA_BYTES
 from tests.support.ssh_hosts import wait_until
 
 yaml = pytest.importorskip("yaml")
@@ -23,9 +23,9 @@ EXPIRES = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
 
 
 def test_user_data_is_what_cloud_init_takes_and_ec2_has_room_for(tmp_path: Path) -> None:
-    text = user_data(host_key=make_key("seed"), expires_at=EXPIRES)
+    text = render_user_data(host_key=make_key("seed"), expires_at=EXPIRES)
     assert text.startswith("#cloud-config\n")
-    assert len(text.encode()) <= USER_DATA_BYTES
+    assert len(text.encode()) <= MAX_USER_DATA_BYTES
     if shutil.which("cloud-init") is None:
         pytest.skip("cloud-init is not installed")
     (tmp_path / "user-data").write_text(text)
@@ -37,7 +37,7 @@ def test_user_data_is_what_cloud_init_takes_and_ec2_has_room_for(tmp_path: Path)
 
 def test_user_data_holds_the_host_key_and_the_deadline() -> None:
     seed = make_key("seed")
-    document = yaml.safe_load(user_data(host_key=seed, expires_at=EXPIRES))
+    document = yaml.safe_load(render_user_data(host_key=seed, expires_at=EXPIRES))
     assert document["ssh_keys"] == {"ed25519_private": seed.private, "ed25519_public": seed.public}
     assert f"'{int(EXPIRES.timestamp())} 2026-11-22T08:00:00Z'" in document["bootcmd"][0]
 
@@ -45,7 +45,9 @@ def test_user_data_holds_the_host_key_and_the_deadline() -> None:
 def test_the_deadline_is_one_moment_in_whatever_zone_it_is_said() -> None:
     seed = make_key("seed")
     local = EXPIRES.astimezone(timezone(timedelta(hours=9)))
-    assert user_data(host_key=seed, expires_at=local) == user_data(host_key=seed, expires_at=EXPIRES)
+    assert render_user_data(host_key=seed, expires_at=local) == render_user_data(
+        host_key=seed, expires_at=EXPIRES
+    )
 
 
 class Machine:
@@ -71,7 +73,7 @@ class Machine:
         self.watchdog: subprocess.Popen[bytes] | None = None
 
     def boot(self, expires_at: datetime = EXPIRES, *, idle_s: int = 0) -> None:
-        text = user_data(host_key=make_key("seed"), expires_at=expires_at, idle_s=idle_s)
+        text = render_user_data(host_key=make_key("seed"), expires_at=expires_at, idle_s=idle_s)
         [script] = yaml.safe_load(text)["bootcmd"]
         for folder in ("/etc/", "/run/", "/proc/", "/home/"):
             script = script.replace(folder, f"{self.root}{folder}")

@@ -1,10 +1,16 @@
 """Sizes and times in words."""
 
-from awsddp.util.format import amount
+from awsddp.util.format import files_text
 
 
 def test_what_travels_is_told_in_units_that_fit() -> None:
-    told = [amount(1, 1), amount(2, 0), amount(3, 12_345), amount(4, 1_500_000), amount(5, 2_000_000_000)]
+    told = [
+        files_text(1, 1),
+        files_text(2, 0),
+        files_text(3, 12_345),
+        files_text(4, 1_500_000),
+        files_text(5, 2_000_000_000),
+    ]
     assert told == [
         "1 file, 1 bytes",
         "2 files, 0 bytes",

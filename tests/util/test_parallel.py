@@ -3,12 +3,12 @@
 import pytest
 
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.util.parallel import NodesFailed, split
+from awsddp.util.parallel import NodesFailed, results_or_raise
 
 
 def test_nodes_to_which_the_same_happened_share_a_line() -> None:
     same = {node: NodeFailure(node, "command", "no numpy", "ERROR: none\nfound") for node in (3, 0)}
     with pytest.raises(NodesFailed) as caught:
-        split({1: "result", **same, 2: NodeFailure(2, "lost", "no answer")})
+        results_or_raise({1: "result", **same, 2: NodeFailure(2, "lost", "no answer")})
     assert caught.value.message == "3 of 4 nodes failed"
     assert caught.value.why == "node0, node3: no numpy (ERROR: none; found)\nnode2: no answer"

@@ -21,9 +21,9 @@ SHOWN = r"a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee\xfff\x0dg\x08\u2028h"
 
 
 def test_control_characters_are_made_visible() -> None:
-    assert terminal_safe.line(NASTY + "\ti\n") == SHOWN + "\ti\\n"
-    assert terminal_safe.lines(NASTY + "\n") == SHOWN + "\n"
-    assert terminal_safe.line("naïve 😀 日本 שלום") == "naïve 😀 日本 שלום"
+    assert terminal_safe.escape_line(NASTY + "\ti\n") == SHOWN + "\ti\\n"
+    assert terminal_safe.escape_lines(NASTY + "\n") == SHOWN + "\n"
+    assert terminal_safe.escape_line("naïve 😀 日本 שלום") == "naïve 😀 日本 שלום"
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_control_characters_are_made_visible() -> None:
     ],
 )
 def test_of_what_a_rank_says_a_terminal_gets_colours_and_text(said: bytes, shown: bytes) -> None:
-    assert terminal_safe.colours_only(said) == shown
+    assert terminal_safe.keep_colours(said) == shown
 
 
 def test_an_error_a_table_and_an_event_show_what_a_node_said(capsys: pytest.CaptureFixture[str]) -> None:
-    failures.show(NodeError(NASTY + "\nnext: rm -rf", f"why {NASTY}\nmore", NASTY))
+    failures.show_error(NodeError(NASTY + "\nnext: rm -rf", f"why {NASTY}\nmore", NASTY))
     table.table(("name",), [[NASTY]])
     table.line(NASTY)
-    Screen(Globals()).event(Event(NASTY + "\n", "node1"))
-    Screen(Globals()).event(Event(NASTY))
+    Screen(Globals()).show_event(Event(NASTY + "\n", "node1"))
+    Screen(Globals()).show_event(Event(NASTY))
     said = capsys.readouterr()
     for text in (said.out, said.err):
         assert SHOWN in text
@@ -93,7 +93,7 @@ def test_a_terminal_gets_no_sequences_of_a_rank(monkeypatch: pytest.MonkeyPatch)
 def test_live_lines_take_no_markup_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     show = Screen(Globals())
-    show.event(Event("x[/nothing][red]y", "node[/b]1"))
+    show.show_event(Event("x[/nothing][red]y", "node[/b]1"))
     show.pause()
     assert b"x[/nothing][red]y" in terminal()
 

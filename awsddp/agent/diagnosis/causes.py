@@ -7,7 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from awsddp.agent.diagnosis.evidence import exceptions, last_lines
+from awsddp.agent.diagnosis.evidence import find_exceptions, last_lines
 from awsddp.agent.diagnosis.job_causes import TIMED_OUT, Cause, cause_of, rows
 
 if TYPE_CHECKING:
@@ -233,25 +233,29 @@ class Evidence:
         self.text = text
         self.oom_kills = oom_kills
         self.kernel = kernel
-        chain = exceptions(text)
-        self.raised = chain[0] if chain else None
-        self.earlier = chain[1:]
+        chain = find_exceptions(text)
+        self.exception = chain[0] if chain else None
+        self.earlier_exceptions = chain[1:]
         self.signal = -exit_code if exit_code < 0 else max(0, exit_code - 128)
-        self.killed = self.signal == signal.SIGKILL
-        self.diverged = isinstance(loss, float) and not math.isfinite(loss)
-        self.said = self._extract_error_text()
+        self.is_killed = self.signal == signal.SIGKILL
+        self.has_diverged = isinstance(loss, float) and not math.isfinite(loss)
+        self.error_text = self._extract_error_text()
 
     def _extract_error_text(self) -> str:
         """Return the rank's last exception, or else the end of its log."""
-        if self.raised and (self.raised.endswith(":") or re.search("NCCL|Weights only", self.raised)):
-            return "\n".join((self.raised + self.text.rpartition(self.raised)[2]).split("\n")[:_MORE_LINES])
+        if self.exception and (
+            self.exception.endswith(":") or re.search("NCCL|Weights only", self.exception)
+        ):
+            return "\n".join(
+                (self.exception + self.text.rpartition(self.exception)[2]).split("\n")[:_MORE_LINES]
+            )
         _, aborted, after = self.text.rpartition("terminate called")
-        return self.raised or (aborted + after if aborted else "\n".join(last_lines(self.text)))
+        return self.exception or (aborted + after if aborted else "\n".join(last_lines(self.text)))
 
     def status(self) -> str:
         """Return a sentence on how it ended."""
-        if self.raised and self.exit_code in (1, -6):  # python exits with 1; torch may abort after it
-            return self.raised if self.raised.endswith(".") else f"{self.raised.rstrip(':')}."
+        if self.exception and self.exit_code in (1, -6):  # python exits with 1; torch may abort after it
+            return self.exception if self.exception.endswith(".") else f"{self.exception.rstrip(':')}."
         if self.exit_code >= 0:
             return f"It ended with exit code {self.exit_code}."
         try:
@@ -263,8 +267,8 @@ class Evidence:
 def explain(evidence: Evidence) -> Cause:
     """Return the cause of a rank's end."""
     cause, status = _match_row(evidence), evidence.status()
-    for earlier in evidence.earlier if cause.kind == "exit" else ():
-        evidence.said = earlier
+    for earlier in evidence.earlier_exceptions if cause.kind == "exit" else ():
+        evidence.error_text = earlier
         earlier_cause = _match_row(evidence)
         if earlier_cause.kind != "exit" and earlier_cause.kind not in _HANDLED:
             cause, status = earlier_cause, f"{status} It followed: {earlier.rstrip('.')}."
@@ -295,13 +299,13 @@ def _search(pattern: str, text: str) -> dict[str, str] | None:
 
 def _kernel(evidence: Evidence, pattern: str) -> dict[str, str] | None:
     """Search the kernel's log, if the rank used a GPU or was ended by a signal."""
-    is_relevant = evidence.signal or re.search("CUDA|NCCL|cuda", evidence.said)
+    is_relevant = evidence.signal or re.search("CUDA|NCCL|cuda", evidence.error_text)
     return _search(pattern, evidence.kernel()) if is_relevant else None
 
 
 def _signal(evidence: Evidence, name: str) -> dict[str, str] | None:
     """Match if the signal `name` ended the rank without an exception. The value is its line of code."""
-    if evidence.signal != signal.Signals[name] or evidence.raised:
+    if evidence.signal != signal.Signals[name] or evidence.exception:
         return None
     frames = _PLACE.findall(evidence.text)
     return {"place": " at {}:{} in {}".format(*frames[-1]) if frames else ""}
@@ -310,7 +314,7 @@ def _signal(evidence: Evidence, name: str) -> dict[str, str] | None:
 def _killed_for_memory(evidence: Evidence, _: str) -> dict[str, str] | None:
     """Match if the kernel killed the rank, or a loader worker of it, for memory."""
     killed_worker = re.search(r"DataLoader worker \(pid.*signal: Killed", evidence.text)
-    if not (evidence.oom_kills and (evidence.killed or killed_worker)):
+    if not (evidence.oom_kills and (evidence.is_killed or killed_worker)):
         return None
     kills = _OOM.findall(evidence.kernel())
     if not kills:
@@ -322,20 +326,22 @@ def _killed_for_memory(evidence: Evidence, _: str) -> dict[str, str] | None:
 def _no_whole_checkpoint(evidence: Evidence) -> bool:
     """Return True if a file is a truncated checkpoint, or none (a web page, a Git LFS pointer)."""
     in_torch = "torch/serialization.py" in evidence.text and r"|^EOFError$|^OSError: \[Errno 22\]"
-    return bool(re.search(f"{_BAD_CHECKPOINT}{in_torch or ''}", evidence.said))
+    return bool(re.search(f"{_BAD_CHECKPOINT}{in_torch or ''}", evidence.error_text))
 
 
 def _not_finite(evidence: Evidence) -> bool:
-    return evidence.exit_code > 0 and (evidence.diverged or bool(re.search(_NOT_FINITE, evidence.said)))
+    return evidence.exit_code > 0 and (
+        evidence.has_diverged or bool(re.search(_NOT_FINITE, evidence.error_text))
+    )
 
 
 CONDITIONS: dict[str, Callable[[Evidence, str], dict[str, str] | None]] = {
-    "said": lambda evidence, pattern: _search(pattern, evidence.said),
+    "said": lambda evidence, pattern: _search(pattern, evidence.error_text),
     "log": lambda evidence, pattern: _search(pattern, evidence.text),
     "kernel": _kernel,
     "signal": _signal,
     "code": lambda evidence, code: {} if evidence.exit_code == int(code) else None,
-    "killed": lambda evidence, _: {} if evidence.killed else None,
+    "killed": lambda evidence, _: {} if evidence.is_killed else None,
     "killed_for_memory": _killed_for_memory,
     "no_whole_checkpoint": lambda evidence, _: {} if _no_whole_checkpoint(evidence) else None,
     "not_finite": lambda evidence, _: {} if _not_finite(evidence) else None,

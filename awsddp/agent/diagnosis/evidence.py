@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from awsddp.agent.metrics import rows
+from awsddp.agent.metrics import read_rows
 
 LINES = 20
 _BYTES = 64 * 1024
@@ -41,7 +41,7 @@ def read_tail(path: Path, begin: int = 0) -> str:
         return f"(its log cannot be read: {error})"
 
 
-def recorded(path: Path) -> str:
+def read_error_file(path: Path) -> str:
     """Return the traceback in an error file of torch's @record, "" if there is none.
 
     https://docs.pytorch.org/docs/stable/elastic/errors.html
@@ -65,7 +65,7 @@ def last_lines(text: str) -> list[str]:
     return [line[-_WIDTH:] for line in lines[-LINES:]]
 
 
-def exceptions(text: str) -> list[str]:
+def find_exceptions(text: str) -> list[str]:
     """Return the line of the last exception with a traceback in `text`, then the earlier ones of its chain.
 
     Exceptions that Python ignored are left out. An exception of a thread counts only if it is alone. The
@@ -99,7 +99,7 @@ def _exception_line(block: str) -> str | None:
     return None
 
 
-def full_disk(*paths: Path) -> str:
+def describe_full_disk(*paths: Path) -> str:
     """Return a sentence on the first full file system of `paths`, "" if none is full."""
     for path in paths:
         try:
@@ -114,16 +114,16 @@ def full_disk(*paths: Path) -> str:
     return ""
 
 
-def last_loss(path: Path, rank: int, *, first: int) -> Any:
+def read_last_loss(path: Path, rank: int, *, first: int) -> Any:
     """Return the last `loss` of a rank in a file of metrics, None without one.
 
     A row without `rank` belongs to the rank `first`.
     """
-    losses = [row["loss"] for row in rows(path) if "loss" in row and row.get("rank", first) == rank]
+    losses = [row["loss"] for row in read_rows(path) if "loss" in row and row.get("rank", first) == rank]
     return losses[-1] if losses else None
 
 
-def output(command: list[str], *, seconds: float) -> str | None:
+def run_command(command: list[str], *, seconds: float) -> str | None:
     """Return the stdout of a command, None if it fails or takes longer than `seconds`."""
     try:
         completed = subprocess.run(
@@ -134,14 +134,14 @@ def output(command: list[str], *, seconds: float) -> str | None:
     return completed.stdout.decode("utf-8", "replace")
 
 
-def kernel_log(since: float, *, seconds: float = 1.0) -> str:
+def read_kernel_log(since: float, *, seconds: float = 1.0) -> str:
     """Return the kernel's log since `since`, a value of time.monotonic().
 
     "" if it cannot be read, or a command takes longer than `seconds`. On Ubuntu only root can read it:
     https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for command in (["dmesg"], ["sudo", "-n", "dmesg"]):
-        text = output(command, seconds=seconds)
+        text = run_command(command, seconds=seconds)
         if text is not None:
             return "\n".join(line for stamp, line in _STAMP.findall(text) if float(stamp) >= since - 1)
     return ""

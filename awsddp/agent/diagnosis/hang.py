@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from awsddp.agent.diagnosis.stacks import Answer, Collective, Group, Process
+    from awsddp.agent.diagnosis.stacks import Collective, GroupRecords, NodeStacks, Process
 
     Frame = tuple[str, int, str]  # file, line, function
 
-LIVELY_SECONDS = 5.0
+RECENT_SECONDS = 5.0
 """If a collective began within this time the job may be slow, and not stuck."""
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
@@ -24,7 +24,7 @@ _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python")
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
-class Seen(NamedTuple):
+class ProcessState(NamedTuple):
     """A process: its `state`, `stack` (oldest frame first), current frame `where`, and `source` line."""
 
     pid: int
@@ -42,7 +42,7 @@ class InFlight(NamedTuple):
     operation: str
 
 
-class Rank(NamedTuple):
+class RankState(NamedTuple):
     """A rank: its main process, and the children of that process in which user code runs (`workers`).
 
     `joined` and `records` are used only for the diagnosis, and not shown.
@@ -54,11 +54,11 @@ class Rank(NamedTuple):
     pid: int | None = None
     where: str | None = None
     stack: Sequence[str] = ()
-    workers: Sequence[Seen] = ()
+    workers: Sequence[ProcessState] = ()
     collective: InFlight | None = None
     source: str | None = None
     joined: bool = False
-    records: Mapping[str, Group] = {}
+    records: Mapping[str, GroupRecords] = {}
 
 
 class Diagnosis(NamedTuple):
@@ -72,11 +72,14 @@ class Diagnosis(NamedTuple):
     moving: bool
     behind: list[int]
     explanation: str
-    ranks: list[Rank]
+    ranks: list[RankState]
 
 
 def diagnose(
-    layout: Sequence[Sequence[int]], answers: Mapping[int, Answer], *, exit_codes: Mapping[int, int | None]
+    layout: Sequence[Sequence[int]],
+    answers: Mapping[int, NodeStacks],
+    *,
+    exit_codes: Mapping[int, int | None],
 ) -> Diagnosis:
     """Return the diagnosis of a job.
 
@@ -85,7 +88,7 @@ def diagnose(
     ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
     behind, explanation = _find_behind(ranks)
     ages = [group.age for rank in ranks for group in rank.records.values()]
-    moving = bool(ages) and min(ages) < LIVELY_SECONDS and all(rank.state == "running" for rank in ranks)
+    moving = bool(ages) and min(ages) < RECENT_SECONDS and all(rank.state == "running" for rank in ranks)
     if moving:
         note = f"The job may be slow, and not stuck (a collective began {max(0.0, min(ages)):.1f} s ago). "
         explanation = f"{note}At this moment {explanation[:1].lower()}{explanation[1:]}"
@@ -93,19 +96,19 @@ def diagnose(
     return Diagnosis(silent_s, moving, behind, _sentence(explanation), ranks)
 
 
-def _rank(rank: int, node: int, answer: Answer | None, exit_code: object) -> Rank:
+def _rank(rank: int, node: int, answer: NodeStacks | None, exit_code: object) -> RankState:
     if exit_code is not None:
-        return Rank(rank, node, "ended")
+        return RankState(rank, node, "ended")
     if answer is None:
-        return Rank(rank, node, "unreachable")
+        return RankState(rank, node, "unreachable")
     processes = [process for process in answer.processes if process.rank == rank]
     if not processes:
-        return Rank(rank, node, "missing")
+        return RankState(rank, node, "missing")
     pids = {process.pid for process in processes}
     main = min(processes, key=lambda process: (not process.joined, process.parent in pids, process.pid))
     state = _process_state(main, answer)
     children = [process for process in processes if process is not main and process.parent in pids]
-    return Rank(
+    return RankState(
         rank,
         node,
         **state._asdict(),
@@ -116,7 +119,7 @@ def _rank(rank: int, node: int, answer: Answer | None, exit_code: object) -> Ran
     )
 
 
-def _process_state(process: Process, answer: Answer, *, in_folder_only: bool = False) -> Seen:
+def _process_state(process: Process, answer: NodeStacks, *, in_folder_only: bool = False) -> ProcessState:
     """Return the state of a process; with `in_folder_only` its `where` is in the synced folder or None."""
     frames, thread, workdir = _main_thread(process.stacks), "", answer.workdir
     if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
@@ -124,9 +127,9 @@ def _process_state(process: Process, answer: Answer, *, in_folder_only: bool = F
     state = "stopped" if process.is_stopped else "running" if frames else "silent"
     stack = [_format_frame(frame, workdir) for frame in frames]
     innermost = _innermost(frames, workdir, in_folder_only=in_folder_only)
-    where = innermost and _format_frame(innermost, workdir) + thread
+    location = innermost and _format_frame(innermost, workdir) + thread
     source = innermost and answer.sources.get(f"{innermost[0]}:{innermost[1]}")
-    return Seen(process.pid, state, where, stack, source)
+    return ProcessState(process.pid, state, location, stack, source)
 
 
 _ENDING = " (a thread; the main program has ended and waits for it)"
@@ -178,7 +181,7 @@ def _is_own(path: str, workdir: str) -> bool:
     return path.startswith(f"{workdir}/") or not path.startswith(("/", "<"))
 
 
-def _in_flight(records: Mapping[str, Group]) -> InFlight | None:
+def _in_flight(records: Mapping[str, GroupRecords]) -> InFlight | None:
     """Return the first collective in progress, of the group with the newest collective."""
     for name, group in sorted(records.items(), key=lambda item: item[1].age):
         for call in group.records:
@@ -187,7 +190,7 @@ def _in_flight(records: Mapping[str, Group]) -> InFlight | None:
     return None
 
 
-def _find_behind(ranks: list[Rank]) -> tuple[list[int], str]:
+def _find_behind(ranks: list[RankState]) -> tuple[list[int], str]:
     """Return the ranks that the others wait for, and an explanation."""
     for state, verbs in _STATES.items():
         affected = [rank for rank in ranks if rank.state == state]
@@ -222,7 +225,7 @@ _STATES = {
 }
 
 
-def _clause(ranks: list[Rank], singular: str, plural: str) -> str:
+def _clause(ranks: list[RankState], singular: str, plural: str) -> str:
     """Return ranks with a verb: "rank 3 (node1) waits", or "ranks 0-2 wait"."""
     return f"{_names(ranks)} {singular if len(ranks) == 1 else plural}"
 
@@ -231,12 +234,12 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _is_waiting(rank: Rank) -> bool:
+def _is_waiting(rank: RankState) -> bool:
     """Return True if a rank is in a collective, or waits for others to join the process group."""
     return bool(rank.collective) or any(_COLLECTIVE in frame for frame in rank.stack)
 
 
-def _judge_by_start(ranks: list[Rank]) -> tuple[list[int], str] | None:
+def _judge_by_start(ranks: list[RankState]) -> tuple[list[int], str] | None:
     """Diagnose a job in which ranks wait for others to join the process group."""
     joining = [rank for rank in ranks if any(frame.endswith(_INITS) for frame in rank.stack)]
     if not joining:
@@ -254,7 +257,7 @@ def _judge_by_start(ranks: list[Rank]) -> tuple[list[int], str] | None:
     return None
 
 
-def _judge_by_records(ranks: list[Rank]) -> tuple[list[int], str] | None:
+def _judge_by_records(ranks: list[RankState]) -> tuple[list[int], str] | None:
     """Diagnose by the collectives that torch recorded: the first that differs, then the last number."""
     groups = {name for rank in ranks for name in rank.records}
     for group in sorted(groups, key=lambda name: name != "default_pg"):
@@ -266,7 +269,7 @@ def _judge_by_records(ranks: list[Rank]) -> tuple[list[int], str] | None:
     return None
 
 
-def _judge_by_difference(members: list[Rank], group: str) -> tuple[list[int], str] | None:
+def _judge_by_difference(members: list[RankState], group: str) -> tuple[list[int], str] | None:
     """Find the first collective for which ranks called different operations; the minority is wrong."""
     calls_of_ranks = [(rank, {call.number: call[1:3] for call in _records(rank, group)}) for rank in members]
     for number in sorted({number for _, numbers in calls_of_ranks for number in numbers}):
@@ -286,36 +289,36 @@ def _format_call(call: tuple[str, str], other: object) -> str:
     return f"{call[0]} of {call[1]}" if isinstance(other, tuple) and other[0] == call[0] else call[0]
 
 
-def _judge_by_number(members: list[Rank], group: str) -> tuple[list[int], str] | None:
+def _judge_by_number(members: list[RankState], group: str) -> tuple[list[int], str] | None:
     last = [(rank, max((call.number for call in _records(rank, group)), default=0)) for rank in members]
     most = max((number for _, number in last), default=0)
     behind = [rank for rank, number in last if number < most]
     return (_numbers(behind), _format_behind(behind, members)) if behind else None
 
 
-def _records(rank: Rank, group: str) -> Sequence[Collective]:
+def _records(rank: RankState, group: str) -> Sequence[Collective]:
     return rank.records[group].records if group in rank.records else ()
 
 
-def _judge_by_stacks(ranks: list[Rank]) -> tuple[list[int], str] | None:
+def _judge_by_stacks(ranks: list[RankState]) -> tuple[list[int], str] | None:
     """Diagnose by the stacks alone: ranks in no collective while others are in one."""
     others = [rank for rank in ranks if not _is_waiting(rank)]
     return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 
 
-def _format_behind(behind: list[Rank], ranks: list[Rank]) -> str:
+def _format_behind(behind: list[RankState], ranks: list[RankState]) -> str:
     places = _format_places(behind)
     return f"{_clause(behind, 'is', 'are')} behind: {places}. {_format_others(ranks, behind)}"
 
 
-def _format_others(ranks: list[Rank], behind: list[Rank]) -> str:
+def _format_others(ranks: list[RankState], behind: list[RankState]) -> str:
     waiting = _format_waiting([rank for rank in ranks if rank not in behind])
     return f"{_sentence(waiting)}." if waiting else ""
 
 
-def _format_waiting(ranks: list[Rank]) -> str:
+def _format_waiting(ranks: list[RankState]) -> str:
     """Return where ranks wait, the most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
-    places: dict[str, list[Rank]] = {}
+    places: dict[str, list[RankState]] = {}
     for rank in ranks:
         collective = rank.collective
         if collective:
@@ -325,29 +328,29 @@ def _format_waiting(ranks: list[Rank]) -> str:
     return ", ".join(f"{_clause(waiting, 'waits', 'wait')} in {place}" for place, waiting in frequent[:3])
 
 
-def _format_places(ranks: list[Rank]) -> str:
+def _format_places(ranks: list[RankState]) -> str:
     """Return the frames that ranks are at, each once, with those of children in which user code runs."""
     texts = []
     for rank in ranks:
         worker_frames = sorted({worker.where for worker in rank.workers if worker.where})
-        where = rank.where or "it gave no stack"
+        location = rank.where or "it returned no stack"
         workers = f" (its worker processes: {', '.join(worker_frames[:3])})" if worker_frames else ""
-        texts.append(f"{where}{workers}")
+        texts.append(f"{location}{workers}")
     return "; ".join(dict.fromkeys(texts))
 
 
-def _numbers(ranks: list[Rank]) -> list[int]:
+def _numbers(ranks: list[RankState]) -> list[int]:
     return [rank.rank for rank in ranks]
 
 
-def _names(ranks: list[Rank]) -> str:
+def _names(ranks: list[RankState]) -> str:
     """Return "rank 3 (node1)", or "ranks 0-2"."""
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} (node{ranks[0].node})"
-    return f"ranks {ranges(_numbers(ranks))}"
+    return f"ranks {format_ranges(_numbers(ranks))}"
 
 
-def ranges(numbers: list[int]) -> str:
+def format_ranges(numbers: list[int]) -> str:
     """Return sorted numbers as "0-2,5"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):

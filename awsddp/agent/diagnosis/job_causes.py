@@ -101,10 +101,10 @@ def cause_of_kind(kind: str, **values: str | float) -> Cause:
 
 def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | float) -> Cause:
     """Return a cause of JOB_TABLE that arose on a node (None: on no node)."""
-    return located(request, node, cause_of_kind(kind, **values))
+    return with_node(request, node, cause_of_kind(kind, **values))
 
 
-def located(request: Launch, node: int | None, cause: Cause) -> Cause:
+def with_node(request: Launch, node: int | None, cause: Cause) -> Cause:
     """Return a cause with its node and that node's instance."""
     launch_node = next((entry for entry in request.nodes if entry.node == node), None)
     return cause._replace(node=node, instance_id=launch_node.instance_id if launch_node else None)
@@ -119,7 +119,7 @@ def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
     return unreachable._replace(explanation=explanation)
 
 
-def left_early(cause: Cause, early_exits: str) -> Cause:
+def explain_early_exit(cause: Cause, early_exits: str) -> Cause:
     """Return the cause of a rank that waited for ranks that had ended with 0; `early_exits` names them."""
     is_backward = any("/torch/autograd/" in line or "/nn/parallel/" in line for line in cause.tail)
     job_cause = cause_of_kind("uneven_batches" if is_backward else "left_early")

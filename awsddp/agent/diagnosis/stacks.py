@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.agent.job_folder import JobFolder
-from awsddp.agent.messages import each, reader, row
+from awsddp.agent.messages import as_json_list, list_reader, make_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ _MAX_FILE = 1 << 20  # bytes of a program
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 
-@row
+@as_json_list
 class Collective(NamedTuple):
     """A recorded collective: its number in the group, its operation, its sizes, and whether it is over."""
 
@@ -48,7 +48,7 @@ class Collective(NamedTuple):
     over: bool
 
 
-class Group(NamedTuple):
+class GroupRecords(NamedTuple):
     """The last collectives of a process group; `age` is the time (s) since the last one began."""
 
     age: float
@@ -68,7 +68,7 @@ class Process(NamedTuple):
     state: str
     joined: bool = False
     stacks: str = ""
-    records: dict[str, Group] = {}
+    records: dict[str, GroupRecords] = {}
 
     @property
     def is_stopped(self) -> bool:
@@ -76,7 +76,7 @@ class Process(NamedTuple):
         return self.state in "Tt"
 
 
-class Answer(NamedTuple):
+class NodeStacks(NamedTuple):
     """The processes of a job on a node.
 
     `workdir` is the synced folder without links, `silent_s` the time since a rank of the node last wrote to
@@ -89,17 +89,17 @@ class Answer(NamedTuple):
     sources: Mapping[str, str] = {}
 
 
-_read_group = reader(Group, records=lambda records: [Collective(*record) for record in records])
-_read_process = reader(
+_read_group = make_reader(GroupRecords, records=lambda records: [Collective(*record) for record in records])
+_read_process = make_reader(
     Process, records=lambda groups: {name: _read_group(group) for name, group in groups.items()}
 )
-read_stacks = reader(Answer, processes=each(_read_process))
+read_stacks = make_reader(NodeStacks, processes=list_reader(_read_process))
 
 
-def stacks(request: Stacks | Launch) -> Answer:
+def stacks(request: Stacks | Launch) -> NodeStacks:
     """Return the processes of a job on this node, with their stacks. Takes at most 2 s."""
     folder = JobFolder(request.job)
-    rank_processes = [process for process in processes(folder.run) if process.rank is not None]
+    rank_processes = [process for process in list_processes(folder.run) if process.rank is not None]
     requests = [_StackRequest(process, folder.stacks) for process in rank_processes[:_MAX_PROCESSES]]
     awake = [pending for pending in requests if not pending.process.is_stopped]
     _wait([pending for pending in awake if pending.send()], _StackRequest.read_response, _RESPONSE_SECONDS)
@@ -109,12 +109,15 @@ def stacks(request: Stacks | Launch) -> Answer:
     _wait(silent, _StackRequest.read_dump, _SIGNAL_SECONDS)
     workdir = os.path.realpath(folder.request().workdir)
     shown = _truncate([pending.process for pending in requests])
-    return Answer(
-        workdir, silence(folder), shown, sources(workdir, "\n".join(process.stacks for process in shown))
+    return NodeStacks(
+        workdir,
+        seconds_since_output(folder),
+        shown,
+        read_sources(workdir, "\n".join(process.stacks for process in shown)),
     )
 
 
-def sources(workdir: str, stacks: str) -> dict[str, str]:
+def read_sources(workdir: str, stacks: str) -> dict[str, str]:
     """Return the lines of code in `stacks`, except of libraries, by "file:line", without indentation."""
     lines: dict[str, str] = {}
     for file, line in list(dict.fromkeys(_FRAME.findall(stacks)))[:_MAX_SOURCES]:
@@ -124,13 +127,13 @@ def sources(workdir: str, stacks: str) -> dict[str, str]:
     return lines
 
 
-def silence(folder: JobFolder) -> float:
+def seconds_since_output(folder: JobFolder) -> float:
     """Return the seconds since a rank of this node last wrote to its log."""
     times = [path.stat().st_mtime for path in folder.logs.glob("*.log")]
     return round(max(0.0, time.time() - max(times)), 3) if times else 0.0
 
 
-def processes(run: Path) -> list[Process]:
+def list_processes(run: Path) -> list[Process]:
     """Return the living processes that have the job's run folder in their environment.
 
     Workers of torchrun's elastic agent are left out: they wait for the ranks.
@@ -179,7 +182,9 @@ class _StackRequest:
             return not Path(f"/proc/{self.process.pid}").exists()
         stack_text, _, tail = text.partition("\n--\n")
         rank, *traces = tail.splitlines()
-        self.process = self.process._replace(stacks=stack_text[:_MAX_TEXT], records=records(traces))
+        self.process = self.process._replace(
+            stacks=stack_text[:_MAX_TEXT], records=parse_flight_records(traces)
+        )
         if rank:
             self.process = self.process._replace(rank=int(rank), joined=True)
         return True
@@ -234,9 +239,9 @@ def _handles_sigusr2(pid: int) -> bool:
     return bool(caught >> (signal.SIGUSR2 - 1) & 1)
 
 
-def records(traces: Iterable[str]) -> dict[str, Group]:
+def parse_flight_records(traces: Iterable[str]) -> dict[str, GroupRecords]:
     """Return the last collectives in dumps of torch's flight recorder (JSON), by process group."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, GroupRecords] = {}
     for trace in traces:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for entry in json.loads(trace)["entries"]:
@@ -245,7 +250,7 @@ def records(traces: Iterable[str]) -> dict[str, Group]:
                     group = use if use == "default_pg" else name
                     before = groups[group].records if group in groups else []
                     age = round(time.time() - entry["time_created_ns"] / 1e9, 3)
-                    groups[group] = Group(age, [*before, _read_collective(entry)][-_MAX_RECORDS:])
+                    groups[group] = GroupRecords(age, [*before, _read_collective(entry)][-_MAX_RECORDS:])
     return groups
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from awsddp.agent.s3.checkpoints import LATEST, Found, find_checkpoints, worth
+from awsddp.agent.s3.checkpoints import LATEST, CheckpointPath, checkpoint_sort_key, find_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,14 +23,16 @@ _QUIET_SCANS = 2
 """For how many scans of every node a folder must not have changed."""
 
 
-class Shelf:
+class CheckpointIndex:
     """The newest complete checkpoint: {"name", "modified", "files": rows by results path}."""
 
     def __init__(self) -> None:
         self.checkpoint: dict[str, Any] | None = None
         self._quiet_since: dict[str, tuple[Any, dict[int, int]]] = {}
 
-    def take(self, documents: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]) -> None:
+    def update(
+        self, documents: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]
+    ) -> None:
         """Update the checkpoint from nodeK.json of all nodes ({}: not read yet), and their rows."""
         named_paths = {_path_in_node(links.get(f"node{node}/{LATEST}", "")) for node in documents}
 
@@ -38,8 +40,10 @@ class Shelf:
             weights = {
                 _path_in_node(result) for result, row in checkpoint["files"].items() if row.get("weights")
             }
-            is_weights = Found(checkpoint["name"]).is_weights(weights)
-            return worth(checkpoint["name"], checkpoint["modified"], is_weights=is_weights, named=named_paths)
+            is_weights = CheckpointPath(checkpoint["name"]).is_weights_only(weights)
+            return checkpoint_sort_key(
+                checkpoint["name"], checkpoint["modified"], is_weights=is_weights, named=named_paths
+            )
 
         best = max(self._complete_checkpoints(documents, files, named_paths), key=rank, default=None)
         if best and (self.checkpoint is None or rank(best) >= rank(self.checkpoint)):
@@ -62,7 +66,7 @@ class Shelf:
                     yield _checkpoint(checkpoint.name, {result: files[result]})
 
     def _is_quiet(
-        self, checkpoint: Found, folder_files: Rows, documents: Mapping[int, Mapping[str, Any]]
+        self, checkpoint: CheckpointPath, folder_files: Rows, documents: Mapping[int, Mapping[str, Any]]
     ) -> bool:
         """Return True if no node has changed the checkpoint's folders for _QUIET_SCANS scans."""
         scans = {node: document.get("look", -1) for node, document in documents.items()}
@@ -80,7 +84,7 @@ class Shelf:
         return all(documents[node].get("ended") or scan >= quiet_at[node] for node, scan in scans.items())
 
 
-def keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
+def checkpoint_keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
     """Return the keys that a checkpoint needs."""
     return {part[0] for row in checkpoint["files"].values() for part in row["parts"]} if checkpoint else set()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".tar", ".safetensors")
 """Suffixes of checkpoint files. A *.tar counts if torch.save wrote it (checkpoint.pth.tar)."""
-MARKS = (".metadata", "trainer_state.json", "random_states_0.pkl", "latest")
+MARKER_FILES = (".metadata", "trainer_state.json", "random_states_0.pkl", "latest")
 """Files whose folder is a checkpoint, if it has the other files of one."""
 _INCOMPLETE = "checkpoint-is-incomplete.txt"
 """The file in a checkpoint that Hugging Face's Trainer is writing at TERM."""
@@ -52,18 +52,20 @@ _MAX_BYTES = 16_000_000
 """How many bytes of a pickle, and of a header, are read."""
 
 
-class Found(NamedTuple):
+class CheckpointPath(NamedTuple):
     """A checkpoint: its path in the results of a node, and the folders (`trees`) that belong to it."""
 
     name: str
     trees: tuple[str, ...] = ()
 
-    def is_weights(self, weights: Collection[str]) -> bool:
+    def is_weights_only(self, weights: Collection[str]) -> bool:
         """Return True if it holds only a model. For files in `weights` `find_flaw` returned "weights"."""
         return self.name in weights or f"{self.name}/.metadata" in weights
 
 
-def find_checkpoints(paths: Iterable[str], latest_targets: Collection[str] = ()) -> dict[Found, list[str]]:
+def find_checkpoints(
+    paths: Iterable[str], latest_targets: Collection[str] = ()
+) -> dict[CheckpointPath, list[str]]:
     """Return the checkpoints among the files of all nodes (paths without the node), with the files of each.
 
     `latest_targets` are the targets of links at LATEST. The content of files is not checked (`find_flaw`).
@@ -80,8 +82,10 @@ def find_checkpoints(paths: Iterable[str], latest_targets: Collection[str] = ())
     if _deepspeed_tags(dirname(LATEST), inside):
         preferred.discard(LATEST)  # DeepSpeed's file of that name
     folders.update((path, (path,)) for path in preferred if path in inside and path not in folders)
-    checkpoints: dict[Found, list[str]] = {Found(folder, trees): [] for folder, trees in folders.items()}
-    owners_of: defaultdict[str, list[Found]] = defaultdict(list)
+    checkpoints: dict[CheckpointPath, list[str]] = {
+        CheckpointPath(folder, trees): [] for folder, trees in folders.items()
+    }
+    owners_of: defaultdict[str, list[CheckpointPath]] = defaultdict(list)
     for checkpoint in checkpoints:
         for tree in checkpoint.trees:
             owners_of[tree].append(checkpoint)
@@ -90,18 +94,18 @@ def find_checkpoints(paths: Iterable[str], latest_targets: Collection[str] = ())
             paths_next_to_tags = (f"{checkpoint.name}/{name}" for name in _FILES_NEXT_TO_TAGS)
             checkpoint_files += [path for path in paths_next_to_tags if path in files]
     for path in files:
-        parents = folders_above(path) if owners_of else ()
+        parents = parent_folders(path) if owners_of else ()
         owners = {owner for folder in parents for owner in owners_of.get(folder, ())}
         for owner in owners:
             checkpoints[owner].append(path)
         if path in preferred or (
             path.endswith(SUFFIXES) and not owners and not _PART.fullmatch(basename(path))
         ):
-            checkpoints[Found(path)] = [path]
+            checkpoints[CheckpointPath(path)] = [path]
     return checkpoints
 
 
-def worth(
+def checkpoint_sort_key(
     name: str, modified: float, *, is_weights: bool, named: Collection[str]
 ) -> tuple[bool, bool, float]:
     """Return the sort key of a checkpoint, the best last.
@@ -112,13 +116,13 @@ def worth(
     return name == LATEST or name in named, not is_weights, modified
 
 
-def folders_above(path: str) -> Iterator[str]:
+def parent_folders(path: str) -> Iterator[str]:
     """Yield the parent folders of a path, the nearest first."""
     while path := dirname(path):
         yield path
 
 
-def flaw_of(path: Path, name: str) -> str:
+def find_flaw(path: Path, name: str) -> str:
     """Return the flaw of a checkpoint file named `name`, "" if none is known. Raises OSError.
 
     "torn": it is not a checkpoint, or truncated, as when a rank was killed while it saved. "weights": it

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.agent.job_folder import NAME
-from awsddp.agent.s3.store import Place, Store, node_session
+from awsddp.agent.s3.store import S3Uri, Store, node_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ _TRIAL = ".awsddp"
 """The key of a small test object below the prefix, the same for all jobs."""
 
 
-def store_of(order: Mapping[str, Any]) -> Store:
+def open_store(order: Mapping[str, Any]) -> Store:
     """Return the store of an order, with the rights of the node's role only.
 
     boto3 is in ~/awsddp/boto3 if the image's was not sufficient. Raises ImportError if there is none.
@@ -43,10 +43,10 @@ def store_of(order: Mapping[str, Any]) -> Store:
     return Store(region=order["region"], endpoint=order["endpoint"], session=session)
 
 
-def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
+def try_claim(order: Mapping[str, Any]) -> dict[str, Any]:
     """Claim the name of the order's job at its S3 URI, and return the outcome (node_answers.Tried)."""
     try:
-        store = store_of(order)
+        store = open_store(order)
     except ImportError as error:
         return {"code": "boto3", "said": str(error)}
     from botocore.exceptions import (
@@ -58,7 +58,7 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
     )
 
     try:
-        return _claim_with_checks(store, Place(*order["place"]), order)
+        return _claim_with_checks(store, S3Uri(*order["place"]), order)
     except NoCredentialsError as error:
         return {"code": "role", "said": str(error)}
     except (EndpointConnectionError, ConnectTimeoutError) as error:
@@ -74,24 +74,26 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
         return {"code": kind, "what": f"s3:{right}", "said": str(error)}
 
 
-def _claim_with_checks(store: Store, top: Place, order: Mapping[str, Any]) -> dict[str, Any]:
+def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> dict[str, Any]:
     """Use every right, then claim the name."""
-    region = store.region(top.bucket)
+    region = store.get_region(top.bucket)
     if region and region != order["region"]:
         return {"code": "region", "what": region}
-    job_uri = top.below(order["job"])
+    job_uri = top.join(order["job"])
     next(store.list(job_uri), None)
     store.write(top, _TRIAL, {})
     _check_abort(store, top)
     store.read(top, _TRIAL)
-    store.abort(top, over=())
+    store.abort(top, ended_jobs=())
     if _claim(store, job_uri, order):
         return {"code": ""}
-    similar_names = store.folders(top, name=order["job"].rstrip("0123456789"))  # the client picks a free one
+    similar_names = store.list_folders(
+        top, name=order["job"].rstrip("0123456789")
+    )  # the client picks a free one
     return {"code": "taken", "names": [name for name in similar_names if NAME.fullmatch(name)]}
 
 
-def _claim(store: Store, job_uri: Place, order: Mapping[str, Any]) -> bool:
+def _claim(store: Store, job_uri: S3Uri, order: Mapping[str, Any]) -> bool:
     """Claim a job's name, or take over the claim of a job that never started. Return True if it is ours."""
     job = {"job": order["job"], "save": 2, "by": order["by"], "launch": order["launch"]}
     job |= {"state": "claimed", "at": time.time()}
@@ -119,7 +121,7 @@ def _is_old(claimed_at: object) -> bool:
     return isinstance(claimed_at, (int, float)) and time.time() - claimed_at > _CLAIM_S
 
 
-def _check_abort(store: Store, top: Place) -> None:
+def _check_abort(store: Store, top: S3Uri) -> None:
     """Check the right to abort uploads, with an upload that does not exist. Raises ClientError if denied."""
     from botocore.exceptions import ClientError
 

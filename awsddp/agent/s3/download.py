@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.agent.file_tree import is_ephemeral, real, walk
-from awsddp.agent.s3.store import PARTS, Changed, Place, Store, Thing
+from awsddp.agent.file_tree import is_ephemeral, resolve_links, walk
+from awsddp.agent.s3.store import PARTIAL_FOLDER, ObjectChanged, S3Object, S3Uri, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,7 +45,7 @@ _RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance
 _ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with the rights of a role"
 
 
-class Refusal(Exception):
+class CopyError(Exception):
     """Why data cannot be copied, and the next step; `code` is S3's, or _CHANGED."""
 
     def __init__(self, message: str, why: str = "", next_step: str = "", code: str = "") -> None:
@@ -64,16 +64,16 @@ def main(stdin: BinaryIO) -> int:
     progress = _Progress()
     try:
         result = (_copy_files if "place" in request else _copy_sources)(request, progress)
-    except Refusal as refusal:
+    except CopyError as refusal:
         result = refusal.document
     except ImportError as error:
         next_step = "awsddp exec -- python3 -m pip install boto3"
-        result = {"lacks": True, **Refusal("its Python cannot read S3", str(error), next_step).document}
+        result = {"lacks": True, **CopyError("its Python cannot read S3", str(error), next_step).document}
     except OSError as error:
         why, need = str(error), progress.total or request.get("bytes", 0)
         if error.errno == errno.ENOSPC and need:
             why += f"; {need / 1e9:.1f} GB of data are to be copied"
-        result = Refusal("data cannot be written", why, "awsddp exec -- df -h   # the free space").document
+        result = CopyError("data cannot be written", why, "awsddp exec -- df -h   # the free space").document
     progress.end()
     _print_json(**result)
     return 0
@@ -130,16 +130,16 @@ def _store(request: Mapping[str, Any], *, unsigned: bool = False) -> Store:
 
 
 @contextlib.contextmanager
-def _raise_refusals(uri: Place) -> Iterator[None]:
+def _raise_refusals(uri: S3Uri) -> Iterator[None]:
     """Raise CopyError if S3 refuses a request or cannot be reached, or an object has changed."""
     from botocore.exceptions import BotoCoreError, ClientError
     from s3transfer.exceptions import RetriesExceededError
 
     try:
         yield
-    except Changed as error:
+    except ObjectChanged as error:
         failure = f"{uri} changed while it was copied"
-        raise Refusal(failure, f"{error} is another object by now", _AGAIN, _CHANGED) from error
+        raise CopyError(failure, f"{error} is another object by now", _AGAIN, _CHANGED) from error
     except (BotoCoreError, ClientError, RetriesExceededError) as error:
         code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
         failure, next_step = "cannot be read", _AGAIN
@@ -148,7 +148,7 @@ def _raise_refusals(uri: Place) -> Iterator[None]:
             next_step = _ROLE if code == "NoCredentialsError" else _RIGHTS
         elif code == "NoSuchBucket":
             next_step = "aws s3 ls   # your buckets"
-        raise Refusal(f"{uri} {failure}", str(error), next_step, code) from error
+        raise CopyError(f"{uri} {failure}", str(error), next_step, code) from error
 
 
 def _copy_files(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
@@ -156,15 +156,15 @@ def _copy_files(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
 
     Raises CopyError, OSError.
     """
-    uri, folder = Place(*request["place"]), Path(request["folder"])
+    uri, folder = S3Uri(*request["place"]), Path(request["folder"])
     objects_by_path = {
-        path: [Thing(uri.key(key), *fields) for key, *fields in parts]
+        path: [S3Object(uri.key(key), *fields) for key, *fields in parts]
         for path, parts in request["files"].items()
     }
     shutil.rmtree(str(folder), ignore_errors=True)
     progress.total = sum(s3_object.size for objects in objects_by_path.values() for s3_object in objects)
     with _raise_refusals(uri), contextlib.closing(_store(request)) as store:
-        store.bring(uri, objects_by_path, folder, progress.add)
+        store.download_files(uri, objects_by_path, folder, progress.add)
     return {"copied": len(objects_by_path), "bytes": progress.copied}
 
 
@@ -176,7 +176,7 @@ def _copy_sources(request: dict[str, Any], progress: _Progress) -> dict[str, Any
     with folder.with_name("data.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         listings = {
-            source["name"]: listing(Place(source["at"], source["part"]), make_store)
+            source["name"]: list_objects(S3Uri(source["at"], source["part"]), make_store)
             for source in request["sources"]
             if source["kind"] == "s3"
         }
@@ -186,45 +186,45 @@ def _copy_sources(request: dict[str, Any], progress: _Progress) -> dict[str, Any
             top = folder / source["name"]
             _check_no_links(top, ())
             if source["kind"] == "s3":
-                uri, listed = Place(source["at"], source["part"]), listings[source["name"]]
+                uri, listed = S3Uri(source["at"], source["part"]), listings[source["name"]]
                 _update_folder(uri, listed, top, progress, make_store)
             elif source["kind"] == "hf":
                 _download_hugging_face(source["at"], source["part"], top, request, progress)
             else:  # a folder of the client, which sends it
                 stamp = Stamp(top)
                 if stamp.source not in ("", _SENT_BY_CLIENT):
-                    stamp.begin_anew(_SENT_BY_CLIENT)
+                    stamp.reset(_SENT_BY_CLIENT)
                 stamp.source = _SENT_BY_CLIENT
                 stamp.write()
     return {"copied": progress.files, "bytes": progress.copied}
 
 
-def listing(
-    uri: Place, make_store: Callable[..., Store], *, most: int | None = None
-) -> tuple[Store, list[Thing]]:
+def list_objects(
+    uri: S3Uri, make_store: Callable[..., Store], *, most: int | None = None
+) -> tuple[Store, list[S3Object]]:
     """Return a store that may list `uri`, and its objects (at most `most`).
 
     The store has the caller's rights, or is unsigned, for a public bucket. Raises CopyError.
     """
-    first_refusal: Refusal | None = None
+    first_refusal: CopyError | None = None
     for unsigned in (False, True):
         store = make_store(unsigned=unsigned)
         try:
             with _raise_refusals(uri):
                 objects = list(itertools.islice(store.list(uri), most))
             break
-        except Refusal as refusal:
+        except CopyError as refusal:
             store.close()
             first_refusal = first_refusal or refusal
             if unsigned or refusal.code not in _DENIED:
                 raise first_refusal from refusal
     if not objects:
         next_step = f"aws s3 ls s3://{uri.bucket}/   # what is there; a source is what comes before a /"
-        raise Refusal(f"{uri} holds no objects", "", next_step)
+        raise CopyError(f"{uri} holds no objects", "", next_step)
     return store, objects
 
 
-def paths(uri: Place, objects: Iterable[Thing]) -> dict[str, Thing]:
+def map_paths(uri: S3Uri, objects: Iterable[S3Object]) -> dict[str, S3Object]:
     """Return the objects by their paths below `uri`. Raises CopyError for a key that cannot be a path.
 
     Keys that end with "/" stand for folders, and are left out.
@@ -242,7 +242,7 @@ def paths(uri: Place, objects: Iterable[Thing]) -> dict[str, Thing]:
     for path, s3_object in objects_by_path.items():
         if why := _path_problem(path) or ("others lie in it, as in a folder" if path in folders else ""):
             next_step = "rename the object, or name a prefix without it"
-            raise Refusal(f"{uri}: the key {s3_object.key[:200]!a} cannot be a file", why, next_step)
+            raise CopyError(f"{uri}: the key {s3_object.key[:200]!a} cannot be a file", why, next_step)
     return objects_by_path
 
 
@@ -255,7 +255,7 @@ def _path_problem(path: str) -> str:
         return "it holds control characters"
     if max(len(part.encode()) for part in parts) > 255 or len(path.encode()) > 3800:
         return "it is too long for a file"
-    return f"{PARTS} is in use" if parts[0] == PARTS else ""
+    return f"{PARTIAL_FOLDER} is in use" if parts[0] == PARTIAL_FOLDER else ""
 
 
 def _make_data_folder(folder: Path, need: int) -> None:
@@ -300,11 +300,11 @@ def _make_folder(path: Path) -> None:
 
 def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
     """Raise CopyError if the folder of data, or of a path in it, is a link, which could point anywhere."""
-    base = real(top.parent) / top.name
+    base = resolve_links(top.parent) / top.name
     for folder in {posixpath.dirname(path) for path in data_paths} | {""}:
         path = top / folder
-        if real(path) != base / folder:
-            raise Refusal(f"{path} leads out of the folder of the data", "a link lies there", f"rm {path}")
+        if resolve_links(path) != base / folder:
+            raise CopyError(f"{path} leads out of the folder of the data", "a link lies there", f"rm {path}")
 
 
 class Stamp:
@@ -319,7 +319,7 @@ class Stamp:
         except (OSError, ValueError, KeyError, TypeError):
             self.source, self.whole, self.files = "", False, {}
 
-    def brought(self, path: str, s3_object: Thing) -> None:
+    def add(self, path: str, s3_object: S3Object) -> None:
         """Record a copied file, and write the stamp at intervals."""
         self.files[path] = [s3_object.size, s3_object.etag]
         if time.monotonic() >= self._next:
@@ -334,7 +334,7 @@ class Stamp:
         now = time.monotonic()
         self._next = now + 20 * (now - began)
 
-    def begin_anew(self, source: str) -> None:
+    def reset(self, source: str) -> None:
         """Remove the folder, which holds another source, and write an empty stamp. Raises OSError."""
         shutil.rmtree(str(self._top), ignore_errors=True)
         self.source, self.whole, self.files = source, False, {}
@@ -342,8 +342,8 @@ class Stamp:
 
 
 def _update_folder(
-    uri: Place,
-    listed: tuple[Store, list[Thing]],
+    uri: S3Uri,
+    listed: tuple[Store, list[S3Object]],
     top: Path,
     progress: _Progress,
     make_store: Callable[..., Store],
@@ -353,23 +353,23 @@ def _update_folder(
     for _ in range(_MAX_LISTINGS):
         try:
             with contextlib.closing(store), _raise_refusals(uri):
-                _download_missing(top, uri, store, paths(uri, objects), progress)
+                _download_missing(top, uri, store, map_paths(uri, objects), progress)
                 return
-        except Refusal as refusal:
+        except CopyError as refusal:
             if refusal.code != _CHANGED:
                 raise
-        store, objects = listing(uri, make_store)
-    raise Refusal(
+        store, objects = list_objects(uri, make_store)
+    raise CopyError(
         f"{uri} changes while it is copied", f"{_MAX_LISTINGS} times", "train again once it is complete"
     )
 
 
 def _download_missing(
-    top: Path, uri: Place, store: Store, wanted: Mapping[str, Thing], progress: _Progress
+    top: Path, uri: S3Uri, store: Store, wanted: Mapping[str, S3Object], progress: _Progress
 ) -> None:
     stamp = Stamp(top)
     if stamp.source == _SENT_BY_CLIENT or stamp.source.startswith("hf:"):
-        stamp.begin_anew("")
+        stamp.reset("")
     missing = {
         path: s3_object
         for path, s3_object in wanted.items()
@@ -382,7 +382,7 @@ def _download_missing(
     need = sum(s3_object.size for s3_object in missing.values())
     if need > free:
         why = f"{need / 1e9:.1f} GB are missing, {free / 1e9:.1f} GB are free on {top.parent}"
-        raise Refusal(f"{uri} does not fit on the disk", why, "awsddp down && awsddp up --disk GB")
+        raise CopyError(f"{uri} does not fit on the disk", why, "awsddp down && awsddp up --disk GB")
     progress.total = progress.copied + need
     _remove(top, removed)
     top.mkdir(exist_ok=True)
@@ -393,7 +393,7 @@ def _download_missing(
     try:
         names = iter(missing)
         while batch := {path: [missing[path]] for path in itertools.islice(names, _BATCH_FILES)}:
-            store.bring(uri, batch, top, progress.add, lambda path: stamp.brought(path, missing[path]))
+            store.download_files(uri, batch, top, progress.add, lambda path: stamp.add(path, missing[path]))
             progress.files += len(batch)
     finally:
         stamp.write()
@@ -425,7 +425,7 @@ def _download_hugging_face(
     """
     stamp, source = Stamp(top), f"hf://datasets/{name}@{revision}"
     if stamp.source != source:
-        stamp.begin_anew(source)
+        stamp.reset(source)
     elif stamp.whole and top.is_dir():
         return
     venv = top.parent.parent / "hf"
@@ -441,7 +441,7 @@ def _download_hugging_face(
         if child.returncode:
             next_step = "--env-var HF_TOKEN   # if it is private or gated\n"
             next_step += "awsddp exec -- pip install huggingface_hub   # if the program hf is missing"
-            raise Refusal(f"{source} could not be downloaded", output.decode("utf-8", "replace"), next_step)
+            raise CopyError(f"{source} could not be downloaded", output.decode("utf-8", "replace"), next_step)
 
     if shutil.which("hf", path=environ["PATH"]) is None:
         run(sys.executable, "-m", "venv", str(venv))

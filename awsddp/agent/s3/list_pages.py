@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from awsddp.agent.s3.store import MOST_BYTES, Changed, Place, Store, Thing, parsed
+from awsddp.agent.s3.store import MOST_BYTES, ObjectChanged, S3Object, S3Uri, Store, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ class Pages:
             page.size -= _estimate_length(kind, name, page.rows.pop((kind, name)))
             page.is_written = False
 
-    def write(self, store: Store, uri: Place) -> list[list[Any]]:
+    def write(self, store: Store, uri: S3Uri) -> list[list[Any]]:
         """Write the changed pages, and return [key, size, ETag] of all pages.
 
         Raises ClientError, BotoCoreError, ValueError if the list exceeds MOST_PAGES.
@@ -106,7 +106,7 @@ class PageReader:
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], Any] = {}
 
-    def read(self, store: Store, uri: Place, page_list: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    def read(self, store: Store, uri: S3Uri, page_list: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
         """Return the rows of the pages that a document names, by kind and name.
 
         Raises ObjectChanged if a page was replaced, ValueError, ClientError, BotoCoreError.
@@ -116,8 +116,8 @@ class PageReader:
         for key, size, etag in page_list:
             if (page := previous.get((key, size, etag))) is None:
                 if size > MOST_BYTES:
-                    raise Changed(key)
-                page = parsed(store.content(uri, Thing(key, size, etag)))
+                    raise ObjectChanged(key)
+                page = parse_json(store.read_object(uri, S3Object(key, size, etag)))
             self._read[key, size, etag] = page
             for kind, rows in page.items():
                 rows_by_kind.setdefault(kind, {}).update(rows)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 
 ATTEMPTS = 10
-AT_ONCE = 16
+CONCURRENCY = 16
 _THREADS = 8
 """How many parts of large objects are transferred at once: more threads of one Python are slower."""
-FOLDERS = ".data"
+DATA_FOLDER = ".data"
 """The folder next to those of the jobs, with data that clients send to nodes."""
 _ACTIVE_STATES = ("claimed", "waiting", "running")
 _DAY, _WEEK = timedelta(days=1), timedelta(days=7)
@@ -43,11 +43,11 @@ MOST_PART_BYTES = 2 * PART_BYTES
 """Maximum size of a part of a growing file, which is read into memory."""
 SIGNATURE = "awsddp-signature"
 """The metadata key of a document's signature."""
-PARTS = ".awsddp-parts"
+PARTIAL_FOLDER = ".awsddp-parts"
 """The subfolder for incomplete downloads."""
 
 
-class Place(NamedTuple):
+class S3Uri(NamedTuple):
     """A bucket and a prefix without slashes at its ends; "" is the whole bucket."""
 
     bucket: str
@@ -57,7 +57,7 @@ class Place(NamedTuple):
         """Return the key of `name` below the prefix."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def below(self, name: str) -> Place:
+    def join(self, name: str) -> S3Uri:
         """Return the URI of `name` below the prefix."""
         return self._replace(prefix=self.key(name))
 
@@ -65,7 +65,7 @@ class Place(NamedTuple):
         return f"s3://{'/'.join(filter(None, self))}"
 
 
-class Thing(NamedTuple):
+class S3Object(NamedTuple):
     """An object in a list: its key, its size in bytes, and its ETag.
 
     With a `digest`, the SHA-256 of the first `size` bytes, the object may have grown since.
@@ -86,10 +86,10 @@ class Document(NamedTuple):
 
     def parse(self) -> Any:
         """Return the parsed JSON. Raises ValueError."""
-        return parsed(self.body)
+        return parse_json(self.body)
 
 
-def parsed(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """Parse a document whose size was checked. Raises ValueError."""
     if body.count(b"{") + body.count(b"[") > _MAX_ITEMS:
         raise ValueError("it has more items than awsddp writes")
@@ -110,7 +110,7 @@ def signature(secret: str, launch: str, name: str, body: bytes) -> str:
     return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()
 
 
-class Changed(Exception):
+class ObjectChanged(Exception):
     """An object is not the one in the list: it was replaced or deleted."""
 
 
@@ -168,7 +168,7 @@ class Store:
             connect_timeout=5,
             read_timeout=60,
             retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-            max_pool_connections=2 * AT_ONCE,
+            max_pool_connections=2 * CONCURRENCY,
             proxies={} if endpoint else None,
             s3={"addressing_style": "path"} if endpoint else None,
             **({"signature_version": UNSIGNED} if unsigned else {}),
@@ -181,7 +181,7 @@ class Store:
         self._transfers: Any = TransferManager(
             self.client, TransferConfig(max_request_concurrency=_THREADS, multipart_chunksize=PART_BYTES)
         )
-        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._pool = ThreadPoolExecutor(CONCURRENCY)
         self._etags: dict[tuple[str, str], str] = {}
         for operation in ("PutObject", "CompleteMultipartUpload"):
             self.client.meta.events.register(f"before-parameter-build.s3.{operation}", _remember_key)
@@ -197,14 +197,14 @@ class Store:
         if "ETag" in parsed:
             self._etags[context["awsddp"]] = parsed["ETag"].strip('"')
 
-    def list(self, uri: Place, *, name: str = "") -> Iterator[Thing]:
+    def list(self, uri: S3Uri, *, name: str = "") -> Iterator[S3Object]:
         """Yield the objects whose keys begin with `uri` and `name`. Raises botocore's ClientError."""
         pages = self.client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=uri.bucket, Prefix=uri.key(name), **self._payer):
             for item in page.get("Contents", ()):
-                yield Thing(item["Key"], item["Size"], item["ETag"].strip('"'))
+                yield S3Object(item["Key"], item["Size"], item["ETag"].strip('"'))
 
-    def folders(self, uri: Place, *, name: str = "") -> Iterator[str]:
+    def list_folders(self, uri: S3Uri, *, name: str = "") -> Iterator[str]:
         """Yield the folders directly below `uri` whose names begin with `name`.
 
         Raises botocore's ClientError.
@@ -214,7 +214,7 @@ class Store:
             for item in page.get("CommonPrefixes", ()):
                 yield item["Prefix"][:-1].rpartition("/")[2]
 
-    def region(self, bucket: str) -> str | None:
+    def get_region(self, bucket: str) -> str | None:
         """Return the region of a bucket, "" if the bucket does not exist; None if S3 does not return it.
 
         Refusals also contain it: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
@@ -229,12 +229,12 @@ class Store:
         region: str | None = metadata["HTTPHeaders"].get("x-amz-bucket-region")
         return "" if metadata["HTTPStatusCode"] == 404 else region
 
-    def read(self, uri: Place, name: str) -> Any:
+    def read(self, uri: S3Uri, name: str) -> Any:
         """Return the JSON of an object, None if it does not exist. Raises ClientError, ValueError."""
         document = self.document(uri, name)
         return None if document is None else document.parse()
 
-    def document(self, uri: Place, name: str) -> Document | None:
+    def document(self, uri: S3Uri, name: str) -> Document | None:
         """Return an object of at most MOST_BYTES, None if it does not exist. Raises ClientError, ValueError.
 
         With the right to list only some prefixes a missing object gives AccessDenied.
@@ -283,7 +283,7 @@ class Store:
 
     def write(
         self,
-        uri: Place,
+        uri: S3Uri,
         name: str,
         document: object,
         *,
@@ -311,12 +311,12 @@ class Store:
                 return None
             raise
 
-    def put(self, uri: Place, name: str, body: bytes, **parameters: Any) -> str:
+    def put(self, uri: S3Uri, name: str, body: bytes, **parameters: Any) -> str:
         """Write a small object and return its ETag. Raises ClientError, BotoCoreError."""
         response = self.client.put_object(Bucket=uri.bucket, Key=uri.key(name), Body=body, **parameters)
         return str(response["ETag"]).strip('"')
 
-    def abort(self, uri: Place, *, over: Container[str] | None = None) -> None:
+    def abort(self, uri: S3Uri, *, ended_jobs: Container[str] | None = None) -> None:
         """Abort incomplete uploads below `uri`, as far as the caller has the right. Raises BotoCoreError.
 
         With `ended_jobs`, `uri` contains jobs and data: abort only uploads of those jobs, of other jobs that
@@ -331,17 +331,19 @@ class Store:
                 uploads += page.get("Uploads", ())
         for upload in uploads:
             with contextlib.suppress(ClientError, ValueError):
-                if over is None or self._is_abandoned(uri, upload["Key"], upload["Initiated"], over):
+                if ended_jobs is None or self._is_abandoned(
+                    uri, upload["Key"], upload["Initiated"], ended_jobs
+                ):
                     parameters = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
                     self.client.abort_multipart_upload(Bucket=uri.bucket, **parameters)
 
-    def _is_abandoned(self, uri: Place, key: str, started: datetime, over: Container[str]) -> bool:
+    def _is_abandoned(self, uri: S3Uri, key: str, started: datetime, over: Container[str]) -> bool:
         """Return True if an upload of awsddp will not be continued. Raises ClientError, ValueError.
 
         A file of data may take days over a slow connection.
         """
         name, age = key[len(uri.key("")) :].partition("/")[0], datetime.now(started.tzinfo) - started
-        if name == FOLDERS:
+        if name == DATA_FOLDER:
             return age > _WEEK
         job = self.read(uri, f"{name}/job.json")
         if not isinstance(job, dict) or "save" not in job:
@@ -351,7 +353,7 @@ class Store:
     def upload(
         self,
         path: Path,
-        uri: Place,
+        uri: S3Uri,
         name: str,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_end: Callable[[], None] = lambda: None,
@@ -378,12 +380,12 @@ class Store:
         future.add_done_callback(lambda _: on_end())
         return future
 
-    def etag(self, uri: Place, name: str) -> str:
+    def pop_etag(self, uri: S3Uri, name: str) -> str:
         """Remove and return the ETag of the last upload to a name. Raises KeyError."""
         return self._etags.pop((uri.bucket, uri.key(name)))
 
-    def send(
-        self, files: Mapping[str, Path], uri: Place, on_bytes: Callable[[int], None] = lambda count: None
+    def upload_files(
+        self, files: Mapping[str, Path], uri: S3Uri, on_bytes: Callable[[int], None] = lambda count: None
     ) -> dict[str, str]:
         """Upload files to names below `uri`, several at once; return their ETags.
 
@@ -399,12 +401,12 @@ class Store:
             for upload in uploads.values():
                 upload.cancel()
             raise
-        return {name: self.etag(uri, name) for name in files}
+        return {name: self.pop_etag(uri, name) for name in files}
 
-    def bring(
+    def download_files(
         self,
-        uri: Place,
-        wanted: Mapping[str, Sequence[Thing]],
+        uri: S3Uri,
+        wanted: Mapping[str, Sequence[S3Object]],
         folder: Path,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_file: Callable[[str], None] = lambda path: None,
@@ -415,7 +417,7 @@ class Store:
         this thread. The caller must have checked the paths.
         Raises ObjectChanged, OSError, ClientError, BotoCoreError.
         """
-        partial_folder = folder / PARTS
+        partial_folder = folder / PARTIAL_FOLDER
         shutil.rmtree(partial_folder, ignore_errors=True)
         partial_folder.mkdir(parents=True)
         partial_paths = {path: partial_folder / str(number) for number, path in enumerate(wanted)}
@@ -423,13 +425,13 @@ class Store:
         def download(path: str) -> None:
             self.download(uri.bucket, wanted[path], partial_paths[path], on_bytes)
 
-        for path in self.each(download, wanted):
+        for path in self.run_each(download, wanted):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             partial_paths[path].replace(folder / path)
             on_file(path)
         partial_folder.rmdir()
 
-    def each(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> Iterator[_Item]:
+    def run_each(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> Iterator[_Item]:
         """Call `work` for all items, several at once, and yield each item, in order, once it is done.
 
         Raises the first error, after running calls have ended; no others are started. `work` must not call
@@ -453,7 +455,7 @@ class Store:
     def download(
         self,
         bucket: str,
-        objects: Sequence[Thing],
+        objects: Sequence[S3Object],
         path: Path,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
@@ -469,26 +471,26 @@ class Store:
                 for s3_object in objects:
                     on_bytes(file.write(self._download_small(bucket, s3_object)))
 
-    def content(self, uri: Place, s3_object: Thing) -> bytes:
+    def read_object(self, uri: S3Uri, s3_object: S3Object) -> bytes:
         """Return a small object, listed by its key below `uri`. Raises ObjectChanged, ClientError."""
         with _raise_changed(s3_object.key):
             return self._download_small(uri.bucket, s3_object._replace(key=uri.key(s3_object.key)))
 
     def _download_large(
-        self, bucket: str, s3_object: Thing, path: Path, on_bytes: Callable[[int], None]
+        self, bucket: str, s3_object: S3Object, path: Path, on_bytes: Callable[[int], None]
     ) -> None:
         current = self.client.head_object(Bucket=bucket, Key=s3_object.key, **self._payer)
         if (current["ContentLength"], current["ETag"].strip('"')) != (s3_object.size, s3_object.etag):
-            raise Changed(s3_object.key)
+            raise ObjectChanged(s3_object.key)
         subscribers = [_TransferSubscriber(on_bytes, listed=s3_object)]
         self._transfers.download(
             bucket, s3_object.key, str(path), self._payer, subscribers=subscribers
         ).result()
 
-    def _download_small(self, bucket: str, s3_object: Thing) -> bytes:
+    def _download_small(self, bucket: str, s3_object: S3Object) -> bytes:
         """Return the bytes of an object, or those of its digest. Raises ObjectChanged, ClientError."""
         if s3_object.size > (MOST_PART_BYTES if s3_object.digest else PART_BYTES) or not s3_object.etag:
-            raise Changed(s3_object.key)
+            raise ObjectChanged(s3_object.key)
         parameters = {"Bucket": bucket, "Key": s3_object.key}
         if not s3_object.digest:
             parameters["IfMatch"] = f'"{s3_object.etag}"'
@@ -497,12 +499,12 @@ class Store:
 
         def check(reply: Mapping[str, Any]) -> int:
             if reply["ContentLength"] != s3_object.size and (not s3_object.digest or s3_object.size):
-                raise Changed(s3_object.key)
+                raise ObjectChanged(s3_object.key)
             return s3_object.size
 
         _, body = self._get(parameters, check)
         if s3_object.digest and hashlib.sha256(body).hexdigest() != s3_object.digest:
-            raise Changed(s3_object.key)
+            raise ObjectChanged(s3_object.key)
         return body
 
 
@@ -515,7 +517,7 @@ def _raise_changed(key: str) -> Iterator[None]:
         yield
     except ClientError as error:
         if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412, 416):
-            raise Changed(key) from error
+            raise ObjectChanged(key) from error
         raise
 
 
@@ -533,7 +535,7 @@ class _TransferSubscriber:
         self,
         on_bytes: Callable[[int], None],
         on_end: Callable[[], None] = lambda: None,
-        listed: Thing | None = None,
+        listed: S3Object | None = None,
     ) -> None:
         self._on_bytes, self._on_end, self._listed = on_bytes, on_end, listed
 

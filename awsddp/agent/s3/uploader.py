@@ -26,21 +26,29 @@ from posixpath import basename, dirname
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from awsddp.agent.file_tree import open_file, stamp_of
+from awsddp.agent.file_tree import open_file, stat_stamp
 from awsddp.agent.job_folder import CommandError, JobFolder, write_json
-from awsddp.agent.manifest import EVENTS, OURS, manifest, sample
-from awsddp.agent.messages import Manifest, plain
-from awsddp.agent.s3.checkpoint_index import Shelf, keys
-from awsddp.agent.s3.checkpoints import MARKS, SUFFIXES, flaw_of, folders_above
-from awsddp.agent.s3.claim import attempt, store_of
+from awsddp.agent.manifest import EVENTS, INTERNAL_FOLDER, manifest, sample
+from awsddp.agent.messages import Manifest, to_json_value
+from awsddp.agent.s3.checkpoint_index import CheckpointIndex, checkpoint_keys
+from awsddp.agent.s3.checkpoints import MARKER_FILES, SUFFIXES, find_flaw, parent_folders
+from awsddp.agent.s3.claim import open_store, try_claim
 from awsddp.agent.s3.list_pages import PageReader, Pages
-from awsddp.agent.s3.store import AT_ONCE, MOST_PART_BYTES, PART_BYTES, Changed, Place, is_refusal, signature
+from awsddp.agent.s3.store import (
+    CONCURRENCY,
+    MOST_PART_BYTES,
+    PART_BYTES,
+    ObjectChanged,
+    S3Uri,
+    is_refusal,
+    signature,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from awsddp.agent.manifest import Line
+    from awsddp.agent.manifest import ManifestEntry
     from awsddp.agent.s3.store import Store, Upload
 
     Stamp = tuple[int, int, int, int]  # size, times of modification and change (ns), inode
@@ -79,7 +87,7 @@ def main(stdin: BinaryIO) -> int:
     """Execute the order on stdin (a line with its length, then JSON): claim a job's name, or upload a job."""
     order = json.loads(stdin.read(int(stdin.readline())))
     if order["do"] == "claim":
-        sys.stdout.write(json.dumps(attempt(order)) + "\n")
+        sys.stdout.write(json.dumps(try_claim(order)) + "\n")
         return 0
     Path("/proc/self/comm").write_text("awsddp-job", encoding="ascii")
     os.nice(19)
@@ -88,7 +96,7 @@ def main(stdin: BinaryIO) -> int:
         folder = JobFolder(order["job"])
         if not _is_alone(folder):
             return 0
-        code = Saver(order, folder, store_of(order)).run()
+        code = Uploader(order, folder, open_store(order)).run()
         os._exit(code)  # do not wait for threads with cancelled requests
     return 1
 
@@ -163,7 +171,7 @@ class _Sending(NamedTuple):
 
     upload: Upload
     version: int
-    line: Line
+    line: ManifestEntry
     held: int
     info: os.stat_result
 
@@ -172,11 +180,11 @@ class _Growing(NamedTuple):
     """A growing file whose new parts are being sent; `is_checked`: its earlier parts are compared first."""
 
     future: Future[list[list[Any]]]
-    line: Line
+    line: ManifestEntry
     is_checked: bool
 
 
-class Saver:
+class Uploader:
     """Uploads this node's results of a job; on the first node it also publishes the whole job's state."""
 
     def __init__(self, order: Mapping[str, Any], folder: JobFolder, store: Store) -> None:
@@ -184,14 +192,14 @@ class Saver:
         request = folder.request()
         self._node = request.node
         self._other_nodes = [node.node for node in request.nodes if node.node != self._node]
-        self._is_first = self._node == request.first.node
-        self._uri = Place(*order["place"]).below(folder.job)
+        self._is_first = self._node == request.first_node.node
+        self._uri = S3Uri(*order["place"]).join(folder.job)
         self._request = Manifest(job=folder.job, exclude=order["exclude"], at_once=0)
         self._files: dict[str, _File] = {}
         self._links: dict[str, str] = {}
         self._changed: set[str] = set()
         self._pending: dict[str, int] = {}
-        self._queue: deque[Line] = deque()
+        self._queue: deque[ManifestEntry] = deque()
         self._sending: dict[str, _Sending] = {}
         self._cancelled: list[_Sending] = []
         self._has_cancelled = False
@@ -199,14 +207,14 @@ class Saver:
         self._scans = self._quiet_scans = 0
         self._scan_at = self._list_at = self._progress_at = -math.inf
         self._has_list = self._is_verified = self._is_over = False
-        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._pool = ThreadPoolExecutor(CONCURRENCY)
         self._unsaved_text = self._error = self._reported_error = ""
         self._generation = 0
         self._pages = Pages("")
         self._written: Any = None
         self._written_at = self._lists_read_at = -math.inf
         self._changed_at = time.monotonic()
-        self._index = Shelf()
+        self._index = CheckpointIndex()
         self._checkpoint = Pages("")
         self._node_documents: dict[int, Any] = {}
         self._other_rows: dict[int, dict[str, dict[str, Any]]] = {}
@@ -315,10 +323,10 @@ class Saver:
         self._has_list = True
 
     def _listed_rows(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rows that a document lists, {} if a page was replaced meanwhile."""
+        """Return the rows that a document lists, {} if a page has been replaced."""
         try:
             return PageReader().read(self._store, self._uri, document["pages"]).get("files", {})
-        except Changed:
+        except ObjectChanged:
             return {}
 
     def _version_of(self, result: str, parts: list[list[Any]]) -> int:
@@ -369,7 +377,7 @@ class Saver:
         self._forget_removed(self._files.keys() - lines.keys() - {line.home for line in results.skipped})
         self._pending = {}
         due = [line for line in lines.values() if self._is_due(line)]
-        marked_folders = {dirname(result) for result in lines if basename(result) in MARKS}
+        marked_folders = {dirname(result) for result in lines if basename(result) in MARKER_FILES}
         self._queue = deque(sorted(due, key=lambda line: self._urgency(line.home, marked_folders)))
         self._quiet_scans = self._quiet_scans + 1 if self._is_over and not self._pending else 0
         self._is_verified = self._is_verified and self._quiet_scans > 0
@@ -379,14 +387,14 @@ class Saver:
             pause_s = max(_TICK_S if self._pending or self._is_verified else _BATCH_S, took_s)
         self._scan_at = time.monotonic() + pause_s
 
-    def _lost_files(self, skipped: Iterable[Line]) -> str:
+    def _lost_files(self, skipped: Iterable[ManifestEntry]) -> str:
         """Return a text on files that the next job wrote before they were saved, "" if there are none."""
         files = ((line, self._files.get(line.home)) for line in skipped if line.home)
         return "; ".join(
             f"{line.path}: {line.why}" for line, file in files if file is not None and not file.saved
         )
 
-    def _is_due(self, line: Line) -> bool:
+    def _is_due(self, line: ManifestEntry) -> bool:
         """Record the current stamp of a file. Return True if the file is to be sent."""
         result, file, stamp = line.home, self._files.setdefault(line.home, _File()), _stamp(line)
         is_known, file.current = file.current == stamp, stamp
@@ -406,7 +414,7 @@ class Saver:
         return not line.writing and (is_known or is_renamed or self._is_over)
 
     def _urgency(self, result: str, marked_folders: set[str]) -> tuple[int, bool]:
-        is_checkpoint = result.endswith(SUFFIXES) or not marked_folders.isdisjoint(folders_above(result))
+        is_checkpoint = result.endswith(SUFFIXES) or not marked_folders.isdisjoint(parent_folders(result))
         return self._files[result].fails, not is_checkpoint and not _is_append_only(result)
 
     def _take_links(self, links: dict[str, str]) -> None:
@@ -432,14 +440,14 @@ class Saver:
                 failure = error
         return failure
 
-    def _start_file(self, line: Line, file: _File) -> None:
+    def _start_file(self, line: ManifestEntry, file: _File) -> None:
         """Start the upload of a file, to another key if the current one is listed, which therefore stays.
 
         The file stays open, so that the upload succeeds even if the job removes or replaces it.
         """
         with open_file(Path(line.path)) as stream:
             held, info = os.dup(stream.fileno()), os.fstat(stream.fileno())
-        if stamp_of(info) != _stamp(line):
+        if stat_stamp(info) != _stamp(line):
             os.close(held)
             return
         version = self._free_version(line.home, file) if file.parts else file.version
@@ -460,17 +468,17 @@ class Saver:
     def _named_keys(self) -> set[str] | None:
         """Return the keys of the checkpoint in job.json, now and next; None if it cannot be read now."""
         if self._is_first:
-            named_keys = keys(self._published[1]) if self._published else set()
+            named_keys = checkpoint_keys(self._published[1]) if self._published else set()
         else:
             document = self._read_signed("job.json")
             if document is None:
                 return None
             try:
                 pages = (document["checkpoint"] or {"pages": ()})["pages"]
-                named_keys = keys(PageReader().read(self._store, self._uri, pages))
-            except Changed:
+                named_keys = checkpoint_keys(PageReader().read(self._store, self._uri, pages))
+            except ObjectChanged:
                 return None
-        named_keys |= keys(self._index.checkpoint)
+        named_keys |= checkpoint_keys(self._index.checkpoint)
         return named_keys | {dirname(key).partition("/")[2] for key in named_keys}
 
     def _cancel_outdated(self) -> None:
@@ -501,7 +509,7 @@ class Saver:
             with os.fdopen(sending.held, "rb"):
                 try:
                     self._finish_file(result, sending)
-                except (CancelledError, Changed):
+                except (CancelledError, ObjectChanged):
                     continue
                 except Exception as error:
                     failure = error
@@ -521,10 +529,10 @@ class Saver:
     def _finish_file(self, result: str, sending: _Sending) -> None:
         file, key = self._files[result], self._files[result].key(result, sending.version)
         sending.upload.result()
-        etag, now = self._store.etag(self._uri, key), os.fstat(sending.held)
+        etag, now = self._store.pop_etag(self._uri, key), os.fstat(sending.held)
         if not _is_same(sending.info, now):
-            raise Changed(key)
-        file.flaw = flaw_of(_open_path(sending.held), result)
+            raise ObjectChanged(key)
+        file.flaw = find_flaw(_open_path(sending.held), result)
         file.sample = sample(_open_path(sending.held), now.st_size)
         file.switch_version(sending.version)
         file.parts = [[key, now.st_size, etag, ""]]
@@ -538,10 +546,10 @@ class Saver:
             self._pending.pop(result, None)
         self._fails, self._succeeded_at = 0, time.monotonic()
 
-    def _start_parts(self, line: Line, file: _File) -> None:
+    def _start_parts(self, line: ManifestEntry, file: _File) -> None:
         """Send the new bytes of a file in another thread."""
         if len(file.parts) >= _MAX_PARTS:
-            self._unsaved_text = f"{line.path} is longer than what is saved in parts"
+            self._unsaved_text = f"{line.path} is too long to be uploaded in parts"
             return
         if file.inode != line.inode or line.size < file.length:
             self._reset_file(line.home, file)
@@ -552,7 +560,7 @@ class Saver:
         self._growing[line.home] = _Growing(future, line, is_checked)
         future.add_done_callback(self._wake_up)
 
-    def _send_parts(self, line: Line, key: str, file: _File, is_checked: bool) -> list[list[Any]]:
+    def _send_parts(self, line: ManifestEntry, key: str, file: _File, is_checked: bool) -> list[list[Any]]:
         """Send new bytes of a file and return its parts. A last part that is not full is replaced.
 
         Raises ObjectChanged if the file no longer begins with its earlier parts, OSError, ClientError.
@@ -560,7 +568,7 @@ class Saver:
         parts = [*file.parts]
         with open_file(Path(line.path)) as stream:
             if os.fstat(stream.fileno()).st_ino != line.inode:
-                raise Changed(line.home)
+                raise ObjectChanged(line.home)
             if is_checked:
                 began = time.thread_time()
                 _check_parts(stream, parts, line.home)
@@ -575,7 +583,7 @@ class Saver:
                 stream.seek(start)
                 data = stream.read(length)
                 if len(data) < length or (last and _digest(data[: last[1]]) != last[3]):
-                    raise Changed(line.home)
+                    raise ObjectChanged(line.home)
                 name = f"{key}/{start:015}"
                 part = [name, len(data), self._store.put(self._uri, name, data), _digest(data)]
                 parts[len(parts) - bool(last) :] = [part]
@@ -586,7 +594,7 @@ class Saver:
         line = part.line
         try:
             file.parts = part.future.result()
-        except (Changed, FileNotFoundError):
+        except (ObjectChanged, FileNotFoundError):
             self._reset_file(line.home, file)
             file.sent_at = -math.inf
             return
@@ -735,15 +743,15 @@ class Saver:
         rows["links"] |= self._links
         documents = {node: self._node_documents.get(node, {}) for node in self._other_nodes}
         documents[self._node] = own_document
-        self._index.take(documents, rows["files"], rows["links"])
+        self._index.update(documents, rows["files"], rows["links"])
 
     def _read_lists(self, now: float) -> None:
-        """Read the lists of the other nodes. If one changes meanwhile its former version is used."""
+        """Read the lists of the other nodes. If one changes during the read, its former version is used."""
         for node, reader in self._readers.items():
             document = self._read_signed(f"node{node}.json")
             if document is None or document == self._node_documents.get(node):
                 continue
-            with contextlib.suppress(Changed):
+            with contextlib.suppress(ObjectChanged):
                 self._other_rows[node] = reader.read(self._store, self._uri, document["pages"])
                 self._node_documents[node], self._changed_at = document, now
 
@@ -776,8 +784,8 @@ class Saver:
             "by": self._order["by"],
             "nodes": sorted([self._node, *self._other_nodes]),
             "state": state,
-            "facts": plain(document.facts),
-            "document": plain(document),
+            "facts": to_json_value(document.facts),
+            "document": to_json_value(document),
             "checkpoint": listed_checkpoint,
         }
         self._write("job.json", job)
@@ -785,7 +793,7 @@ class Saver:
         self._published = (state, checkpoint)
 
 
-def _stamp(line: Line) -> Stamp:
+def _stamp(line: ManifestEntry) -> Stamp:
     return line.size, line.modified, line.changed, line.inode
 
 
@@ -804,7 +812,7 @@ def _check_parts(stream: BinaryIO, parts: Iterable[Sequence[Any]], result: str) 
     stream.seek(0)
     for _, size, _, digest in parts:
         if _digest(stream.read(size)) != digest:
-            raise Changed(result)
+            raise ObjectChanged(result)
 
 
 def _key_prefix(key: str) -> str:
@@ -834,4 +842,4 @@ def _is_append_only(result: str) -> bool:
     """Return True if a result counts as a file that is only appended to."""
     name = result.rpartition("/")[2]
     is_log = name.endswith((".log", ".jsonl")) or name.startswith(EVENTS)
-    return is_log and not result.startswith(f"{OURS}samples")
+    return is_log and not result.startswith(f"{INTERNAL_FOLDER}samples")

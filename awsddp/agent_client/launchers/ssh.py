@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from awsddp.agent.messages import Process
-from awsddp.agent_client.rank_layout import Host, Rank, Rendezvous, expand, identity, interpreter
+from awsddp.agent_client.rank_layout import (
+    Host,
+    Rank,
+    Rendezvous,
+    expand_placeholders,
+    rank_environment,
+    resolve_interpreter,
+)
 from awsddp.settings.spec import JobSpec
 
 
@@ -16,17 +23,19 @@ def processes(
 
     def process(rank: Rank) -> Process:
         script, *expanded = (
-            expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume, data=host.only_data)
+            expand_placeholders(
+                text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume, data=host.only_data
+            )
             for text in texts
         )
         args, prefix = expanded[: len(spec.job.args)], expanded[len(spec.job.args) :]
-        command, path_prefix = interpreter(spec, script, python=host.prepared.ranks_python)
+        command, path_prefix = resolve_interpreter(spec, script, python=host.prepared.ranks_python)
         file = path_prefix + script
         return Process(
             ranks=(rank.rank,),
             argv=(*prefix, *command, file, *args),
             environment=host.environment(rendezvous.job, spec.env.variables)
-            | identity(rank, rendezvous=rendezvous, folder=folder),
+            | rank_environment(rank, rendezvous=rendezvous, folder=folder),
             log=f"rank{rank.rank}.log",
             script=None if spec.job.module else file,
         )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from awsddp.agent.messages import Process
-from awsddp.agent_client.program import source_of
-from awsddp.agent_client.rank_layout import Host, Rank, Rendezvous, interpreter, template
+from awsddp.agent_client.program import module_source
+from awsddp.agent_client.rank_layout import Host, Rank, Rendezvous, parse_template, resolve_interpreter
 from awsddp.settings.spec import JobSpec
-from awsddp.settings.values import seconds
+from awsddp.settings.values import parse_duration
 
 _JOIN_SECONDS = 600
 _LAST_CALL_SECONDS = 30
@@ -22,12 +22,14 @@ def processes(
     folder, first = host.folder(rendezvous.job), ranks[0]
 
     def templates(texts: Sequence[str]) -> list[list[str]]:
-        parse = partial(template, nnodes=first.nnodes, folder=folder, resume=host.resume, data=host.only_data)
+        parse = partial(
+            parse_template, nnodes=first.nnodes, folder=folder, resume=host.resume, data=host.only_data
+        )
         return [parse(text) for text in texts]
 
     script, *args = templates([spec.job.script or "", *spec.job.args])
     python = host.prepared.ranks_python
-    interpreter_argv, path_prefix = interpreter(spec, "".join(script), python=python)
+    interpreter_argv, path_prefix = resolve_interpreter(spec, "".join(script), python=python)
     script[0] = path_prefix + script[0]
     rank_argv = [*templates(spec.job.prefix), *([arg] for arg in interpreter_argv), script, *args]
     worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank_argv))
@@ -41,11 +43,11 @@ def processes(
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 **host.environment(rendezvous.job, spec.env.variables),
                 # Time between TERM and KILL for torch's workers, which end their ranks earlier.
-                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(seconds(spec.job.grace)) + 5),
+                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(parse_duration(spec.job.grace)) + 5),
             },
             log=f"launcher{host.node.node}.log",
             script=script[0] if len(script) == 1 and not spec.job.module else None,
-            files={"worker.py": source_of("torchrun_worker")},
+            files={"worker.py": module_source("torchrun_worker")},
         ),
     )
 
@@ -68,7 +70,7 @@ def _rendezvous_conf(spec: JobSpec, *, is_first: bool) -> str:
 
     https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
     """
-    silent_s = int(seconds(spec.job.heartbeat_timeout))
+    silent_s = int(parse_duration(spec.job.heartbeat_timeout))
     interval = 5 if silent_s >= 15 else 1
     conf = {
         "is_host": int(is_first),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.agent.diagnosis.causes import CONDITIONS, TABLE, Evidence, explain
-from awsddp.agent.diagnosis.evidence import last_lines, last_loss, read_tail
+from awsddp.agent.diagnosis.evidence import last_lines, read_last_loss, read_tail
 from awsddp.agent.diagnosis.job_causes import JOB_TABLE, Row
 from awsddp.agent_client import program
 from tests.support.rank_logs import GLOO, TRACEBACK, raised
@@ -403,7 +403,7 @@ def test_fault_of_a_gpu_is_read_in_the_log_of_the_kernel(line: str, kind: str, w
 def test_loss_that_is_not_finite_is_read_in_the_metrics(tmp_path: Path) -> None:
     rows = '{"rank": 1, "loss": NaN}\n{"loss": 0.5}\nno json\n{"rank": 1, "step": 2}\n{"rank": 1,'
     (tmp_path / "metrics.jsonl").write_text(rows)
-    losses = [last_loss(tmp_path / "metrics.jsonl", rank, first=0) for rank in (0, 1, 2)]
+    losses = [read_last_loss(tmp_path / "metrics.jsonl", rank, first=0) for rank in (0, 1, 2)]
     assert [str(loss) for loss in losses] == ["0.5", "nan", "None"]
     kinds = [explain(Evidence(1, raised("AssertionError"), loss=loss)).kind for loss in losses]
     assert kinds == ["exit", "loss_not_finite", "exit"]
@@ -426,7 +426,7 @@ def test_every_condition_is_known_and_its_pattern_can_be_read() -> None:
 def test_a_node_gets_the_same_table() -> None:
     for name, table in (("diagnosis.causes", "TABLE"), ("diagnosis.job_causes", "JOB_TABLE")):
         module = types.ModuleType(f"awsddp.agent.{name}")
-        exec(compile(program.source_of(name), name, "exec"), module.__dict__)
+        exec(compile(program.module_source(name), name, "exec"), module.__dict__)
         assert list(map(tuple, getattr(module, table))) == list(map(tuple, globals()[table]))
 
 

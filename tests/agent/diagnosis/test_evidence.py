@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.agent.diagnosis.evidence import exceptions, full_disk, last_lines, read_tail
+from awsddp.agent.diagnosis.evidence import describe_full_disk, find_exceptions, last_lines, read_tail
 from tests.support.rank_logs import TRACEBACK
 
 
@@ -17,9 +17,9 @@ def test_last_traceback_of_a_chain_counts() -> None:
         + TRACEBACK
         + "x.Y: 2\n[rank1]: z"
     )
-    assert exceptions(said) == ["x.Y: 2", "KeyError: 1"]
-    assert exceptions("all is well") == []
-    assert exceptions('  File "x.py", line 2\n    x = = 1\n        ^\nSyntaxError: no\n') == [
+    assert find_exceptions(said) == ["x.Y: 2", "KeyError: 1"]
+    assert find_exceptions("all is well") == []
+    assert find_exceptions('  File "x.py", line 2\n    x = = 1\n        ^\nSyntaxError: no\n') == [
         "SyntaxError: no"
     ]
 
@@ -43,8 +43,8 @@ THREAD = "Exception in thread Thread-1 (pin):\n"
     ],
 )
 def test_exception_that_ended_the_program_counts_and_no_later_one(said: str) -> None:
-    assert exceptions(said)[:1] == ["ValueError: no"]
-    assert exceptions(IGNORED + TRACEBACK + "AttributeError: x\n") == []
+    assert find_exceptions(said)[:1] == ["ValueError: no"]
+    assert find_exceptions(IGNORED + TRACEBACK + "AttributeError: x\n") == []
 
 
 def test_tail_holds_twenty_lines_as_they_were_seen() -> None:
@@ -65,7 +65,7 @@ def test_tail_of_a_log_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 
 def test_disk_with_room_is_not_named(tmp_path: Path) -> None:
-    assert full_disk(tmp_path, tmp_path / "nowhere") == ""
+    assert describe_full_disk(tmp_path, tmp_path / "nowhere") == ""
 
 
 def test_what_an_exception_group_holds_is_the_cause() -> None:
@@ -79,13 +79,13 @@ async def main():
 asyncio.run(main())
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stderr
-    assert exceptions(said) == ["KeyError: 'batch'"]
-    assert exceptions("before | all is well\n" + said)[0] == "KeyError: 'batch'"
+    assert find_exceptions(said) == ["KeyError: 'batch'"]
+    assert find_exceptions("before | all is well\n" + said)[0] == "KeyError: 'batch'"
     ranked = "".join(f"[rank2]: {line}" for line in said.splitlines(keepends=True))
-    assert exceptions(ranked) == ["KeyError: 'batch'"]
+    assert find_exceptions(ranked) == ["KeyError: 'batch'"]
     bare = [sys.executable, "-c", "raise ExceptionGroup('two', [ValueError(1), OSError(2)])"]
     said = subprocess.run(bare, capture_output=True, text=True, check=False).stderr
-    assert exceptions(said) == ["ExceptionGroup: two (2 sub-exceptions)"]
+    assert find_exceptions(said) == ["ExceptionGroup: two (2 sub-exceptions)"]
 
 
 GROUP = """\
@@ -111,6 +111,6 @@ CHAIN = (
 def test_what_follows_an_exception_of_a_thread_or_an_ignored_one_is_no_more_than_that(
     whose: str, said: str
 ) -> None:
-    assert exceptions(TRACEBACK + "ValueError: no\n" + whose + said) == ["ValueError: no"]
-    assert exceptions(said + whose + said) == exceptions(said)
-    assert (exceptions(whose + said) == []) is (whose == IGNORED)
+    assert find_exceptions(TRACEBACK + "ValueError: no\n" + whose + said) == ["ValueError: no"]
+    assert find_exceptions(said + whose + said) == find_exceptions(said)
+    assert (find_exceptions(whose + said) == []) is (whose == IGNORED)

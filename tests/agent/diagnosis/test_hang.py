@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.agent.diagnosis.hang import diagnose, ranges
-from awsddp.agent.diagnosis.stacks import DUMP, Answer, Process, records
-from awsddp.agent.messages import plain
+from awsddp.agent.diagnosis.hang import diagnose, format_ranges
+from awsddp.agent.diagnosis.stacks import DUMP, NodeStacks, Process, parse_flight_records
+from awsddp.agent.messages import to_json_value
 from awsddp.agent_client.launchers import LAUNCHERS
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
 from tests.support.seed import SEED, drawn
@@ -55,7 +55,7 @@ def test_rank_that_the_others_wait_for_is_named_with_its_line(
 
 
 def test_ranges() -> None:
-    assert ranges([3, 0, 1, 5, 2]) == "0-3,5"
+    assert format_ranges([3, 0, 1, 5, 2]) == "0-3,5"
 
 
 def test_job_that_hangs_is_ended_by_hang_after_with_the_rank_as_its_cause(fleet: "Fleet") -> None:
@@ -88,12 +88,12 @@ def nccl(rank: int, *entries: tuple[int, str, str], began_ns: int = 1_700_000_00
     ]
     trace = json.dumps({"version": "2.10", "pg_config": {}, "entries": rows})
     frames = f'Thread 0x1 (most recent call first):\n  File "/w/train.py", line {rank + 1} in step\n'
-    return Process(10 + rank, 1, rank, "R", joined=True, stacks=frames, records=records([trace]))
+    return Process(10 + rank, 1, rank, "R", joined=True, stacks=frames, records=parse_flight_records([trace]))
 
 
 def seen(*processes: Process) -> dict[str, Any]:
     layout = [(rank, rank, 0) for rank in range(len(processes))]
-    return plain(diagnose(layout, {0: Answer("/w", 1.0, list(processes))}, exit_codes={}))
+    return to_json_value(diagnose(layout, {0: NodeStacks("/w", 1.0, list(processes))}, exit_codes={}))
 
 
 def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:
@@ -136,21 +136,21 @@ def test_a_slow_job_is_not_said_to_be_stuck_and_its_slowest_rank_is_that_of_the_
 
 
 def test_node_that_does_not_answer_is_named() -> None:
-    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
+    answer = NodeStacks("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
     found = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer}, exit_codes={})
     assert found.behind == [1]
     assert "is on a node that does not answer" in found.explanation
 
 
 def test_rank_that_runs_on_after_the_others_is_named_and_not_those_that_ended() -> None:
-    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "completed"))])
+    answer = NodeStacks("/w", 1.0, [nccl(0, (1, "all_reduce", "completed"))])
     found = diagnose([(0, 0, 0), (1, 1, 0), (2, 2, 0)], {0: answer}, exit_codes={1: 0, 2: 0})
     assert found.behind == [0]
     assert found.explanation == "Rank 0 (node0) runs: train.py:1 in step. Ranks 1-2 have ended."
 
 
 def test_ranks_that_wait_for_one_that_has_ended_name_it() -> None:
-    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
+    answer = NodeStacks("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
     found = diagnose([(0, 0, 0), (1, 1, 0)], {0: answer}, exit_codes={1: 0})
     assert found.behind == [1]
     assert found.explanation.startswith("Rank 1 (node0) has ended while the others run. Rank 0 (node0) wait")

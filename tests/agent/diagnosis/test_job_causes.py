@@ -1,7 +1,7 @@
 """Causes that only a job as a whole shows, and the rows of their table."""
 
 from awsddp.agent.diagnosis.causes import ECHOES, TABLE, Evidence, explain
-from awsddp.agent.diagnosis.job_causes import WAITED, Row, cause_of_node, left_early, rows
+from awsddp.agent.diagnosis.job_causes import WAITED, Row, cause_of_node, explain_early_exit, rows
 from tests.support.fleet import launch_of
 from tests.support.rank_logs import GLOO, raised
 
@@ -12,11 +12,11 @@ def test_kinds_that_another_rank_may_bring_about_are_rows() -> None:
 
 def test_rank_that_waited_for_one_that_had_ended_is_explained_by_that() -> None:
     words = explain(Evidence(1, raised(f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360.")))
-    plain = left_early(words._replace(tail=["train.py", "in all_reduce"]), "Rank 1 had ended. ")
+    plain = explain_early_exit(words._replace(tail=["train.py", "in all_reduce"]), "Rank 1 had ended. ")
     assert (plain.kind, plain.retryable) == ("left_early", False)
     assert plain.explanation.startswith("Rank 1 had ended. RuntimeError: ")
     tail = ['  File "/x/torch/autograd/graph.py", line 979, in _engine']
-    uneven = left_early(words._replace(tail=tail), "Rank 1 had ended. ")
+    uneven = explain_early_exit(words._replace(tail=tail), "Rank 1 had ended. ")
     assert uneven.kind == "uneven_batches"
 
 

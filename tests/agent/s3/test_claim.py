@@ -6,14 +6,14 @@ import venv
 
 import pytest
 
-from awsddp.model.node_answers import Tried, read_answer
+from awsddp.model.node_answers import NameClaimResult, read_answer
 from awsddp.storage import datasets
 from tests.support.saving_bucket import RIGHTS, Bucket, Metadata
 
 
 def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: Bucket) -> None:
     rivals = [bucket.start("claim", bucket.top, by=one, launch=one) for one in ("one", "other")]
-    told = [read_answer(one.communicate(timeout=60)[0], Tried, node=0) for one in rivals]
+    told = [read_answer(one.communicate(timeout=60)[0], NameClaimResult, node=0) for one in rivals]
     assert sorted(one.code for one in told) == ["", "taken"]
     assert [one.names for one in told if one.code] == [("job-1",)]
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from awsddp.agent.s3 import download
-from awsddp.agent.s3.download import Changed, Place, Refusal, Stamp, Thing
+from awsddp.agent.s3.download import CopyError, ObjectChanged, S3Object, S3Uri, Stamp
 from awsddp.agent_client import program
 from awsddp.errors import ConfigError
 from awsddp.local import machine
-from awsddp.settings.values import data_sources
+from awsddp.settings.values import parse_data_sources
 from awsddp.storage import datasets
 from tests.support.local_cloud import Cloud, fault_add, fault_clear
 
@@ -40,7 +40,7 @@ class Node:
             self.s3.put_object(Bucket=self.bucket, Key=f"set/{name.replace('_', '/')}", Body=body)
 
     def message(self, *sources: str, **more: Any) -> dict[str, Any]:
-        named = data_sources(sources or [f"s3://{self.bucket}/set"])
+        named = parse_data_sources(sources or [f"s3://{self.bucket}/set"])
         return {
             "sources": [one._asdict() for one in named],
             "bytes": 0,
@@ -149,17 +149,17 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("key", "why"), HOSTILE, ids=[ascii(key)[:20] for key, _ in HOSTILE])
 def test_a_key_that_no_file_may_have_is_refused(key: str, why: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        download.paths(Place("b", "set"), [Thing("set/good", 1, "e"), Thing(f"set/{key}", 1, "e")])
+    with pytest.raises(CopyError) as caught:
+        download.map_paths(S3Uri("b", "set"), [S3Object("set/good", 1, "e"), S3Object(f"set/{key}", 1, "e")])
     text = f"{caught.value}"
     assert why in caught.value.document["why"]
     assert text.isprintable() and text.isascii() and len(text) < 2000
 
 
 def test_a_file_that_is_a_folder_too_is_refused() -> None:
-    things = [Thing(key, 1, "e") for key in ("a", "a-b", "a/b/c")]
-    with pytest.raises(Refusal, match="the key 'a' cannot be a file"):
-        download.paths(Place("b", ""), things)
+    things = [S3Object(key, 1, "e") for key in ("a", "a-b", "a/b/c")]
+    with pytest.raises(CopyError, match="the key 'a' cannot be a file"):
+        download.map_paths(S3Uri("b", ""), things)
 
 
 def test_nothing_is_written_outside(node: Node) -> None:
@@ -231,7 +231,7 @@ def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.M
             region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud)
         )
 
-    where = Place(node.bucket, "set")
+    where = S3Uri(node.bucket, "set")
     things = list(store.list(where))
     node.put(a=b"new")
     node.s3.delete_object(Bucket=node.bucket, Key="set/b")
@@ -241,10 +241,10 @@ def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.M
     assert (node.files, len(listed)) == ({"a": b"new"}, 1)
 
     def changing(*_: object) -> None:
-        raise Changed("set/a")
+        raise ObjectChanged("set/a")
 
     monkeypatch.setattr(download, "_download_missing", changing)
-    with pytest.raises(Refusal, match="changes while"):
+    with pytest.raises(CopyError, match="changes while"):
         download._update_folder(where, (make(), things), node.top, progress, make)
     progress.end()
 
@@ -276,7 +276,7 @@ def test_a_bucket_of_another_region_is_read(node: Node) -> None:
 
 def test_who_reads_pays_where_the_bucket_asks_for_it(node: Node) -> None:
     node.put(a=b"1")
-    file = machine.Place(node.cloud.home).buckets / node.bucket / "bucket.json"
+    file = machine.CloudPaths(node.cloud.home).buckets / node.bucket / "bucket.json"
     anothers = {"owner": "999999999999", "public": True, "requester_pays": True}
     file.write_text(json.dumps({**json.loads(file.read_text()), **anothers}))
     assert "may not be read" in node.copy()["failed"]
@@ -378,8 +378,8 @@ def test_a_checkpoint_of_which_an_object_is_another_one_says_so(
 def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.top.parent.mkdir(parents=True)
     store: Any = None
-    with pytest.raises(Refusal, match="does not fit"):
-        download._download_missing(node.top, Place("b", ""), store, {"a": Thing("a", 1 << 60, "e")}, store)
+    with pytest.raises(CopyError, match="does not fit"):
+        download._download_missing(node.top, S3Uri("b", ""), store, {"a": S3Object("a", 1 << 60, "e")}, store)
     assert not node.top.exists()
 
 
@@ -455,16 +455,16 @@ def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/x").write_bytes(b"333")
     sources = (f"s3://{node.bucket}/set", str(tmp_path / "folder"), "hf://datasets/a")
-    listed = datasets.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
+    listed = datasets.list_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
     assert [(one.name, one.bytes, one.files) for one in listed] == [
         ("set", 3, 2),
         ("folder", 3, 1),
         ("a", None, None),
     ]
     with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
-        datasets.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
+        datasets.list_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
     assert listed[0].region == "us-east-1"
     for wrong, said in (("s3://none-such", "NoSuchBucket"), (f"s3://{node.bucket}/none", "holds no objects")):
         with pytest.raises(ConfigError) as caught:
-            datasets.listed_data(JobSpec(data=DataSection(sources=(wrong,))), here, internet=True)
+            datasets.list_data(JobSpec(data=DataSection(sources=(wrong,))), here, internet=True)
         assert said in str(caught.value) and caught.value.next

@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from awsddp.agent.s3.list_pages import MOST_PAGES, PageReader, Pages
-from awsddp.agent.s3.store import MOST_BYTES, Changed, Place, Store, Thing
+from awsddp.agent.s3.store import MOST_BYTES, ObjectChanged, S3Object, S3Uri, Store
 from tests.support.saved_rows import row
 
 
@@ -16,19 +16,19 @@ class Bucket:
         self.objects: dict[str, tuple[bytes, str]] = {}
         self.puts = 0
 
-    def put(self, where: Place, name: str, body: bytes) -> str:
+    def put(self, where: S3Uri, name: str, body: bytes) -> str:
         self.puts += 1
         self.objects[where.key(name)] = body, f"etag{self.puts}"
         return f"etag{self.puts}"
 
-    def content(self, where: Place, thing: Thing) -> bytes:
+    def read_object(self, where: S3Uri, thing: S3Object) -> bytes:
         body, etag = self.objects.get(where.key(thing.key), (b"", ""))
         if (len(body), etag) != (thing.size, thing.etag):
-            raise Changed(thing.key)
+            raise ObjectChanged(thing.key)
         return body
 
 
-AT = Place("bucket", "runs/job-1")
+AT = S3Uri("bucket", "runs/job-1")
 
 
 def test_a_list_that_was_read_stays_whole_until_the_next_one_is_named() -> None:
@@ -53,7 +53,7 @@ def test_a_list_that_was_read_stays_whole_until_the_next_one_is_named() -> None:
     pages.remove("files", "node0/many/7")
     last = pages.write(store, AT)
     assert "node0/many/7" not in PageReader().read(store, AT, last)["files"]
-    with pytest.raises(Changed):
+    with pytest.raises(ObjectChanged):
         PageReader().read(store, AT, first)
 
 

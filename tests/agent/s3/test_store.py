@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from awsddp.agent.s3 import store as objects
-from awsddp.agent.s3.store import Place
+from awsddp.agent.s3.store import S3Uri
 from tests.support.saving_bucket import Bucket
 
 
@@ -23,11 +23,11 @@ def test_a_claim_gives_up_what_jobs_that_have_ended_left_begun(
     others = ["elsewhere/ended/file", "runs/nobody/file", "runs/not-ours/node0/large"]
     alive = ["runs/claimed/node0/large", "runs/going/node0/large", "runs/.data/0f/set/a"]
     assert bucket.uploads() == sorted(others + alive)
-    bucket.store().abort(Place(bucket.name, "runs"), over=("claimed",))
+    bucket.store().abort(S3Uri(bucket.name, "runs"), ended_jobs=("claimed",))
     assert bucket.uploads() == sorted(others + alive[1:])
     monkeypatch.setattr(objects, "_DAY", timedelta(0))
-    bucket.store().abort(Place(bucket.name, "runs"), over=())
+    bucket.store().abort(S3Uri(bucket.name, "runs"), ended_jobs=())
     assert bucket.uploads() == sorted([*others, "runs/.data/0f/set/a"])  # it may take days over a slow line
     monkeypatch.setattr(objects, "_WEEK", timedelta(0))
-    bucket.store().abort(Place(bucket.name, "runs"), over=())
+    bucket.store().abort(S3Uri(bucket.name, "runs"), ended_jobs=())
     assert bucket.uploads() == others

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from awsddp.agent.s3 import uploader
-from awsddp.agent.s3.store import Place
+from awsddp.agent.s3.store import S3Uri
 from tests.support.local_cloud import fault_add, fault_clear
 from tests.support.saving_bucket import MB, Bucket
 from tests.support.waiting import until
@@ -115,7 +115,7 @@ def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket)
     os.kill(node.saver.pid, signal.SIGKILL)
     node.saver.wait()
     assert "node0/run/large" not in bucket.names()
-    bucket.store().abort(Place(bucket.name, "runs/job-1"))
+    bucket.store().abort(S3Uri(bucket.name, "runs/job-1"))
     assert bucket.uploads() == []
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_stays_open_for_writing_is_waited_for_no_longer_than_what_fa
     with (node.run / "open").open("wb"):
         node.state("succeeded")
         os.close(node.lock)
-        code = uploader.Saver(bucket.order("save"), node.folder, bucket.store()).run()
+        code = uploader.Uploader(bucket.order("save"), node.folder, bucket.store()).run()
     told = json.loads(node.folder.saving.read_text())
     assert (code, told["ended"], told["pending_files"]) == (1, True, 1)
     assert told["error"] == "still being written: node0/run/open"

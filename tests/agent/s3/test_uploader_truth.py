@@ -15,7 +15,7 @@ import pytest
 
 from awsddp.agent.job_folder import write_json
 from awsddp.agent.s3 import uploader
-from awsddp.agent.s3.uploader import Saver
+from awsddp.agent.s3.uploader import Uploader
 from awsddp.util.shipped_files import template
 from tests.support.fleet import launch_of
 from tests.support.local_cloud import fault_add, fault_clear
@@ -29,7 +29,7 @@ class Steps:
     def __init__(self, bucket: Bucket, node: Node, **pace: float) -> None:
         self.bucket, self.node = bucket, node
         usual = {"look_s": 0.0, "parts_s": 0.0}
-        self.saver = Saver(bucket.order("save", **{**usual, **pace}), node.folder, bucket.store())
+        self.saver = Uploader(bucket.order("save", **{**usual, **pace}), node.folder, bucket.store())
 
     def step(self) -> bool:
         """Go once through the saver's loop; tell whether all is done."""
