@@ -73,10 +73,10 @@ def make_jobs_document(
 def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | None = None) -> JobsDocument:
     """Return the `jobs` document for `names`; without names, for all jobs of this machine and of the nodes.
 
-    The oldest job comes first; `since` as in `make_jobs_document`. Unreachable nodes are reported, and so is an
-    ended cluster. An error that prevents the nodes' report is raised with the document as its `result`. Raises
-    NotFoundError if this machine has no such job or never made a cluster of this name (the name `default`, if not
-    configured: only if there are no jobs either); UsageError.
+    The oldest job comes first; `since` as in `make_jobs_document`. Unreachable nodes are reported, and so is
+    an ended cluster. An error that prevents the nodes' report is raised with the document as its `result`.
+    Raises NotFoundError if this machine has no such job or never made a cluster of this name (the name
+    `default`, if not configured: only if there are no jobs either); UsageError.
     """
     bill = None
     if names and all(map(is_s3_uri, names)):
