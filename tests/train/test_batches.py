@@ -30,31 +30,37 @@ def cifar(tmp_path: Path) -> image_files.Images:
 
 
 def test_an_epoch_gives_every_image_once_over_all_ranks(cifar: image_files.Images) -> None:
-    got = [batch.records for rank in shares(cifar, 2, size=8) for batch in rank.epoch(1)]
-    assert sorted(bytes(r.tolist()) for r in torch.cat(got)) == sorted(
+    records = [batch.records for rank in shares(cifar, 2, size=8) for batch in rank.epoch(1)]
+    assert sorted(bytes(r.tolist()) for r in torch.cat(records)) == sorted(
         bytes(r.tolist()) for r in torch.cat(cifar.records)
     )
 
 
 def test_epochs_differ_and_come_again(cifar: image_files.Images) -> None:
     rank = shares(cifar, 2, size=8)[0]
-    one, two, again = (torch.cat([b.records for b in rank.epoch(e)]) for e in (1, 2, 1))
-    assert not torch.equal(one, two) and torch.equal(one, again)
+    first, second, repeated = (torch.cat([b.records for b in rank.epoch(e)]) for e in (1, 2, 1))
+    assert not torch.equal(first, second) and torch.equal(first, repeated)
 
 
 def test_an_epoch_can_begin_in_the_middle(cifar: image_files.Images) -> None:
     rank = shares(cifar, 2, size=8, crop=4)[1]
     whole = list(rank.epoch(3))
-    rest = list(rank.epoch(3, start=2))
+    remaining = list(rank.epoch(3, start=2))
     assert all(
-        torch.equal(a, b) for x, y in zip(whole[2:], rest, strict=True) for a, b in zip(x, y, strict=True)
+        torch.equal(a, b)
+        for x, y in zip(whole[2:], remaining, strict=True)
+        for a, b in zip(x, y, strict=True)
     )
 
 
 def test_workers_give_what_the_process_itself_gives(cifar: image_files.Images) -> None:
-    own = list(shares(cifar, 1, size=8, crop=4)[0].epoch(2, start=1))
-    theirs = list(shares(cifar, 1, size=8, crop=4, workers=1)[0].epoch(2, start=1))
-    assert all(torch.equal(a, b) for x, y in zip(own, theirs, strict=True) for a, b in zip(x, y, strict=True))
+    direct = list(shares(cifar, 1, size=8, crop=4)[0].epoch(2, start=1))
+    from_workers = list(shares(cifar, 1, size=8, crop=4, workers=1)[0].epoch(2, start=1))
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(direct, from_workers, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 def test_augmentation_belongs_to_the_image_whatever_the_world_size(cifar: image_files.Images) -> None:

@@ -70,9 +70,9 @@ def test_mnist_is_read_packed_or_not(made: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_worker_maps_the_files_itself(name: str, made: Path) -> None:
     images = image_files.load(name, made, True)
-    sent = pickle.dumps(images)
-    assert len(sent) < 500
-    records, labels, index = pickle.loads(sent).__getitems__([1, 2])
+    pickled = pickle.dumps(images)
+    assert len(pickled) < 500
+    records, labels, index = pickle.loads(pickled).__getitems__([1, 2])
     assert torch.equal(records, images.gather(torch.tensor([1, 2])))
     assert labels.tolist() == images.labels[1:3].tolist() and index.tolist() == [1, 2]
 
@@ -82,17 +82,17 @@ def test_every_file_cut_short_or_missing_is_named(name: str, made: Path) -> None
     for path in [
         p for p in sorted((made / image_files.PUBLISHED_FOLDER[name]).iterdir()) if p.name != image_files.MADE
     ]:
-        whole = path.read_bytes()
-        for damaged in (whole[:-1], b"", None):
+        content = path.read_bytes()
+        for damaged in (content[:-1], b"", None):
             path.unlink() if damaged is None else path.write_bytes(damaged)
             with pytest.raises(image_files.DataError, match=path.name.replace(".", r"\.")):
                 for train in (True, False):
                     image_files.load(name, made, train)
-        path.write_bytes(whole)
+        path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
-    ("name", "one", "other"),
+    ("name", "file", "other_file"),
     [
         ("stl10", "train_X.bin", "test_X.bin"),
         ("stl10", "train_X.bin", "train_y.bin"),
@@ -101,11 +101,11 @@ def test_every_file_cut_short_or_missing_is_named(name: str, made: Path) -> None
         ("cifar10", "data_batch_1.bin", "test_batch.bin"),
     ],
 )
-def test_swapped_files_are_refused(name: str, one: str, other: str, made: Path) -> None:
+def test_swapped_files_are_refused(name: str, file: str, other_file: str, made: Path) -> None:
     root = made / image_files.PUBLISHED_FOLDER[name]
-    first, second = (root / one).read_bytes(), (root / other).read_bytes()
-    (root / one).write_bytes(second)
-    (root / other).write_bytes(first)
+    first, second = (root / file).read_bytes(), (root / other_file).read_bytes()
+    (root / file).write_bytes(second)
+    (root / other_file).write_bytes(first)
     with pytest.raises(image_files.DataError):
         image_files.load(name, made, True)
 
@@ -159,8 +159,8 @@ def test_get_downloads_checks_unpacks_and_is_done_once(
 ) -> None:
     folder = tmp_path / "data"
     obtain.get("stl10", folder, mirror=mirror)
-    shown = capsys.readouterr().err.splitlines()
-    assert 1 <= len(shown) <= 10 and f"[{'#' * 30}]" in shown[-1]
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 10 and f"[{'#' * 30}]" in lines[-1]
     assert len(image_files.load("stl10", folder, True)) == 50
     assert sorted(p.name for p in folder.iterdir()) == [".stl10.lock", "stl10_binary"]
     obtain.get("stl10", folder, mirror="http://127.0.0.1:1")  # nobody is asked again

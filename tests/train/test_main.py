@@ -20,8 +20,8 @@ import obtain  # isort: skip
 import recipes  # isort: skip
 
 
-def losses(found: list[dict[str, float]]) -> list[float]:
-    return [row["loss"] for row in found if "loss" in row]
+def losses(metrics: list[dict[str, float]]) -> list[float]:
+    return [row["loss"] for row in metrics if "loss" in row]
 
 
 @pytest.mark.parametrize("recipe", ["digits", "stl10-resnet18"])
@@ -34,8 +34,9 @@ def test_either_size_of_a_batch_overrides_the_recipe(recipe: str) -> None:
 def test_two_passes_of_half_a_batch_are_one_of_the_whole(tmp_path: Path) -> None:
     train(tmp_path / "one", "--epochs", "1")
     train(tmp_path / "two", "--epochs", "1", "--accumulate", "2")
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    assert (one - two).norm() < 5e-3 * one.norm()  # rounding: 6e-5 was seen on the CPU, 1.7e-3 on an H100
+    single, double = weights(tmp_path / "one"), weights(tmp_path / "two")
+    # Rounding: 6e-5 was seen on the CPU, 1.7e-3 on an H100.
+    assert (single - double).norm() < 5e-3 * single.norm()
 
 
 def test_a_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
@@ -48,26 +49,26 @@ def test_a_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> N
 @pytest.mark.prove
 @pytest.mark.parametrize("precision", drawn(["bf16", "fp16"], 1, what="precision"))
 def test_half_precision_learns(precision: str, tmp_path: Path) -> None:
-    found = train(tmp_path, "--precision", precision, "--epochs", "4", "--clip-norm", "5")
-    assert found[-1]["accuracy"] > 0.9
+    metrics = train(tmp_path, "--precision", precision, "--epochs", "4", "--clip-norm", "5")
+    assert metrics[-1]["accuracy"] > 0.9
 
 
 def test_the_same_folder_goes_on_where_it_was(tmp_path: Path) -> None:
     train(tmp_path / "whole", "--epochs", "3")
     train(tmp_path / "parts", "--epochs", "2")
-    found = train(tmp_path / "parts", "--epochs", "3")
+    metrics = train(tmp_path / "parts", "--epochs", "3")
     assert weights(tmp_path / "whole").equal(weights(tmp_path / "parts"))
-    assert [row["epoch"] for row in found if "accuracy" in row] == [1, 2, 3]
+    assert [row["epoch"] for row in metrics if "accuracy" in row] == [1, 2, 3]
 
 
 def test_rows_past_the_checkpoint_are_written_once(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", "--epochs", "2")
+    uninterrupted = train(tmp_path / "whole", "--epochs", "2")
     train(tmp_path / "crashed", "--epochs", "1")
     with (tmp_path / "crashed" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"epoch": 2, "step": 25, "loss": 1.0}) + "\n" + '{"epoch": 2, "ste')
-    found = train(tmp_path / "crashed", "--epochs", "2")
-    assert [row["step"] for row in found] == [row["step"] for row in whole]
-    assert losses(found) == losses(whole)
+    metrics = train(tmp_path / "crashed", "--epochs", "2")
+    assert [row["step"] for row in metrics] == [row["step"] for row in uninterrupted]
+    assert losses(metrics) == losses(uninterrupted)
 
 
 def test_made_data_is_named_in_every_report(tmp_path: Path) -> None:
@@ -82,8 +83,8 @@ def test_made_data_is_named_in_every_report(tmp_path: Path) -> None:
         "--batch-size",
         "25",
     ]
-    found = train(tmp_path / "run", *args, "--export", str(tmp_path / "weights.pth"))
-    assert found[-1]["data"] == "cifar10 (made data, not the real set)"
+    metrics = train(tmp_path / "run", *args, "--export", str(tmp_path / "weights.pth"))
+    assert metrics[-1]["data"] == "cifar10 (made data, not the real set)"
     assert "made data" in (tmp_path / "run" / "config.json").read_text()
     assert "made data" in (tmp_path / "run" / "loss.svg").read_text()
     assert (tmp_path / "weights.pth").exists()
@@ -164,10 +165,10 @@ def test_published_recipes_run_with_their_stage_lines_and_meters(recipe: str, tm
 
 @pytest.mark.prove
 def test_the_options_are_these(tmp_path: Path) -> None:
-    shown = subprocess.run(
+    help_text = subprocess.run(
         [sys.executable, TRAIN / "main.py", "--help"], capture_output=True, text=True, check=True
     )
-    options = {word.rstrip(",") for word in shown.stdout.split() if word.startswith("--")}
+    options = {word.rstrip(",") for word in help_text.stdout.split() if word.startswith("--")}
     assert {
         "--recipe",
         "--resume",
@@ -182,11 +183,11 @@ def test_the_options_are_these(tmp_path: Path) -> None:
 def test_the_learning_rate_drops_when_asked_and_the_last_two_and_the_best_checkpoint_stay(
     tmp_path: Path,
 ) -> None:
-    found = train(tmp_path, "--epochs", "3", "--lr", "0.2", "--lr-drop-every", "2")
-    rates = {row["epoch"]: row["lr"] for row in found if "lr" in row}
+    metrics = train(tmp_path, "--epochs", "3", "--lr", "0.2", "--lr-drop-every", "2")
+    rates = {row["epoch"]: row["lr"] for row in metrics if "lr" in row}
     assert rates == {1: 0.2, 2: 0.2, 3: pytest.approx(0.02)}
-    seen = {row["step"]: row["accuracy"] for row in found if "accuracy" in row}
-    kept = sorted((tmp_path / "checkpoints").glob("step-*.pt"))
-    assert [int(path.stem[5:]) for path in kept] == sorted(seen)[-2:]
+    accuracies = {row["step"]: row["accuracy"] for row in metrics if "accuracy" in row}
+    checkpoints = sorted((tmp_path / "checkpoints").glob("step-*.pt"))
+    assert [int(path.stem[5:]) for path in checkpoints] == sorted(accuracies)[-2:]
     best = torch.load(tmp_path / "checkpoints" / "best.pt", weights_only=True)["at"]
-    assert (seen[best["step"]], best["best"]) == (max(seen.values()), max(seen.values()))
+    assert (accuracies[best["step"]], best["best"]) == (max(accuracies.values()), max(accuracies.values()))

@@ -1,4 +1,4 @@
-"""What is wrong is said in one line that names it, with the documented exit code and no traceback."""
+"""An error is one line that names its cause, with the documented exit code and no traceback."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("argv", "env", "words"),
+    ("argv", "env", "text"),
     [
         (["3", "0", "--world-size", "2"], {}, "ranks go from 0 to 1"),
         (["0"], {}, "RANK without LOCAL_RANK"),
@@ -61,7 +61,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
 def test_a_launch_that_does_not_fit_is_exit_2(
     argv: list[str],
     env: dict[str, str],
-    words: str,
+    text: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,28 +70,30 @@ def test_a_launch_that_does_not_fit_is_exit_2(
     if "cuda" in argv and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     code, error = refused(capsys, *argv)
-    assert code == 2 and words in error
+    assert code == 2 and text in error
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        where = f"tcp://127.0.0.1:{port}"
-        code, error = refused(capsys, "0", "0", "--world-size", "2", "--init-method", where, "--timeout", "2")
-    assert code == 2 and where in error
+        address = f"tcp://127.0.0.1:{port}"
+        code, error = refused(
+            capsys, "0", "0", "--world-size", "2", "--init-method", address, "--timeout", "2"
+        )
+    assert code == 2 and address in error
 
 
 def test_ranks_that_do_not_come_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    where = f"file://{tmp_path}/meeting"
-    code, error = refused(capsys, "0", "0", "--world-size", "2", "--init-method", where, "--timeout", "1")
+    address = f"file://{tmp_path}/meeting"
+    code, error = refused(capsys, "0", "0", "--world-size", "2", "--init-method", address, "--timeout", "1")
     assert code == 2 and "rank 0 of 2" in error
 
 
 def test_a_rank_with_another_world_size_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     other = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     other.set("world_size", "2")
-    where = f"tcp://127.0.0.1:{other.port}"
-    code, error = refused(capsys, "1", "0", "--world-size", "3", "--init-method", where)
+    address = f"tcp://127.0.0.1:{other.port}"
+    code, error = refused(capsys, "1", "0", "--world-size", "3", "--init-method", address)
     assert code == 2 and "rank 1 has world size 3, another rank has 2" in error
 
 
@@ -136,9 +138,9 @@ def test_a_checkpoint_that_would_run_code_is_refused(
 def test_a_damaged_checkpoint_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main.run(ONE) == 0
     path = max((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
-    whole = path.read_bytes()
+    content = path.read_bytes()
     for size in (0, 10, 20_000):
-        path.write_bytes(whole[:size])
+        path.write_bytes(content[:size])
         code, error = refused(capsys, *ONE)
         assert code == 1 and path.name in error
 
@@ -166,7 +168,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
 @pytest.mark.parametrize(
-    ("size", "epochs", "words"),
+    ("size", "epochs", "text"),
     [
         ("4k", "1", "a file of the run could not be written or read: [Errno 28]"),  # the first row of metrics
         ("200k", "1", "step-00000023.pt could not be written: [Errno 28]"),
@@ -175,7 +177,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before(
     ],
 )
 def test_a_disk_that_is_full_is_said_and_nothing_half_written_stays(
-    size: str, epochs: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    size: str, epochs: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     disk = tmp_path / "run"
     disk.mkdir()
@@ -183,7 +185,7 @@ def test_a_disk_that_is_full_is_said_and_nothing_half_written_stays(
         pytest.skip("this root may not mount")
     try:
         code, error = refused(capsys, "--epochs", epochs)
-        assert code == 1 and words in error
+        assert code == 1 and text in error
         assert list(disk.rglob("*.aside")) == []
         for path in disk.glob("checkpoints/*.pt"):
             assert torch.load(path, weights_only=True)["name"] == "digits-net"
@@ -195,6 +197,6 @@ def test_a_disk_that_is_full_is_said_and_nothing_half_written_stays(
 def test_a_rank_without_its_data_is_named_and_the_other_says_the_group_broke(tmp_path: Path) -> None:
     obtain.make("stl10", tmp_path / "data0", train=50, test=20)
     args = ["--recipe", "stl10-resnet18", "--image-size", "32", "--data-dir", str(tmp_path / "data{rank}")]
-    here, gone = run_ranks("main.py", *args, ranks=2, folder=tmp_path / "run")
-    assert gone.code == 1 and "stl10 cannot be read" in gone.err
-    assert here.code == 1 and "the group broke" in here.err and "Traceback" not in here.err
+    healthy, failed = run_ranks("main.py", *args, ranks=2, folder=tmp_path / "run")
+    assert failed.code == 1 and "stl10 cannot be read" in failed.err
+    assert healthy.code == 1 and "the group broke" in healthy.err and "Traceback" not in healthy.err

@@ -1,4 +1,4 @@
-"""The bundled programs are read first and copied: no function of theirs is long or has many branches."""
+"""Users read and copy the bundled programs: no function is long or has many branches."""
 
 import ast
 from pathlib import Path
