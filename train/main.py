@@ -182,7 +182,7 @@ class Trainer:
                 loss = self.criterion(logits, batch.labels)
             # The last batch of an epoch may be smaller: weigh a batch by its share of the step's images.
             share = len(batch.labels) / self.inputs.train.images_of_step(number, self.args.accumulate)
-            self.scaler.scale(loss * share).backward()
+            self.scaler.scale(loss * share if share < 1 else loss).backward()
         self.meters.add(loss, logits, batch.labels)
 
     def update_weights(self) -> None:
