@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 PACKAGE = ROOT / "awsddp"
-WHOLE = {"house", "mirror"}
+WHOLE = {"house", "mirror", "plain_words"}
 """What tests the tree as a whole, in tests/ itself."""
 FREE = {"support", "system"}
 OTHERS = ("benchmarks", "docs", "templates", "tools", "train")

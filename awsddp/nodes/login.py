@@ -196,10 +196,10 @@ class Ssm(Jump):
 
     region: str | None = None
     profile: str | None = None
-    by_id: ClassVar[bool] = True
-    dial_s: ClassVar[float] = 30.0
+    uses_instance_ids: ClassVar[bool] = True
+    dial_timeout_s: ClassVar[float] = 30.0
     # TargetNotConnected is not permanent: a booting node has it until its SSM agent has registered.
-    final: ClassVar[tuple[str, ...]] = (
+    permanent_errors: ClassVar[tuple[str, ...]] = (
         "AccessDenied",
         "is not found",
         "ExpiredToken",
@@ -213,14 +213,14 @@ class Ssm(Jump):
         "Systems Manager: a route out, or VPC endpoints"
     )
 
-    def carrier(self, host: str, port: int | str) -> list[str]:
+    def tunnel_command(self, host: str, port: int | str) -> list[str]:
         """Return the command whose stdin and stdout are connected to a port of the instance `host`."""
         argv = ["aws", "ssm", "start-session", "--target", host]
         argv += ["--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={port}"]
         argv += ["--region", self.region] if self.region else []
         return [*argv, *(["--profile", self.profile] if self.profile else [])]
 
-    def reach(self) -> None:
+    def ensure_connected(self) -> None:
         """Check that the required programs are installed. Raises ConfigError."""
         for program, line in (("aws", "pip install awscli"), (PLUGIN, _install_command())):
             find_program(program, 'network.jump = "ssm" needs it', line)

@@ -226,7 +226,7 @@ _NOT_IN_CHANNEL = re.compile(
 """The messages of conda's solvers: two of libmamba, one of the classic solver, two of rattler."""
 _FOLDER = "or put its wheel into a folder: --find-links FOLDER"
 _OTHERWISE = f"{_FOLDER}\n-o env.packages_from=node   # where nodes reach it"
-# Messages of pip, uv and conda, awsddp's message, the next step: {name} lists the packages, {package} is one.
+# Messages of the installers, awsddp's message, the next step: {name} lists the packages, {package} is one.
 _KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): no packages come from there"),

@@ -121,7 +121,7 @@ def test_job_that_runs_is_told_as_its_nodes_tell_it_or_as_last_seen(
             "running",
             Saving(silent_s=300),
             "on the nodes",
-            ["0 files, 0 bytes in S3, nothing is saved any more"],
+            ["0 files, 0 bytes in S3, uploads have stopped (no heartbeat for 5 min 0 s)"],
         ),
         ("failed", Saving(ended=True, error="AccessDenied"), "on the nodes", ["not saved: AccessDenied"]),
         ("failed", Saving(ended=True), "in s3://b/runs/", []),

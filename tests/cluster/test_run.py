@@ -32,7 +32,7 @@ class Parts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **outcomes: Any) -> None:
         self.called: list[str] = []
-        for name in ("check", "up", "train", "down", "stop"):
+        for name in ("check_job", "up", "train", "down", "stop"):
             monkeypatch.setattr(verb, name, self._part(name, outcomes.get(name, DONE)))
 
     def _part(self, name: str, outcome: Any) -> Any:
@@ -71,7 +71,7 @@ def test_verdict_is_told_where_the_nodes_keep_the_results(
         NodeError, match=r"^the results of j are not fetched; the nodes were stopped"
     ) as error:
         ran(world)
-    assert parts.called == ["check", "up", "train", "down", "stop"]
+    assert parts.called == ["check_job", "up", "train", "down", "stop"]
     assert (error.value.result.train, error.value.result.down) == (DONE, None)
 
 
@@ -100,7 +100,7 @@ def test_cluster_on_which_another_job_runs_is_left_as_it_is(
     parts = Parts(monkeypatch, train=InUse("job other runs on node0"))
     with pytest.raises(InUse):
         ran(world)
-    assert parts.called == ["check", "up", "train"]
+    assert parts.called == ["check_job", "up", "train"]
 
 
 @pytest.mark.parametrize(

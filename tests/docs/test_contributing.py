@@ -69,8 +69,8 @@ def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
     program = (
         "from awsddp.cli import command_line\n"
         "from tests.support.schema import DOCUMENTS\n"
-        "command_line.WATCH.options = command_line.Globals(cluster='mine')\n"
-        "print(command_line.named('awsddp hello'), DOCUMENTS['hello'].__name__)"
+        "command_line.COMMAND.options = command_line.Globals(cluster='mine')\n"
+        "print(command_line.with_global_options('awsddp hello'), DOCUMENTS['hello'].__name__)"
     )
     assert python(copy, "-c", program).stdout == "awsddp -c mine hello HelloDocument\n"
 

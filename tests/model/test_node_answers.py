@@ -181,7 +181,7 @@ def test_a_job_is_the_one_that_was_asked_for_and_has_the_types_of_one(change: di
 def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
     for name in ("../../victim/.ssh", "..", "", "a/b", "a\0", ".hidden", "x" * 200, "j\n"):
         refused(messages.State(), {"jobs": [{**DOCUMENT, "job": name}]})
-    assert "twice" in refused(messages.State(), {"jobs": [DOCUMENT, DOCUMENT]})
+    assert "duplicate job" in refused(messages.State(), {"jobs": [DOCUMENT, DOCUMENT]})
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_missing_program_is_named_with_the_line_that_installs_it(
     (aws.bin / "dpkg").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(aws.bin))
     with pytest.raises(ConfigError, match=f"{program} not found") as caught:
-        Ssm(name="ssm", folder=tmp_path).reach()
+        Ssm(name="ssm", folder=tmp_path).ensure_connected()
     assert (caught.value.exit_code, line in caught.value.next) == (3, True)
 
 
@@ -103,7 +103,7 @@ def test_the_plugin_is_installed_from_a_private_folder_and_only_with_its_signatu
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HERE", str(tmp_path))
     with pytest.raises(ConfigError, match="session-manager-plugin not found") as caught:
-        Ssm(name="ssm", folder=tmp_path).reach()
+        Ssm(name="ssm", folder=tmp_path).ensure_connected()
     line, _, note = caught.value.next.partition("\n")
     subprocess.run(["sh", "-c", line], cwd=tmp_path)
     assert (tmp_path / "installed").exists() is signed

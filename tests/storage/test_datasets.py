@@ -239,7 +239,7 @@ class Asked(list[int]):
     def __init__(self, patch: pytest.MonkeyPatch, times: int, newest: str) -> None:
         self.times, self.newest = times, newest
         patch.setattr(datasets, "_download", self.ask)
-        patch.setattr(datasets, "opened", self.opened)
+        patch.setattr(datasets, "open_saved_job", self.opened)
 
     def ask(self, connected: Any, nodes: Any, message: Any, folder: str) -> None:
         ((_, size, *_),) = next(iter(message["files"].values()))
@@ -252,7 +252,7 @@ class Asked(list[int]):
         import contextlib
 
         assert uri == "s3://bucket/runs/first"
-        found = SimpleNamespace(checkpoint=lambda: checkpoint(self.newest, len(self)))
+        found = SimpleNamespace(read_checkpoint=lambda: checkpoint(self.newest, len(self)))
         return contextlib.nullcontext(found)
 
 

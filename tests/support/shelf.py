@@ -50,7 +50,7 @@ class Shelf:
 
     def read(self) -> dict[int, NodeFiles]:
         """Read all of the job, and its checkpoint."""
-        with translate_aws_errors(Target(name="local"), where=str(self.where)):
+        with translate_aws_errors(Target(name="local"), location=str(self.where)):
             saved = StoredJob(self.session, self.store, self.where)
             if saved._index.checkpoint is not None:
                 saved.read_checkpoint()

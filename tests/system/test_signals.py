@@ -61,8 +61,8 @@ def test_ctrl_c_ends_the_job_in_time_to_save_and_brings_it_home(cluster: Lab) ->
 
 DEAF = """
 import time
-from awsddp.cli.command_line import WATCH
-WATCH.install(lambda error: print(error.message, flush=True))
+from awsddp.cli.command_line import COMMAND
+COMMAND.install_handlers(lambda error: print(error.message, flush=True))
 while True:
     try:
         print("at work", flush=True)
