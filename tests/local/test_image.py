@@ -17,7 +17,7 @@ from awsddp.local import image
 at_once, found = threading.Barrier(8), set()
 def boot():
     at_once.wait()
-    found.add(image.library())
+    found.add(image.find_python_library())
 hosts = [threading.Thread(target=boot) for _ in range(8)]
 [host.start() for host in hosts]
 [host.join() for host in hosts]

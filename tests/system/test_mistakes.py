@@ -216,7 +216,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 def test_names_that_the_locale_cannot_write_are_read_and_written(lab: Lab) -> None:
     program = (
         "import sys; from awsddp.cli import failures, main; "
-        r"failures.run_command = lambda _: open('\u5b66.pt', 'w').close() or print(sys.argv[1], '\u00e4') or 0; "
+        r"failures.run_command = lambda _: open('\u5b66.pt', 'w').close() or print(sys.argv[1], '\u00e4'); "
         "main.main()"
     )
     shown = subprocess.run(
