@@ -44,7 +44,7 @@ def open_store(order: Mapping[str, Any]) -> Store:
 
 
 def try_claim(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Claim the name of the order's job at its S3 URI, and return the outcome (node_answers.NameClaimResult)."""
+    """Claim the name of the order's job at its S3 URI, and return the outcome (`NameClaimResult`)."""
     try:
         store = open_store(order)
     except ImportError as error:
