@@ -23,7 +23,7 @@ import msgspec
 from awsddp.errors import ConfigError
 from awsddp.model import billing
 from awsddp.model.records import Frozen, JobRecord, LaunchIntent, Node, PreparedNode, RecordedCluster, Target
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 _VERSION = 1
 TAG_CHANGE_S = 600.0

@@ -9,7 +9,7 @@ import msgspec
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.model.node_answers import NodeJob, ReportedRank
 from awsddp.model.records import ACTIVE, MAX_LINES, Cause, JobRecord, RankProgress, Saving
-from awsddp.util.format import optional_utc
+from awsddp.util.formatting import optional_utc
 
 _MOST_CHARACTERS = 4000
 _PACE = ("step", "steps_per_second")

@@ -16,7 +16,7 @@ from awsddp.agent_client.rank_layout import Rank
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.model.node_answers import Gpu, ProbeResult, RankStep
 from awsddp.model.records import Check, Node, PreparedNode, format_node_numbers
-from awsddp.util.format import node_name, size_text
+from awsddp.util.formatting import node_name, size_text
 
 DIAL_S = 2.0
 """Timeout of a connection between two nodes."""

@@ -12,7 +12,7 @@ from awsddp.model.records import Node, PreparedNode
 from awsddp.plan.project import source_folders
 from awsddp.settings.spec import JobSection, JobSpec
 from awsddp.settings.values import parse_data_sources, parse_gpus
-from awsddp.util.format import counted
+from awsddp.util.formatting import counted
 from awsddp.util.shipped_files import REMOTE_DIR
 
 CPU_RANKS_PER_NODE = 2

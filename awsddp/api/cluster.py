@@ -28,7 +28,7 @@ from awsddp.settings.spec import ClusterSpec, JobSpec
 from awsddp.settings.values import check_file_names, check_name
 from awsddp.state import ClusterFolder
 from awsddp.storage.results_dir import read_metrics
-from awsddp.util.format import counted, money
+from awsddp.util.formatting import counted, money
 from awsddp.util.parallel import ignore_event, run_in_thread
 
 if TYPE_CHECKING:

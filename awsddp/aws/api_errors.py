@@ -179,9 +179,9 @@ class AwsRefused(CloudError):
     """
 
     def __init__(
-        self, message: str, why: str, next: str, *, code: str, kind: str = "", needs_login: bool = False
+        self, message: str, why: str, next_step: str, *, code: str, kind: str = "", needs_login: bool = False
     ) -> None:
-        super().__init__(message, why, next, kind=kind)
+        super().__init__(message, why, next_step, kind=kind)
         self.code = code
         self.needs_login = needs_login
         self.retryable = kind in ("throttled", "unavailable")

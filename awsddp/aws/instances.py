@@ -26,7 +26,7 @@ from awsddp.model.events import Event, OnEvent
 from awsddp.model.records import ENDED_STATES, LaunchIntent, Node, parse_node_numbers
 from awsddp.plan.records import LaunchPlan, Request, Subnet
 from awsddp.plan.requests import RequestValues
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import run_each
 
 # A token is honoured for at least an hour; a replay later could launch again.

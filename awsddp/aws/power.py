@@ -16,7 +16,7 @@ from awsddp.errors import CapacityError, NodeError
 from awsddp.model.events import Event, OnEvent
 from awsddp.model.records import ENDED_STATES, OLDER_JOBS, Node
 from awsddp.settings.ec2_limits import MAX_TAG_VALUE
-from awsddp.util.format import node_name, utc
+from awsddp.util.formatting import node_name, utc
 from awsddp.util.parallel import run_each
 
 TAG = "awsddp:unfetched"

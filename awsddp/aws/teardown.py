@@ -16,7 +16,7 @@ from awsddp.errors import LeftoverError
 from awsddp.model.events import Event, OnEvent
 from awsddp.model.records import ENDED_STATES, ClusterListing, Node
 from awsddp.plan.records import resource_names
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 # How long interfaces of terminated instances may still use a group.
 RELEASED_S = 600.0

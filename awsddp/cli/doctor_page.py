@@ -11,7 +11,7 @@ from awsddp.cli.pages import job_lines
 from awsddp.cli.table import line, table_lines, width, wrap
 from awsddp.model.records import Check, ProcessStack, RankStack, format_node_numbers
 from awsddp.util import terminal_safe
-from awsddp.util.format import duration, node_name
+from awsddp.util.formatting import duration, node_name
 
 if TYPE_CHECKING:
     from awsddp.model.documents import DoctorDocument, WhyDocument

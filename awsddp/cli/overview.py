@@ -17,7 +17,7 @@ from awsddp.errors import ConfigError
 from awsddp.model.documents import InitDocument
 from awsddp.settings.spec import FILE, SETTINGS, JobSpec, OptionValue
 from awsddp.state import awsddp_home
-from awsddp.util.format import counted, money
+from awsddp.util.formatting import counted, money
 
 if TYPE_CHECKING:
     from awsddp.model.documents import HomeDocument, KnownCluster

@@ -12,7 +12,7 @@ from awsddp.cli.table import line, place_name, table
 from awsddp.model.rank_columns import make_rank_columns
 from awsddp.model.records import ACTIVE, Cause, JobRecord
 from awsddp.model.saving_text import describe_saving
-from awsddp.util.format import age, counted, duration, elapsed_seconds, money, node_name, size_text
+from awsddp.util.formatting import age, counted, duration, elapsed_seconds, money, node_name, size_text
 
 if TYPE_CHECKING:
     from awsddp.model import documents

@@ -13,7 +13,7 @@ from awsddp.errors import UsageError
 from awsddp.model.records import format_node_numbers
 from awsddp.settings.loader import EXCLUSIVE_KEYS
 from awsddp.settings.spec import ClusterSpec, Value
-from awsddp.util.format import counted, duration, files_text, money
+from awsddp.util.formatting import counted, duration, files_text, money
 
 if TYPE_CHECKING:
     from awsddp.model.documents import OffersDocument, QuotaDocument

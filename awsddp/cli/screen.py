@@ -20,7 +20,7 @@ from awsddp.cli.command_line import Globals
 from awsddp.errors import SCHEMA, AwsddpError, Interrupted, NodeError, UsageError
 from awsddp.model.events import Event
 from awsddp.util import terminal_safe
-from awsddp.util.format import duration, optional_utc
+from awsddp.util.formatting import duration, optional_utc
 
 if TYPE_CHECKING:
     from rich.live import Live

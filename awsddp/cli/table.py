@@ -14,7 +14,7 @@ import msgspec
 from awsddp.errors import SCHEMA
 from awsddp.model.events import Event
 from awsddp.util import terminal_safe
-from awsddp.util.format import duration, size_text
+from awsddp.util.formatting import duration, size_text
 
 Rows = Iterable[Sequence[Any]]
 _GAP = 2

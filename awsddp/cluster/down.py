@@ -24,7 +24,7 @@ from awsddp.session.locate import (
 )
 from awsddp.storage.results_dir import has_unfetched_results, is_fetched, is_fetched_from
 from awsddp.storage.saved_job import verify_in_s3
-from awsddp.util import format
+from awsddp.util import formatting
 
 
 def down(
@@ -189,7 +189,7 @@ def _question(cluster: LocatedCluster, listed: ClusterListing, *, discard: bool)
 def _describe_creation(cluster: ClusterListing) -> str:
     """Return a text with the time and the machine at which a cluster was created, if its tags have them."""
     host = cluster.host and f" on {cluster.host}"
-    return f", made at {format.optional_utc(cluster.created)}{host}," if cluster.created else ""
+    return f", made at {formatting.optional_utc(cluster.created)}{host}," if cluster.created else ""
 
 
 def _forget(cluster: LocatedCluster, cluster_id: str) -> None:
@@ -212,5 +212,5 @@ def _document(
         removed=removed,
         cost_usd=bill.cost_usd if bill else None,
         looked=cluster.searched_places,
-        ended=str(format.optional_utc(datetime.now(UTC))),
+        ended=str(formatting.optional_utc(datetime.now(UTC))),
     )

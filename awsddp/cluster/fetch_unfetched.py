@@ -9,7 +9,7 @@ from awsddp.session.connect import OFF_STATES, connect, filter_reachable, list_j
 from awsddp.session.context import LocatedCluster
 from awsddp.session.cost import compute_bill
 from awsddp.storage.results_dir import find_unfetched_parts, has_unfetched_results
-from awsddp.util.format import money, node_name
+from awsddp.util.formatting import money, node_name
 
 FETCH_REACH_S = 60.0
 

@@ -16,8 +16,8 @@ from awsddp.model.records import ClusterListing, Target, merge_records
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.locate import aws_client_for, open_target, refresh_listing, wait_until_launched_listed
 from awsddp.state import list_cluster_histories
-from awsddp.util import format
-from awsddp.util.format import money
+from awsddp.util import formatting
+from awsddp.util.formatting import money
 
 if TYPE_CHECKING:
     from awsddp.aws.client import AwsClient
@@ -205,7 +205,7 @@ def _describe_orphan(cluster: LocatedCluster, holding: "Holding") -> str:
     listed = holding.cluster
     resource_ids = [*(node.instance_id for node in listed.live), *listed.leftovers]
     results = f"; results not fetched: {', '.join(listed.unfetched)}" if listed.unfetched else ""
-    expiry = f", past its expiry of {format.optional_utc(listed.expires)}" if listed.live else ""
+    expiry = f", past its expiry of {formatting.optional_utc(listed.expires)}" if listed.live else ""
     location = replace(cluster.target, region=listed.region).location
     return (
         f"{listed.name} ({listed.id}) in {location}{expiry}: {', '.join(resource_ids)}, "
@@ -227,7 +227,7 @@ def list_known_clusters(session: Session) -> HomeDocument:
             cluster=history.name,
             target=record.target.name,
             price_usd_per_hour=bill.price_usd_per_hour if (bill := history.bill) else None,
-            expires=str(format.optional_utc(record.expires)),
+            expires=str(formatting.optional_utc(record.expires)),
             expired=record.expires < datetime.now(UTC),
             jobs=tuple(
                 KnownJob(job=view.job.job, state=view.job.state) for view in registry.jobs_of_cluster(history)

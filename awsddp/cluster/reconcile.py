@@ -21,7 +21,7 @@ from awsddp.session.locate import gather_facts, terminate
 from awsddp.session.next_steps import describe_cost
 from awsddp.settings.loader import settings_to_record
 from awsddp.state import Record
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 Confirm = Callable[[LaunchPlan | str], None]
 

@@ -10,7 +10,7 @@ from awsddp.session.connect import choose_nodes, connect, publish_addresses, rea
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.locate import find_cluster
 from awsddp.state import Record
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import results_or_raise
 
 OnOutput = Callable[[int, bytes, bool], None]

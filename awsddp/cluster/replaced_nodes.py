@@ -6,7 +6,7 @@ from awsddp.model.records import ACTIVE, JobRecord
 from awsddp.session.connect import CONNECT_S, connect, list_jobs_on_nodes
 from awsddp.session.context import LocatedCluster
 from awsddp.session.next_steps import complete_commands
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 
 def report_jobs_without_replaced_nodes(cluster: LocatedCluster) -> None:

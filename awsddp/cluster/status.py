@@ -18,7 +18,7 @@ from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.session.cost import compute_bill
 from awsddp.session.locate import find_cluster, refuse_other_sessions
 from awsddp.state import Record
-from awsddp.util import format
+from awsddp.util import formatting
 
 ASK_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
@@ -121,7 +121,7 @@ def make_cluster_document(cluster: LocatedCluster, reported: Collection[JobRecor
         price_usd_per_hour=bill.price_usd_per_hour if bill else None,
         cost_usd=bill.cost_usd if bill else None,
         budget_usd=None,
-        expires=format.optional_utc(listed.expires if listed else None),
+        expires=formatting.optional_utc(listed.expires if listed else None),
         idle=None,
         looked=cluster.searched_places,
     )
@@ -139,7 +139,7 @@ def _add_record(document: ClusterDocument, record: Record) -> None:
     for node in document.nodes:
         node.nic, node.gpus = nics.get(node.instance_id), record.gpus_per_node
     if document.nodes:
-        document.expires = document.expires or format.optional_utc(record.expires)
+        document.expires = document.expires or formatting.optional_utc(record.expires)
         document.idle = record.idle or None
 
 

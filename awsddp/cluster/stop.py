@@ -12,7 +12,7 @@ from awsddp.session.connect import connect, filter_reachable, list_jobs_on_nodes
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.locate import describe_nodes, find_cluster, refresh_listing, require_live
 from awsddp.storage.results_dir import has_unfetched_results
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 STOP_REACH_S = 30.0
 

@@ -47,7 +47,7 @@ from awsddp.storage.saved_job import (
     is_s3_uri,
     verify_in_s3,
 )
-from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import NodesFailed, results_or_raise, run_in_thread
 
 FETCH_S = 600.0

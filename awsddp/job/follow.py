@@ -29,7 +29,7 @@ from awsddp.session.next_steps import complete_commands, describe_cost, resume_n
 from awsddp.settings.values import parse_duration
 from awsddp.storage.local_names import assign_local_names
 from awsddp.storage.results_dir import find_unfetched_parts, make_job_result, refuse_other_job
-from awsddp.util.format import duration, node_name
+from awsddp.util.formatting import duration, node_name
 
 SILENT_S = 12.0
 HINT_S = 300.0

@@ -16,7 +16,7 @@ from awsddp.session.context import Session
 from awsddp.session.cost import compute_bill
 from awsddp.state import list_cluster_histories
 from awsddp.storage.saved_job import download_saved_job, is_s3_uri
-from awsddp.util.format import optional_utc, utc
+from awsddp.util.formatting import optional_utc, utc
 
 
 def make_jobs_document(

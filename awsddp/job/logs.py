@@ -14,7 +14,7 @@ from awsddp.session.context import Session
 from awsddp.session.next_steps import complete_commands
 from awsddp.storage.results_dir import find_fetched_job, find_unfetched_parts, make_job_result, read_job
 from awsddp.storage.saved_job import download_saved_job, is_s3_uri
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 
 def logs(

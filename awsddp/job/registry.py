@@ -14,7 +14,7 @@ from awsddp.session.context import Session
 from awsddp.state import ClusterHistory, list_cluster_histories, read_cluster_history
 from awsddp.storage.results_dir import get_job_progress, is_fetched, read_job
 from awsddp.storage.saved_job import download_saved_job, is_s3_uri
-from awsddp.util.format import elapsed_seconds, optional_utc
+from awsddp.util.formatting import elapsed_seconds, optional_utc
 
 MAX_LISTED_JOBS = 5
 """How many jobs an error lists when a job is not found."""

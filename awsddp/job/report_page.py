@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from awsddp.model.metric_rows import read_values
 from awsddp.model.rank_columns import make_rank_columns
 from awsddp.storage.loss_plot import Rows, plot_loss
-from awsddp.util.format import duration, money
+from awsddp.util.formatting import duration, money
 from awsddp.util.html import Html, tag, to_html
 from awsddp.util.shipped_files import template
 

@@ -32,7 +32,7 @@ from awsddp.settings.values import parse_data_sources, parse_s3_uri
 from awsddp.storage.datasets import list_data, send_s3_packages
 from awsddp.storage.excludes import exclude_patterns
 from awsddp.storage.saved_job import derive_signing_secret, open_store, verify_in_s3
-from awsddp.util.format import files_text, node_name
+from awsddp.util.formatting import files_text, node_name
 from awsddp.util.parallel import results_or_raise
 
 SCAN_INTERVAL_S, GROWING_INTERVAL_S, HEARTBEAT_INTERVAL_S = 1.0, 30.0, 10.0

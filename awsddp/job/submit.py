@@ -30,7 +30,7 @@ from awsddp.settings.spec import JobSpec
 from awsddp.state import TAG_CHANGE_S
 from awsddp.storage.checkpoints import Checkpoint
 from awsddp.storage.results_dir import read_job
-from awsddp.util.format import files_text, node_name, optional_utc
+from awsddp.util.formatting import files_text, node_name, optional_utc
 from awsddp.util.parallel import results_or_raise, run_both, run_in_thread
 from awsddp.util.shipped_files import BUNDLED, BUNDLED_SCRIPT, REMOTE_DIR
 

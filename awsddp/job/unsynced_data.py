@@ -24,7 +24,7 @@ from awsddp.nodes.project_files import Listing, list_project_files
 from awsddp.session.context import Session
 from awsddp.session.next_steps import complete_commands
 from awsddp.settings.spec import FILE, OPTION, JobSpec
-from awsddp.util.format import size_text
+from awsddp.util.formatting import size_text
 
 if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet, Result

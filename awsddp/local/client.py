@@ -15,7 +15,7 @@ from awsddp.local import cgroups, control, image
 from awsddp.model.events import Event, OnEvent
 from awsddp.model.records import Target
 from awsddp.state import ClusterFolder, make_folder, open_to_append, try_lock
-from awsddp.util.format import size_text
+from awsddp.util.formatting import size_text
 
 if TYPE_CHECKING:
     from awsddp.model.documents import Fault, LocalDocument

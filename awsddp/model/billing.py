@@ -16,7 +16,7 @@ import msgspec
 
 from awsddp.errors import ConfigError
 from awsddp.model.records import ENDED_STATES, Frozen, Node, TargetName
-from awsddp.util.format import duration
+from awsddp.util.formatting import duration
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 MIN_BILLED = timedelta(seconds=60)

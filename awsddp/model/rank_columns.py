@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from awsddp.model.records import Frozen, RankProgress, RankUsage
-from awsddp.util.format import size_text
+from awsddp.util.formatting import size_text
 
 _COLUMNS = (
     ("step", "step", "{}", None),

@@ -1,7 +1,7 @@
 """Describe the progress of uploads to S3."""
 
 from awsddp.model.records import Saving
-from awsddp.util.format import duration, files_text, node_name
+from awsddp.util.formatting import duration, files_text, node_name
 
 
 def describe_saving(saving: Saving) -> str:

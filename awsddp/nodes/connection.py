@@ -23,7 +23,7 @@ from awsddp.model.events import Event, OnEvent
 from awsddp.nodes import hostkeys
 from awsddp.nodes.login import Endpoint, Jump, Login, NodeSocket
 from awsddp.nodes.node_failures import NodeFailure, find_program, tail
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import ignore_event, run_in_thread
 
 # paramiko logs each failed handshake, which awsddp's own errors report.

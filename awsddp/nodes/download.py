@@ -20,7 +20,7 @@ from awsddp.model.documents import NodeFiles
 from awsddp.model.events import Event, OnEvent
 from awsddp.model.node_answers import ResultFile
 from awsddp.nodes import rsync
-from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import ignore_event, results_or_raise, run_on_nodes
 
 STAGING_FOLDER = ".part"

@@ -30,7 +30,7 @@ from awsddp.plan.environment import (
 )
 from awsddp.plan.indexes import Indexes, is_local_folder, read_pip_indexes
 from awsddp.plan.project import SCM_VERSION, UNKNOWN_VERSION, Project
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import results_or_raise
 from awsddp.util.shipped_files import template
 

@@ -26,7 +26,7 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.node_failures import Layer, NodeFailure, find_program
 from awsddp.settings.values import parse_jump_host
 from awsddp.state import make_folder, open_to_append
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.shipped_files import render
 
 # No prompts, because awsddp may run unattended, and no host key is ever added.

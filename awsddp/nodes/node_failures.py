@@ -4,7 +4,7 @@ import shutil
 from typing import Literal
 
 from awsddp.errors import ConfigError, NodeError
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 Layer = Literal[
     "no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files", "changed"

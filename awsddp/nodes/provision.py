@@ -16,7 +16,7 @@ from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import KeyPair
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.settings.ec2_limits import MAX_USER_DATA_BYTES
-from awsddp.util.format import counted, node_name
+from awsddp.util.formatting import counted, node_name
 from awsddp.util.parallel import NodesFailed, results_or_raise
 from awsddp.util.shipped_files import render, template
 

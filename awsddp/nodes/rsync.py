@@ -13,7 +13,7 @@ from pathlib import Path
 from awsddp.errors import ConfigError
 from awsddp.model.events import Event, OnEvent
 from awsddp.nodes.node_failures import Layer, NodeFailure, find_program, tail
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import run_in_thread
 
 SPARSE = ("--sparse", "--compress")

@@ -19,7 +19,7 @@ from awsddp.model.events import Event, OnEvent
 from awsddp.nodes import rsync
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.nodes.project_files import Entry, Listing, list_files_to_send
-from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import ignore_event, results_or_raise, run_both, run_on_nodes
 from awsddp.util.shipped_files import BUNDLED, REMOTE_DIR, shipped_folder, template
 

@@ -14,7 +14,7 @@ from awsddp.plan.records import Step
 from awsddp.plan.selection import parse_gpus
 from awsddp.settings.spec import ClusterSpec
 from awsddp.settings.values import parse_duration
-from awsddp.util.format import node_name, utc
+from awsddp.util.formatting import node_name, utc
 
 TYPE_KEYS = ("cluster.instance_type", "cluster.gpus")
 NODE_KEYS = (*TYPE_KEYS, "cluster.image", "cluster.spot", "local.gpus")

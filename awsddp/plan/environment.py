@@ -15,7 +15,7 @@ from awsddp.plan.indexes import CREDENTIALS, Indexes, is_local_folder
 from awsddp.plan.project import Project
 from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements
 from awsddp.settings.spec import EnvSection
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")

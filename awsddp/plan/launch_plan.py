@@ -29,7 +29,7 @@ from awsddp.plan.selection import (
 from awsddp.settings import ec2_limits
 from awsddp.settings.spec import ClusterSpec
 from awsddp.settings.values import MIN_EXPIRY, parse_duration
-from awsddp.util.format import duration
+from awsddp.util.formatting import duration
 
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200

@@ -10,7 +10,7 @@ from awsddp.model.records import Node
 from awsddp.plan.records import Efa, Facts, Subnet
 from awsddp.settings import ec2_limits
 from awsddp.settings.spec import SSM, ClusterSpec
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 # The widest block that may be a user's own network: 10.0.0.0/8, and the IPv6 block that a provider gets.
 WIDEST = {4: 8, 6: 19}

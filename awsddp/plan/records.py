@@ -13,7 +13,7 @@ from awsddp.compat.releases import image_facts
 from awsddp.compat.types import EGRESS_USD_PER_GB, PRICE_REGION, GpuType, Market
 from awsddp.model.billing import Budget
 from awsddp.model.records import Choice, TargetName
-from awsddp.util.format import counted, node_name
+from awsddp.util.formatting import counted, node_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from awsddp.model.records import format_node_numbers
 from awsddp.plan.records import Facts, LaunchPlan, Parameters, Request
 from awsddp.settings.spec import ClusterSpec
-from awsddp.util.format import utc
+from awsddp.util.formatting import utc
 
 
 @dataclass(frozen=True, kw_only=True)

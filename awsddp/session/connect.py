@@ -13,7 +13,7 @@ from awsddp.session.locate import find_cluster, require_live, resolve_target
 from awsddp.settings.loader import with_cluster_settings
 from awsddp.settings.spec import SSM
 from awsddp.state import Record
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import NodesFailed, results_or_raise
 
 if TYPE_CHECKING:

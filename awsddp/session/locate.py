@@ -17,7 +17,7 @@ from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.settings.spec import ClusterSpec
 from awsddp.state import Record, list_cluster_histories
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import NodesFailed, run_each
 
 if TYPE_CHECKING:

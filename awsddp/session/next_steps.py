@@ -29,7 +29,7 @@ from awsddp.settings.loader import (
 from awsddp.settings.spec import OPTION, OptionValue
 from awsddp.settings.verbs import HEEDS, JOB_KEYS, SCRIPT_KEYS, command_arguments, script_arguments
 from awsddp.state import ClusterFolder, Record
-from awsddp.util.format import money, optional_utc
+from awsddp.util.formatting import money, optional_utc
 from awsddp.util.shipped_files import is_bundled
 
 _AWS = re.compile(r"\baws (?=(ec2|iam|s3|s3api) )")

@@ -30,7 +30,7 @@ from awsddp.settings.values import Source, parse_data_sources, parse_s3_uri
 from awsddp.storage.checkpoints import Checkpoint
 from awsddp.storage.saved_job import SavedCheckpoint, open_saved_job, open_store
 from awsddp.storage.saved_lists import MAX_READS, PageRef
-from awsddp.util.format import files_text, node_name, size_text
+from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import NodesFailed, results_or_raise, run_each
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from awsddp.model.records import ACTIVE, ENDED_STATES, OLDER_JOBS, JobRecord, Ra
 from awsddp.session.context import ConnectedCluster, Session
 from awsddp.settings.values import parse_s3_uri
 from awsddp.storage.checkpoints import find_newest_checkpoint
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 
 
 def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:

@@ -37,7 +37,7 @@ from awsddp.storage.checkpoints import Checkpoint
 from awsddp.storage.local_names import assign_local_names, matches_sample
 from awsddp.storage.results_dir import is_fetched, refuse_other_job
 from awsddp.storage.saved_lists import MAX_READS, ListReader, NodeFileList, Part, SavedFile, quote_uri
-from awsddp.util.format import node_name
+from awsddp.util.formatting import node_name
 from awsddp.util.parallel import run_each
 
 if TYPE_CHECKING:

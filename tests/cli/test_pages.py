@@ -12,7 +12,7 @@ from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.model.documents import ExecDocument, JobDocument, NodeOutput, SeenJob
 from awsddp.model.records import JobState, Saving, merge_records
 from awsddp.state import ClusterFolder
-from awsddp.util.format import optional_utc
+from awsddp.util.formatting import optional_utc
 from tests.support.launched_cluster import RECORD
 from tests.support.records import read
 

@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.cli import table
 from awsddp.cli.pages import job_page, jobs_page, report_page
-from awsddp.util.format import optional_utc
+from awsddp.util.formatting import optional_utc
 from tests.support.records import read
 
 JOB: dict[str, Any] = {

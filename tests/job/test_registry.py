@@ -19,7 +19,7 @@ from awsddp.job.report import write_report as report
 from awsddp.model.records import JobNode, JobState
 from awsddp.session.context import Session
 from awsddp.state import ClusterFolder
-from awsddp.util.format import optional_utc
+from awsddp.util.formatting import optional_utc
 from tests.support.desk import BEGAN, ID, Desk, one
 
 

@@ -18,7 +18,7 @@ from awsddp.model.billing import (
     parse_ledger,
 )
 from awsddp.model.records import Node
-from awsddp.util.format import optional_utc
+from awsddp.util.formatting import optional_utc
 
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
 # Two nodes of $1.00 per hour running, and disks of $0.02 per hour each.

@@ -27,7 +27,7 @@ from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.cost import make_launch_row
 from awsddp.settings.loader import load
 from awsddp.state import ClusterFolder, Record
-from awsddp.util.format import optional_utc
+from awsddp.util.formatting import optional_utc
 from tests.support.folder_nodes import FINDERS
 
 ID = "0a1b2c3d"

@@ -1,6 +1,6 @@
 """Sizes and times in words."""
 
-from awsddp.util.format import files_text
+from awsddp.util.formatting import files_text
 
 
 def test_what_travels_is_told_in_units_that_fit() -> None:
