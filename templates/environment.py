@@ -402,7 +402,7 @@ def copy_rehearsal(prefix, request):
 
 
 def run_setup(request, python, env):
-    """Run the commands of env.setup that have not been run, in the synced folder."""
+    """Run the commands of env.setup that have not been run, in the project folder."""
     done = ENVIRONMENTS / ("setup-" + request["setup_stamp"])
     count = read(done) or 0
     if count < len(request["setup"]):

@@ -1,4 +1,4 @@
-"""Compare and change a synced folder. Runs on a node with its python3 (3.8 or newer, standard library only).
+"""Compare and change a project folder. Runs on a node with its python3 (3.8 or newer, standard library only).
 
 The first argument is the folder's name below ~/awsddp. Reads a record for each path of the client, and prints
 which paths differ, which may differ, and which an earlier sync sent but the client no longer has:

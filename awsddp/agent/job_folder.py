@@ -4,7 +4,7 @@
                      state.json     this node's document of the job, replaced atomically
                      lock           held while the agent runs: a pid could be reused
                      cancel.json    how to end, written before the agent is signalled
-                     snapshot.json  the stamps of the synced folder's files before the ranks started
+                     snapshot.json  the stamps of the project folder's files before the ranks started
                      logs/          rank3.log, written by the rank itself
                      worker.py      torchrun's elastic agent starts it for each rank (torchrun_worker.py)
                      workers.jsonl  its notes: how the ranks started and ended

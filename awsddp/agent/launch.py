@@ -177,7 +177,7 @@ def _blocking_nodes(folder: JobFolder, gpus: Sequence[int]) -> list[int]:
 def _check(request: Launch) -> None:
     workdir = Path(request.workdir)
     if not workdir.is_dir():
-        raise CommandError(f"{workdir} not found on this node", "the synced folder is missing", kind="node")
+        raise CommandError(f"{workdir} not found on this node", "the project folder is missing", kind="node")
     for process in request.processes:
         program, script = process.argv[0], process.script
         path = process.environment.get("PATH") or rank_search_path(request.path)

@@ -26,7 +26,7 @@ S, the changed document; H, a heartbeat after 2 s without a frame; E, the last d
 """
 _CHUNK = 1 << 18
 _POLL_SECONDS = 0.03
-_BEAT_SECONDS = 2.0
+_HEARTBEAT_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
 _TAIL_BYTES = 4 << 20
 
@@ -43,7 +43,7 @@ def follow(request: Follow, out: BinaryIO) -> None:
         if not sent and (document.final or not request.to_the_end):
             stream.frame(b"E", payload=json.dumps(document.to_json()).encode())
             return
-        stream.beat()
+        stream.send_heartbeat()
         if not sent:
             time.sleep(_POLL_SECONDS)
 
@@ -111,9 +111,9 @@ class _Stream:
             self.frame(b"P", rank=rank)
         return bool(data)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat if no frame was sent for a while."""
-        if time.monotonic() - self._sent_at > _BEAT_SECONDS:
+        if time.monotonic() - self._sent_at > _HEARTBEAT_SECONDS:
             self.frame(b"H")
 
     def frame(self, kind: bytes, *, rank: int = 0, offset: int = 0, payload: bytes = b"") -> None:

@@ -1,6 +1,6 @@
 """List the results of a job on this node: the files to fetch, and the files to skip with the reason.
 
-Three sources: the run folder, the `outputs` of the launch and of the request, and files of the synced folder
+Three sources: the run folder, the `outputs` of the launch and of the request, and files of the project folder
 that are new or changed since the snapshot from before the start of the ranks. Paths are text with surrogate
 escapes, so that any bytes in a name survive JSON. A file that is being written is marked, as it may be an
 incomplete checkpoint.
@@ -244,9 +244,9 @@ class _ResultsList:
             self.add(top / path, f"{result_path}/{path}")
 
     def add_output(self, output: str) -> None:
-        """Add the file or folder `output`: relative to the synced folder, absolute, or below ~.
+        """Add the file or folder `output`: relative to the project folder, absolute, or below ~.
 
-        A link to a folder outside of the synced folder is followed.
+        A link to a folder outside of the project folder is followed.
         """
         expanded = Path(output).expanduser() if output.startswith("~") else output  # "./~" is a folder's name
         path = self._resolved(Path(os.path.normpath(str(self._workdir / expanded))))
@@ -265,7 +265,7 @@ class _ResultsList:
         self.add_tree(target, result_path)
 
     def add_changed(self, before: dict[str, list[int]], later: tuple[str, int] | None) -> None:
-        """Add new and changed files of the synced folder. `before` are its earlier stamps.
+        """Add new and changed files of the project folder. `before` are its earlier stamps.
 
         Skips files that the next job, `later` (name, time of its launch in ns), has written since.
         """

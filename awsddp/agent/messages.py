@@ -260,7 +260,7 @@ class LayoutRow(NamedTuple):
 
 
 class Process(Fields):
-    """A process that the agent of a node starts in the synced folder.
+    """A process that the agent of a node starts in the project folder.
 
     `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
     its output: rank3.log if the process is rank 3; otherwise launcher0.log on node 0, and its ranks write

@@ -42,7 +42,7 @@ def sync(options: Globals) -> None:
 def exec_(
     ctx: click.Context, /, options: Globals, *, words: tuple[str, ...], node: int | None, stdin: bool
 ) -> None:
-    """Run a command on all nodes in parallel, in the synced folder.
+    """Run a command on all nodes in parallel, in the project folder.
 
     Several words are a program and its arguments; a single word is a command line for bash. The placeholders
     of `train` are replaced, with one rank per node:

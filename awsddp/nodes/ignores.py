@@ -1,4 +1,4 @@
-"""Read .awsddpignore and git's ignore files, also above the synced folder. https://git-scm.com/docs/gitignore"""
+"""Read .awsddpignore and git's ignore files, also above the project folder. https://git-scm.com/docs/gitignore"""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _LIST_S = 20.0
 class Rules(NamedTuple):
     """Patterns and their `source`: the path of an ignore file, or sync.ignore.
 
-    Patterns are relative to `folder` in the synced folder ("" or "sub/"), or to a folder above the synced
+    Patterns are relative to `folder` in the project folder ("" or "sub/"), or to a folder above the synced
     one, which then has the path `prefix` in it.
     """
 
@@ -29,7 +29,7 @@ class Rules(NamedTuple):
     prefix: str = ""
 
     def verdict(self, path: str) -> bool | None:
-        """Return whether a path of the synced folder is ignored, None if no pattern matches it.
+        """Return whether a path of the project folder is ignored, None if no pattern matches it.
 
         A pattern that matches only a parent folder does not count: it is applied to the folder itself.
         """

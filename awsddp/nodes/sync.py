@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet
 
 WORK = "work"
-"""The synced folder in REMOTE_DIR."""
+"""The project folder in REMOTE_DIR."""
 AT_ONCE_BYTES = 1 << 20
 """Up to this size files are sent over the open connection, larger syncs by rsync.
 

@@ -95,7 +95,7 @@ def make_environment_plan(
 
 
 def _synced_projects(projects: Sequence[Project], workdir: Path) -> tuple[Project, ...]:
-    """Return the projects in the synced folder, with their source folders relative to it."""
+    """Return the projects in the project folder, with their source folders relative to it."""
     root = workdir.resolve()
     synced = []
     for project in projects:

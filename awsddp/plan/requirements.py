@@ -191,7 +191,7 @@ def _check_line(line: str, location: str) -> None:
     if _PATH.match(line):
         raise ConfigError(
             f"env.file: {location}: {line!r} does not work on a node",
-            "a node gets names, versions and URLs; the synced folder holds the project itself",
+            "a node gets names, versions and URLs; the project folder holds the project itself",
             "name a package, or put a wheel into a folder, and add a line for pip: --find-links FOLDER",
         )
     if line.startswith("-"):

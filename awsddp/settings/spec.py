@@ -236,7 +236,7 @@ class EnvSection(Section):
     )
     setup: tuple[str, ...] = setting(
         (),
-        "Commands to run once on each node, in the synced folder.",
+        "Commands to run once on each node, in the project folder.",
         example=["sudo apt-get install -y ffmpeg"],
     )
     packages_from: Literal["node", "client"] | None = setting(
@@ -408,7 +408,7 @@ class JobSection(Section):
 
     @property
     def work_folder(self) -> str:
-        """The synced folder on a node; jobs that share a node by GPUs have one each."""
+        """The project folder on a node; jobs that share a node by GPUs have one each."""
         shares_nodes = any(self.gpus_on.values())
         return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if shares_nodes else "work"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 REMOTE_DIR = "awsddp"
-"""The folder of awsddp in the home directory of a node's user; it contains the synced folders."""
+"""The folder of awsddp in the home directory of a node's user; it contains the project folders."""
 BUNDLED = "train"
-"""The folder of the bundled programs on a node, next to the synced folder."""
+"""The folder of the bundled programs on a node, next to the project folder."""
 BUNDLED_SCRIPT = "main.py"
 
 

@@ -74,11 +74,11 @@ class Node:
         self.begin()
 
     def begin(self) -> None:
-        """Take the synced folder as it is for what was there before the job."""
+        """Take the project folder as it is for what was there before the job."""
         self.folder.snapshot.write_text(json.dumps(snapshot(self.work)))
 
     def file(self, name: str, text: str = "x") -> Path:
-        """Write a file, of the synced folder unless `name` is absolute."""
+        """Write a file, of the project folder unless `name` is absolute."""
         path = self.work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -98,12 +98,12 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """The synced folder and the job are empty."""
+    """The project folder and the job are empty."""
     return Node(tmp_path)
 
 
 def files(manifest: Manifest) -> dict[str, str]:
-    """Return the path of each file of the synced folder's, by its place below node2."""
+    """Return the path of each file of the project folder's, by its place below node2."""
     return {
         file.home.removeprefix("node2/"): file.path
         for file in manifest.files
@@ -112,7 +112,7 @@ def files(manifest: Manifest) -> dict[str, str]:
 
 
 def links(manifest: Manifest) -> dict[str, str]:
-    """Return what the links of the synced folder's will hold, by their places below node2."""
+    """Return what the links of the project folder's will hold, by their places below node2."""
     return {
         one.home.removeprefix("node2/"): os.path.relpath(one.target, Path(one.home).parent)
         for one in manifest.files

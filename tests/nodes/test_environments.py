@@ -98,7 +98,7 @@ def test_a_requirement_for_another_torch_is_refused_with_both_versions(
 def test_the_projects_own_metadata_programs_and_plugins_are_there(
     lab: Callable[[int], Lab], index: Path, python: str
 ) -> None:
-    """Its code is in the synced folder; no build of it runs. Nothing else is installed."""
+    """Its code is in the project folder; no build of it runs. Nothing else is installed."""
     here = lab(1)
     host = here.hosts[0]
     own = Project(

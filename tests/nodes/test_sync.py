@@ -24,7 +24,7 @@ MakeLab = Callable[[int], Lab]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The synced folder, with a name that needs quoting."""
+    """The project folder, with a name that needs quoting."""
     folder = tmp_path / "my project's $HOME"
     folder.mkdir()
     return folder

@@ -98,7 +98,7 @@ class Fleet:
         self.jobs: list[str] = []
 
     def write(self, name: str, text: str) -> None:
-        """Put a file into the synced folder of every node."""
+        """Put a file into the project folder of every node."""
         for folder in self.workdirs:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)

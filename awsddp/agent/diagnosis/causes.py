@@ -121,7 +121,7 @@ too_many_processes: The node's limit of processes and threads is reached.
   next use fewer loader workers and threads (OMP_NUM_THREADS)
 permission: The user of the ranks may not do this.
   said ^PermissionError|Permission denied|Read-only file system
-  next write to $AWSDDP_RUN_DIR or the synced folder
+  next write to $AWSDDP_RUN_DIR or the project folder
 no_internet (retryable): The node could not reach a host on the internet.
   said name resolution|Name or service not known|urlopen error|Max retries exceeded
   next awsddp exec -- curl -sSI https://pypi.org   # from each node; or sync the data with the folder

@@ -120,7 +120,7 @@ def _rank(rank: int, node: int, answer: NodeStacks | None, exit_code: object) ->
 
 
 def _process_state(process: Process, answer: NodeStacks, *, in_folder_only: bool = False) -> ProcessState:
-    """Return the state of a process; with `in_folder_only` its `where` is in the synced folder or None."""
+    """Return the state of a process; with `in_folder_only` its `where` is in the project folder or None."""
     frames, thread, workdir = _main_thread(process.stacks), "", answer.workdir
     if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
         frames, thread = _last_thread(process.stacks, workdir) or frames, _ENDING
@@ -141,7 +141,7 @@ def _main_thread(text: str) -> list[Frame]:
 
 
 def _last_thread(text: str, workdir: str) -> list[Frame]:
-    """Return the frames of the newest thread that runs code of the synced folder."""
+    """Return the frames of the newest thread that runs code of the project folder."""
     threads = map(_frames, _THREAD.split(text)[1:-1])
     return next((thread for thread in threads if any(_is_own(frame[0], workdir) for frame in thread)), [])
 
@@ -167,7 +167,7 @@ def _format_frame(frame: Frame, workdir: str) -> str:
 
 
 def _innermost(frames: list[Frame], workdir: str, *, in_folder_only: bool) -> Frame | None:
-    """Return the innermost frame in the synced folder, else outside of libraries, else of all."""
+    """Return the innermost frame in the project folder, else outside of libraries, else of all."""
     candidates = [frame for frame in frames if _is_own(frame[0], workdir)]
     if not (candidates or in_folder_only):
         outside = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)]

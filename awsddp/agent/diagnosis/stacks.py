@@ -79,7 +79,7 @@ class Process(NamedTuple):
 class NodeStacks(NamedTuple):
     """The processes of a job on a node.
 
-    `workdir` is the synced folder without links, `silent_s` the time since a rank of the node last wrote to
+    `workdir` is the project folder without links, `silent_s` the time since a rank of the node last wrote to
     its log, `sources` the lines of code in the stacks, except of libraries, by "file:line".
     """
 
