@@ -1,4 +1,4 @@
-"""Stories: real hosts of the local cloud, campaigns, gangs of ranks."""
+"""Fixtures of the system tests: hosts of the local cloud, campaigns, jobs of several ranks."""
 
 from tests.support.lab import ready, records
 from tests.support.local_cloud import cloud

@@ -1,4 +1,4 @@
-"""The aws command line as a client, with nothing of ours but endpoint and credentials."""
+"""The aws command line as a client of the local cloud, which gets only the endpoint and credentials."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SELF = "--ip-permissions=IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group}}}]"
 
 
 class Terminal:
-    """What a user types: `aws` and `ssh`."""
+    """The commands of a user: `aws` and `ssh`."""
 
     def __init__(self, cloud: Cloud, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Terminal:
         }
 
     def aws(self, line: str, *, refused: str = "") -> Any:
-        done = subprocess.run(
+        result = subprocess.run(
             [str(AWS), *shlex.split(line), "--output=json"],
             env=self.environ,
             cwd=self.folder,
@@ -45,17 +45,17 @@ class Terminal:
             timeout=120,
         )
         if refused:
-            assert f"({refused})" in done.stderr
+            assert f"({refused})" in result.stderr
             return None
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout) if done.stdout.strip() else None
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout) if result.stdout.strip() else None
 
     def ssh(self, address: str, command: str) -> subprocess.CompletedProcess[str]:
         (self.folder / f"known-{address}").write_text(f"{address} {(self.folder / 'host.pub').read_text()}")
         options = ["StrictHostKeyChecking=yes", f"UserKnownHostsFile=known-{address}", "ConnectTimeout=5"]
-        words = [word for option in options for word in ("-o", option)]
+        flags = [text for option in options for text in ("-o", option)]
         return subprocess.run(
-            ["ssh", "-F", "none", "-i", "login", *words, f"ubuntu@{address}", command],
+            ["ssh", "-F", "none", "-i", "login", *flags, f"ubuntu@{address}", command],
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -68,7 +68,7 @@ class Terminal:
 
 
 @pytest.mark.prove
-def test_two_machines_from_the_first_key_to_the_last_group(cloud: Cloud, tmp_path: Path) -> None:
+def test_aws_creates_a_key_a_group_and_two_instances_and_deletes_them(cloud: Cloud, tmp_path: Path) -> None:
     shell = Terminal(cloud, tmp_path)
     keygen(tmp_path / "login"), keygen(tmp_path / "host")
     private = "".join(f"    {line}\n" for line in (tmp_path / "host").read_text().splitlines()).rstrip("\n")
@@ -86,20 +86,20 @@ def test_two_machines_from_the_first_key_to_the_last_group(cloud: Cloud, tmp_pat
         f"ec2 run-instances --image-id {image} --instance-type g5.12xlarge --key-name cli "
         f"--security-group-ids {group} --user-data file://user-data"
     )
-    ids = [one["InstanceId"] for one in shell.aws(f"{launch} --count 2")["Instances"]]
+    ids = [instance["InstanceId"] for instance in shell.aws(f"{launch} --count 2")["Instances"]]
     (ending,) = shell.aws(f"{launch} --instance-initiated-shutdown-behavior terminate")["Instances"]
     every = [*ids, ending["InstanceId"]]
     shell.aws(f"ec2 wait instance-running --instance-ids {' '.join(every)}")
     described = shell.aws(f"ec2 describe-instances --instance-ids {' '.join(every)}")["Reservations"]
-    found = {one["InstanceId"]: one for page in described for one in page["Instances"]}
-    first, second, third = (found[one]["PublicIpAddress"] for one in every)
+    instances = {instance["InstanceId"]: instance for page in described for instance in page["Instances"]}
+    first, second, third = (instances[key]["PublicIpAddress"] for key in every)
 
-    looks = 'cloud-init status --wait; /opt/pytorch/bin/python -c "import torch; print(torch.__version__)"'
-    shown = shell.ssh(first, looks)
-    assert "status: done" in shown.stdout, shown.stderr
-    assert shown.stdout.split()[-1].startswith("2.")
+    command = 'cloud-init status --wait; /opt/pytorch/bin/python -c "import torch; print(torch.__version__)"'
+    result = shell.ssh(first, command)
+    assert "status: done" in result.stdout, result.stderr
+    assert result.stdout.split()[-1].startswith("2.")
 
-    private_ip = found[ids[1]]["PrivateIpAddress"]
+    private_ip = instances[ids[1]]["PrivateIpAddress"]
     probe = f"timeout 1 bash -c '</dev/tcp/{private_ip}/22'"
     pairs = SELF.format(group=group)
     assert shell.ssh(first, probe).returncode != 0
@@ -124,8 +124,8 @@ def test_two_machines_from_the_first_key_to_the_last_group(cloud: Cloud, tmp_pat
 
 
 @pytest.mark.prove
-def test_the_getting_started_tutorial_of_the_aws_command_line(cloud: Cloud, tmp_path: Path) -> None:
-    """https://docs.aws.amazon.com/cli/latest/userguide/cli-services-ec2-instances.html and its neighbours."""
+def test_the_getting_started_tutorial_of_the_aws_command_line_runs(cloud: Cloud, tmp_path: Path) -> None:
+    """https://docs.aws.amazon.com/cli/latest/userguide/cli-services-ec2-instances.html and related pages."""
     shell = Terminal(cloud, tmp_path)
     key = shell.aws("ec2 create-key-pair --key-name MyKeyPair --query KeyMaterial")
     (tmp_path / "MyKeyPair.pem").write_text(key)
@@ -139,35 +139,35 @@ def test_the_getting_started_tutorial_of_the_aws_command_line(cloud: Cloud, tmp_
     for port in (22, 3389):
         rule = f"--protocol tcp --port {port} --cidr {cidr}"
         shell.aws(f"ec2 authorize-security-group-ingress --group-id {group} {rule}")
-    shown = shell.aws(f"ec2 describe-security-groups --group-ids {group}")["SecurityGroups"][0]
-    assert {one["FromPort"] for one in shown["IpPermissions"]} == {22, 3389}
+    group_shown = shell.aws(f"ec2 describe-security-groups --group-ids {group}")["SecurityGroups"][0]
+    assert {permission["FromPort"] for permission in group_shown["IpPermissions"]} == {22, 3389}
     image = shell.aws(f"ssm get-parameters --names {PYTORCH} --query Parameters[0].Value")
     subnet = shell.aws("ec2 describe-subnets --query Subnets[0].SubnetId")
-    made = shell.aws(
+    instance_id = shell.aws(
         f"ec2 run-instances --image-id {image} --count 1 --instance-type g4dn.xlarge --key-name MyKeyPair "
         f"--security-group-ids {group} --subnet-id {subnet} "
         '--block-device-mappings \'[{"DeviceName":"/dev/sda1","Ebs":{"DeleteOnTermination":true}}]\''
     )["Instances"][0]["InstanceId"]
-    shell.aws(f"ec2 create-tags --resources {made} --tags Key=Name,Value=MyInstance")
-    shell.aws(f"ec2 wait instance-running --instance-ids {made}")
+    shell.aws(f"ec2 create-tags --resources {instance_id} --tags Key=Name,Value=MyInstance")
+    shell.aws(f"ec2 wait instance-running --instance-ids {instance_id}")
     filters = "--filters Name=tag:Name,Values=MyInstance Name=instance-type,Values=g4dn.xlarge"
     (address,) = shell.aws(
         f"ec2 describe-instances {filters} --query Reservations[].Instances[].PublicIpAddress"
     )
     login = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-F", "none"]
-    said = subprocess.run(
+    result = subprocess.run(
         ["ssh", *login, "-i", tmp_path / "MyKeyPair.pem", f"ubuntu@{address}", "whoami"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert said.stdout == "ubuntu\n", said.stderr
-    shell.aws(f"ec2 stop-instances --instance-ids {made}")
-    shell.aws(f"ec2 wait instance-stopped --instance-ids {made}")
-    shell.aws(f"ec2 start-instances --instance-ids {made}")
-    shell.aws(f"ec2 wait instance-running --instance-ids {made}")
-    shell.aws(f"ec2 terminate-instances --instance-ids {made}")
-    shell.aws(f"ec2 wait instance-terminated --instance-ids {made}")
+    assert result.stdout == "ubuntu\n", result.stderr
+    shell.aws(f"ec2 stop-instances --instance-ids {instance_id}")
+    shell.aws(f"ec2 wait instance-stopped --instance-ids {instance_id}")
+    shell.aws(f"ec2 start-instances --instance-ids {instance_id}")
+    shell.aws(f"ec2 wait instance-running --instance-ids {instance_id}")
+    shell.aws(f"ec2 terminate-instances --instance-ids {instance_id}")
+    shell.aws(f"ec2 wait instance-terminated --instance-ids {instance_id}")
     shell.aws(f"ec2 delete-security-group --group-id {group}")
     shell.aws("ec2 delete-key-pair --key-name MyKeyPair")
     keys = shell.aws("ec2 describe-key-pairs --query KeyPairs[].KeyName")

@@ -1,4 +1,4 @@
-"""A case of each kind of benchmarks/campaigns/cuts.py, drawn with a fresh seed that is printed."""
+"""One case of each kind of benchmarks/campaigns/cuts.py, drawn from a new seed that is printed."""
 
 import os
 import random
@@ -16,14 +16,14 @@ SEED = int(os.environ.get("AWSDDP_SEED", secrets.randbelow(10**6)))
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
-def test_nothing_half_has_a_name_and_no_upload_is_left_where_s3_cuts_and_is_slow(
+def test_slow_s3_that_cuts_connections_leaves_no_partial_file_and_no_open_upload(
     local_records: Cloud, record_property: Callable[[str, object], None]
 ) -> None:
-    def one(number: int) -> cuts.Row:
+    def run_case(number: int) -> cuts.Row:
         return cuts.run(local_records, number, random.Random(f"{SEED}/{number}"))
 
     with ThreadPoolExecutor() as pool:
-        rows = list(pool.map(one, range(len(cuts.KINDS))))
-    fault_clear(local_records.info)  # those that struck nobody
+        rows = list(pool.map(run_case, range(len(cuts.KINDS))))
+    fault_clear(local_records.info)  # faults that no request met
     record_property("says", f"cuts, AWSDDP_SEED={SEED}: {rows}")
     assert all(row["ok"] for row in rows), (SEED, rows)

@@ -1,4 +1,4 @@
-"""--data on real local nodes: there before the ranks, and copied once."""
+"""--data on real local nodes: copied before the ranks start, and only once."""
 
 import json
 import uuid
@@ -19,7 +19,7 @@ for name in sys.argv[1:]:
 """
 
 
-def client(lab: Lab, service: str) -> Any:
+def make_client(lab: Lab, service: str) -> Any:
     info = control.find_cloud(lab.home)
     assert info is not None
     return boto3.client(  # type: ignore[call-overload]
@@ -33,18 +33,18 @@ def client(lab: Lab, service: str) -> Any:
 
 @pytest.fixture
 def bucket(cluster: Lab) -> Iterator[str]:
-    """A bucket that the role of the nodes may read below set/."""
+    """A bucket, of which the role of the nodes may read set/."""
     name = f"data-{uuid.uuid4().hex}"
-    s3, iam, ec2 = (client(cluster, one) for one in ("s3", "iam", "ec2"))
+    s3, iam, ec2 = (make_client(cluster, service) for service in ("s3", "iam", "ec2"))
     s3.create_bucket(Bucket=name)
     s3.put_object(Bucket=name, Key="set/a/one", Body=b"number one")
-    at = f"arn:aws:s3:::{name}"
+    arn = f"arn:aws:s3:::{name}"
     statements = [
-        {"Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{at}/set/*"},
+        {"Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{arn}/set/*"},
         {
             "Effect": "Allow",
             "Action": "s3:ListBucket",
-            "Resource": at,
+            "Resource": arn,
             "Condition": {"StringLike": {"s3:prefix": ["set/*"]}},
         },
     ]
@@ -53,55 +53,55 @@ def bucket(cluster: Lab) -> Iterator[str]:
     iam.put_role_policy(RoleName=name[:60], PolicyName="read", PolicyDocument=document)
     iam.create_instance_profile(InstanceProfileName=name[:60])
     iam.add_role_to_instance_profile(InstanceProfileName=name[:60], RoleName=name[:60])
-    nodes = [one["instance_id"] for one in cluster.json("status")["nodes"]]
-    made = [
-        ec2.associate_iam_instance_profile(InstanceId=one, IamInstanceProfile={"Name": name[:60]})
-        for one in nodes
+    instance_ids = [node["instance_id"] for node in cluster.json("status")["nodes"]]
+    responses = [
+        ec2.associate_iam_instance_profile(InstanceId=key, IamInstanceProfile={"Name": name[:60]})
+        for key in instance_ids
     ]
     yield name
-    for one in made:
-        association = one["IamInstanceProfileAssociation"]["AssociationId"]
+    for response in responses:
+        association = response["IamInstanceProfileAssociation"]["AssociationId"]
         ec2.disassociate_iam_instance_profile(AssociationId=association)
 
 
 @pytest.mark.timeout(400)
-def test_data_is_there_before_the_ranks_and_is_copied_once(cluster: Lab, bucket: str) -> None:
+def test_data_is_copied_once_and_before_the_ranks_start(cluster: Lab, bucket: str) -> None:
     cluster.script("look.py", LOOK)
-    words = ("train", "look.py", "--nproc-per-node", "1")
+    args = ("train", "look.py", "--nproc-per-node", "1")
     source = ("--data", f"s3://{bucket}/set")
-    shown = cluster.run(*words, *source, "--", "set/a/one", "{data}")
-    assert shown.returncode == 0, shown.stderr + shown.stdout
+    result = cluster.run(*args, *source, "--", "set/a/one", "{data}")
+    assert result.returncode == 0, result.stderr + result.stdout
     for rank in ("rank 0 @ node0", "rank 1 @ node1"):
-        assert f"[{rank}] found number one" in shown.stdout
-        assert f"[{rank}] found ['a']" in shown.stdout
-    again = cluster.run(words[0], "--json", *words[1:], *source, "--", "set/a/one")
+        assert f"[{rank}] found number one" in result.stdout
+        assert f"[{rank}] found ['a']" in result.stdout
+    again = cluster.run(args[0], "--json", *args[1:], *source, "--", "set/a/one")
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("data: 0 files, 0 bytes copied") == 2
-    client(cluster, "s3").put_object(Bucket=bucket, Key="set/b", Body=b"b")
+    make_client(cluster, "s3").put_object(Bucket=bucket, Key="set/b", Body=b"b")
     more = ("--data", "mine=./mine")
     cluster.script("mine/x/y", "of mine")
-    shown = cluster.run(words[0], "--json", *words[1:], *source, *more, "--", "set/b", "mine/x/y")
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stderr.count("data: 1 file, 1 bytes copied") == 2
+    result = cluster.run(args[0], "--json", *args[1:], *source, *more, "--", "set/b", "mine/x/y")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("data: 1 file, 1 bytes copied") == 2
     assert "found of mine" in cluster.run("logs").stdout
-    both = cluster.run(*words, *source, *more, "--", "{data}")
-    assert (both.returncode, "{data} needs one source" in both.stderr) == (2, True)
+    refused = cluster.run(*args, *source, *more, "--", "{data}")
+    assert (refused.returncode, "{data} needs one source" in refused.stderr) == (2, True)
 
 
 @pytest.mark.timeout(200)
-def test_a_source_that_cannot_be_copied_is_named(cluster: Lab) -> None:
+def test_train_reports_a_data_source_that_cannot_be_copied(cluster: Lab) -> None:
     cluster.script("look.py", LOOK)
-    s3, name = client(cluster, "s3"), f"mine-{uuid.uuid4().hex}"
+    s3, name = make_client(cluster, "s3"), f"mine-{uuid.uuid4().hex}"
     s3.create_bucket(Bucket=name)
     s3.put_object(Bucket=name, Key="set/one", Body=b"public")
-    words = ("train", "look.py", "--nproc-per-node", "1", "--data", f"s3://{name}/set", "--", "set/one")
-    shown = cluster.run(*words)
-    assert shown.returncode == 6, shown.stderr
-    assert f"s3://{name}/set may not be read" in shown.stderr
+    args = ("train", "look.py", "--nproc-per-node", "1", "--data", f"s3://{name}/set", "--", "set/one")
+    result = cluster.run(*args)
+    assert result.returncode == 6, result.stderr
+    assert f"s3://{name}/set may not be read" in result.stderr
     s3.put_bucket_acl(Bucket=name, ACL="public-read")
-    shown = cluster.run(*words)
-    assert "found public" in shown.stdout, shown.stderr
+    result = cluster.run(*args)
+    assert "found public" in result.stdout, result.stderr
     planned = cluster.json("plan", "--data", f"s3://{name}/set")
-    assert [(one["name"], one["bytes"], one["files"]) for one in planned["data"]] == [("set", 6, 1)]
+    assert [(data["name"], data["bytes"], data["files"]) for data in planned["data"]] == [("set", 6, 1)]
     missing = cluster.run("train", "look.py", "--data", "./none")
     assert (missing.returncode, "--data: ./none is not a local folder" in missing.stderr) == (3, True)

@@ -20,7 +20,7 @@ def test_campaign_has_at_least_forty_kinds() -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("kind", drawn(deaths.KINDS, 2, what="deaths"), ids=str)
-def test_rank_that_dies_is_the_cause_and_nothing_is_left(
+def test_rank_that_dies_is_the_cause_and_no_process_remains(
     fleet: "Fleet", launcher: str, kind: tuple[tuple[str, int], str]
 ) -> None:
     victim = deaths.KINDS.index(kind) % 4

@@ -1,4 +1,4 @@
-"""Ranks that really die, each in another way: the cause has the right kind, and says what to do next."""
+"""Ranks that die, each in another way: the cause has the right kind and a next step."""
 
 import os
 from collections.abc import Callable
@@ -114,13 +114,13 @@ import torch.distributed as dist
 GROUP = TORCH + "dist.init_process_group('gloo', timeout=timedelta(seconds=120))\nrank = dist.get_rank()\n"
 
 
-def test_each_kind_is_a_row() -> None:
+def test_each_tested_kind_is_a_row_of_the_causes() -> None:
     kinds = {row.kind for row in (*TABLE, *JOB_TABLE)}
     assert kinds >= PLAIN.keys() | ALONE.keys() | TOGETHER.keys()
     assert len(PLAIN.keys() | ALONE.keys() | TOGETHER.keys()) >= 25
 
 
-def check(fleet: "Fleet", kind: str, script: str, *, ranks: int) -> None:
+def check_cause(fleet: "Fleet", kind: str, script: str, *, ranks: int) -> None:
     fleet.launch(script, world_size=ranks)
     job = fleet.wait(seconds=200)
     assert job.cause is not None
@@ -131,25 +131,33 @@ def check(fleet: "Fleet", kind: str, script: str, *, ranks: int) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="some need to mount, or another user")
 @pytest.mark.parametrize("kind", drawn(list(PLAIN), 4, what="deaths without torch"))
-def test_death_without_torch(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
-    check(make_fleet(1), kind, PLAIN[kind], ranks=1)
+def test_script_without_torch_that_dies_has_the_cause_of_its_kind(
+    make_fleet: "Callable[[int], Fleet]", kind: str
+) -> None:
+    check_cause(make_fleet(1), kind, PLAIN[kind], ranks=1)
 
 
 @pytest.mark.parametrize("kind", drawn(list(ALONE), 2, what="deaths alone"))
-def test_death_with_torch(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
-    check(make_fleet(1), kind, TORCH + ALONE[kind], ranks=1)
+def test_script_with_torch_that_dies_has_the_cause_of_its_kind(
+    make_fleet: "Callable[[int], Fleet]", kind: str
+) -> None:
+    check_cause(make_fleet(1), kind, TORCH + ALONE[kind], ranks=1)
 
 
 @pytest.mark.parametrize("kind", drawn(list(TOGETHER), 2, what="deaths together"))
-def test_death_in_a_process_group(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
-    check(make_fleet(1), kind, GROUP + TOGETHER[kind], ranks=2)
+def test_process_group_that_dies_has_the_cause_of_its_kind(
+    make_fleet: "Callable[[int], Fleet]", kind: str
+) -> None:
+    check_cause(make_fleet(1), kind, GROUP + TOGETHER[kind], ranks=2)
 
 
 CGROUP = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.mark.skipif(not os.access(CGROUP, os.W_OK), reason="needs a memory cgroup (version 1)")
-def test_kernel_that_kills_for_memory_is_the_cause(make_fleet: "Callable[[int], Fleet]") -> None:
+def test_memory_limit_of_the_kernel_is_the_cause_of_a_killed_rank(
+    make_fleet: "Callable[[int], Fleet]",
+) -> None:
     group = CGROUP / f"awsddp-test-{os.getpid()}"
     group.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""A node of a torchrun job is lost: training goes on without it, and with it again by the lines of `up`."""
+"""A torchrun job that loses a node continues, and includes it again by the commands that `up` shows."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from tests.system.test_many_clients import client
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 LATE_S = 150.0
 
-# Goes on until it has run with 4, 2 and 4 ranks; each node keeps its checkpoint, the newest is everybody's.
+# Runs until it has had 4, 2 and 4 ranks; each node saves a checkpoint, and every rank loads the newest.
 TRAIN = """
 import os, pathlib, time
 import torch, torch.distributed as dist
@@ -41,45 +41,49 @@ dist.destroy_process_group()
 """
 
 
-def becomes(said: Callable[[], str], pattern: str) -> str:
-    """Return what `said` says, once it holds the pattern."""
+def wait_for_text(read: Callable[[], str], pattern: str) -> str:
+    """Return what `read` returns, once it matches the pattern."""
     end = time.monotonic() + LATE_S
-    while not re.search(pattern, text := said()):
+    while not re.search(pattern, text := read()):
         assert time.monotonic() < end, text
         time.sleep(1)
     return text
 
 
-def test_job_goes_on_with_fewer_nodes_and_by_the_lines_of_up_on_all_from_its_checkpoint(lab: Lab) -> None:
+def test_torchrun_job_continues_on_fewer_nodes_and_resumes_on_all_by_the_commands_of_up(lab: Lab) -> None:
     lab.environ["TOKEN"] = "s3cr3t"
     lab.script("again.py", TRAIN)
     nodes = lab.json("up", "--local", "--nodes", "2", "-y")["nodes"]
-    words = ("--nproc-per-node", "2", "--nnodes", "1:2", "--max-restarts", "5", "--env-var", "TOKEN")
-    brief = ("-o", "job.heartbeat_timeout=10s")
-    assert lab.run("train", "again.py", *words, *brief, "--name", "again", "--detach").returncode == 0
+    args = ("--nproc-per-node", "2", "--nnodes", "1:2", "--max-restarts", "5", "--env-var", "TOKEN")
+    heartbeat = ("-o", "job.heartbeat_timeout=10s")
+    assert lab.run("train", "again.py", *args, *heartbeat, "--name", "again", "--detach").returncode == 0
 
-    def said() -> str:
+    def read_log() -> str:
         return lab.run("logs", "again", "--rank", "0").stdout
 
-    becomes(said, r"begins at step 0 with \[4\] 6")
+    wait_for_text(read_log, r"begins at step 0 with \[4\] 6")
     client(lab).terminate_instances(InstanceIds=[nodes[1]["instance_id"]])
-    becomes(said, r"begins at step [1-9]\d* with \[4, 2\]")
+    wait_for_text(read_log, r"begins at step [1-9]\d* with \[4, 2\]")
     again = lab.run("up", "--local", "-y")
     assert again.returncode == 0, again.stderr
-    named = re.search(r"job again runs without node1, which was replaced; to include it: (.*)", again.stderr)
-    assert named is not None, again.stderr
-    assert "s3cr3t" not in named[1]
+    command = re.search(
+        r"job again runs without node1, which was replaced; to include it: (.*)", again.stderr
+    )
+    assert command is not None, again.stderr
+    assert "s3cr3t" not in command[1]
     path = f"{Path(sys.executable).parent}:{lab.environ['PATH']}"
-    ran = subprocess.run(
-        ["bash", "-c", named[1]],
+    result = subprocess.run(
+        ["bash", "-c", command[1]],
         cwd=lab.project,
         env=lab.environ | {"PATH": path},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"rank 0 @ node0\] begins at step [1-9]\d* with \[4, 2, 4\]", ran.stdout), ran.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"rank 0 @ node0\] begins at step [1-9]\d* with \[4, 2, 4\]", result.stdout), (
+        result.stdout
+    )
     before, after = lab.jobs()
     assert (before["state"], after["state"]) == ("cancelled", "succeeded")
     assert [rank["exit_code"] for rank in after["ranks"]] == [0] * 4

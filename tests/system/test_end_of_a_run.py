@@ -1,4 +1,4 @@
-"""The end of a `run` whose job ends while AWS fails: it goes on trying, and says what it could not end."""
+"""A `run` whose job ends while AWS fails: it retries, and names the instances that it could not terminate."""
 
 from typing import Any
 
@@ -16,21 +16,23 @@ from tests.support.world import World, yes
     ("fails_s", "code"),
     [(30, 0), *(pytest.param(*case, marks=pytest.mark.prove) for case in ((300, 0), (7200, 4)))],
 )
-def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: float, code: int) -> None:
+def test_run_terminates_its_nodes_once_aws_answers_again_or_names_them(
+    world: World, fails_s: float, code: int
+) -> None:
     cloud = world.cloud.info
 
-    def job(session: Session, **_: Any) -> JobDocument:
+    def run_until_aws_fails(session: Session, **_: Any) -> JobDocument:
         trained(session)
         fetched(session)
         fault_add(cloud, "*", "InternalError", for_s=fails_s)
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
-    def ran(session: Session) -> dict[str, Any]:
-        run.train, run.check_job = job, lambda session, **_: None  # type: ignore[assignment]
+    def run_that_job(session: Session) -> dict[str, Any]:
+        run.train, run.check_job = run_until_aws_fails, lambda session, **_: None  # type: ignore[assignment]
         return run.run_job(session, confirm=yes, on_lines=lambda lines: None)
 
     began = world.clock.read()
-    ended = world.run(ran)
+    ended = world.run(run_that_job)
     assert ended.code == code, ended.told
     if code == 0:
         assert (len(ended.document["down"]["terminated"]), world.cloud.living()) == (2, [])
@@ -38,5 +40,5 @@ def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: floa
     assert run.END_S <= world.clock.read() - began < 2 * run.END_S
     assert "2 x g5.xlarge may run in us-east-1, at $" in ended.told
     world.cloud.mend()
-    assert all(one["InstanceId"] in ended.told for one in world.cloud.living()), ended.told
+    assert all(instance["InstanceId"] in ended.told for instance in world.cloud.living()), ended.told
     assert "awsddp down   # then end them" in ended.told

@@ -1,6 +1,7 @@
-"""An engineer trains a model of her own, as on 2026-11-23: then 27 commands, 8 failures and 25 stumbles.
+"""An engineer trains her own model in at most 18 commands.
 
-What made an engineer stop on 2026-11-28 is typed in, too.
+On 2026-11-23 it took 27 commands, with 8 failures and 25 stumbles. What stopped an engineer on 2026-11-28 is
+typed, too.
 """
 
 import json
@@ -65,9 +66,9 @@ dist.destroy_process_group()
 
 
 def wait_for_a_hang(lab: Lab) -> None:
-    """Wait until one rank of the last job waits for the other, as a person does before they ask.
+    """Wait until one rank of the last job waits for the other.
 
-    Before that a rank may be behind for a moment, as long as its imports take.
+    While a rank imports its modules, it may be behind for a moment.
     """
     ends = time.monotonic() + 60
     while "time.sleep(3600)" not in json.dumps(lab.json("why")):
@@ -75,7 +76,7 @@ def wait_for_a_hang(lab: Lab) -> None:
         time.sleep(1)
 
 
-def test_an_engineer_trains_a_model_of_her_own(
+def test_an_engineer_trains_her_own_model_in_at_most_18_commands(
     lab: Lab, story: Story, says: Callable[[str, Story], None]
 ) -> None:
     lab.script("train.py", TRAIN)
@@ -123,8 +124,8 @@ def test_an_engineer_trains_a_model_of_her_own(
         code=130,
         says=[r"next: awsddp train .*--resume\s+train-4 .*\{resume\}", "awsddp down"],
     )
-    said = story.type("awsddp train -q --name lr-0.03 -- --lr 0.03")
-    loss = re.search(r"loss ([0-9.]+)", said)
+    output = story.type("awsddp train -q --name lr-0.03 -- --lr 0.03")
+    loss = re.search(r"loss ([0-9.]+)", output)
     story.type(
         "awsddp jobs train-2 lr",
         says=["--epochs 3", "--lr 0.03", re.escape(loss[1]) if loss else "a loss"],

@@ -1,4 +1,4 @@
-"""What a rank finds in its environment: as torchrun, started by hand on the same node, would give it."""
+"""The environment of a rank is what torchrun, started by hand on the same node, sets."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import json, os, sys
 with open(os.path.join(sys.argv[1], "environment%s.json" % os.environ["RANK"]), "w") as stream:
     json.dump(dict(os.environ), stream)
 """
-# What a rank gets beside torchrun's own.
+# Variables of a rank besides those of torchrun.
 OURS = {
     "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
@@ -21,28 +21,28 @@ OURS = {
     "AWSDDP_STACKS_DIR",
     "PYTHONPATH",
 }
-# Of each launch its own: where it meets, its name, where a failure is written; and who holds the store.
+# Differ in each launch: the rendezvous, its id, the file of an error; and which process runs the store.
 ITS_OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"}
-# Of the login, not of the launcher.
+# Variables of the login, not of the launcher.
 LOGIN = {"PWD", "OLDPWD", "SHLVL", "_", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM", "XDG_SESSION_ID"}
 
 
-def test_a_rank_finds_what_torchrun_by_hand_would_give_it(cluster: Lab) -> None:
+def test_the_environment_of_a_rank_is_that_of_torchrun_started_by_hand(cluster: Lab) -> None:
     cluster.script("dump.py", DUMP)
     folder = Path("environments")
     (cluster.project / folder).mkdir(exist_ok=True)
     (cluster.project / folder / "here").touch()
     each = ("--nproc-per-node", "2", "--world-size", "2")
     result = cluster.json("train", "dump.py", *each, "--", "environments")
-    ours = [_read(cluster.project / result["home"] / "node0" / folder, rank) for rank in (0, 1)]
+    ours = [_read_environment(cluster.project / result["home"] / "node0" / folder, rank) for rank in (0, 1)]
     node = cluster.json("status")["nodes"][0]
     by_hand = (
         "cd awsddp/work && mkdir -p by_hand && /opt/pytorch/bin/python -m torch.distributed.run --nnodes 1 "
         f"--nproc-per-node 2 --master-addr {node['private_ip']} --master-port 29555 dump.py by_hand "
         ">/dev/null 2>&1 && cat by_hand/environment0.json && echo && cat by_hand/environment1.json"
     )
-    shown = cluster.run("ssh", "--", by_hand)
-    theirs = [json.loads(line) for line in shown.stdout.splitlines()]
+    result_by_hand = cluster.run("ssh", "--", by_hand)
+    theirs = [json.loads(line) for line in result_by_hand.stdout.splitlines()]
     for rank in (0, 1):
         names = set(ours[rank]) ^ set(theirs[rank])
         assert names - LOGIN == OURS
@@ -53,6 +53,6 @@ def test_a_rank_finds_what_torchrun_by_hand_would_give_it(cluster: Lab) -> None:
         assert ours[rank]["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
-def _read(folder: Path, rank: int) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / f"environment{rank}.json").read_text())
-    return found
+def _read_environment(folder: Path, rank: int) -> dict[str, str]:
+    variables: dict[str, str] = json.loads((folder / f"environment{rank}.json").read_text())
+    return variables

@@ -1,4 +1,4 @@
-"""A job whose files grow, and a fetch that is cut, drawn from benchmarks/campaigns/fetch.py."""
+"""A job whose files grow, and a fetch that is cut: cases drawn from benchmarks/campaigns/fetch.py."""
 
 import os
 import random
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_a_fetch_brings_what_is_whole_and_goes_on_where_it_was_cut(
+def test_fetch_copies_complete_files_and_resumes_where_it_was_cut(
     record_property: Callable[[str, object], None],
 ) -> None:
     with cluster(2, fetch.SCRIPTS) as lab:

@@ -1,4 +1,4 @@
-"""fetch, while the job runs."""
+"""`fetch` while the job runs."""
 
 import time
 
@@ -33,35 +33,35 @@ half.close()
 
 
 @pytest.mark.prove
-def test_what_is_whole_comes_while_the_job_runs_and_all_at_its_end(cluster: Lab) -> None:
+def test_fetch_copies_complete_files_while_the_job_runs_and_all_files_at_its_end(cluster: Lab) -> None:
     cluster.script("grows.py", SCRIPT)
-    home = cluster.project / "runs/grows"
-    words = ("train", "grows.py", "--name", "grows", "--world-size", "2", "--detach")
-    assert cluster.run(*words).returncode == 0
+    results_dir = cluster.project / "runs/grows"
+    args = ("train", "grows.py", "--name", "grows", "--world-size", "2", "--detach")
+    assert cluster.run(*args).returncode == 0
     try:
         deadline = time.monotonic() + 30
-        while not (home / "node1/whole.pt").exists():
-            shown = cluster.run("fetch", "grows")
-            assert shown.returncode == 0, shown.stderr
+        while not (results_dir / "node1/whole.pt").exists():
+            result = cluster.run("fetch", "grows")
+            assert result.returncode == 0, result.stderr
             assert time.monotonic() < deadline
-        shown = cluster.run("fetch", "grows")
-        assert shown.returncode == 0, shown.stderr
-        assert "still writes" in shown.stderr
-        assert "half.pt" in shown.stderr
+        result = cluster.run("fetch", "grows")
+        assert result.returncode == 0, result.stderr
+        assert "still writes" in result.stderr
+        assert "half.pt" in result.stderr
         for node in (0, 1):
-            assert (home / f"node{node}/whole.pt").read_bytes() == b"w" * 1000
-            assert not (home / f"node{node}/half.pt").exists()
+            assert (results_dir / f"node{node}/whole.pt").read_bytes() == b"w" * 1000
+            assert not (results_dir / f"node{node}/half.pt").exists()
             for name in (f"logs/rank{node}.log", f"node{node}/app.log.1"):
-                lines = (home / name).read_text().splitlines(keepends=True)
+                lines = (results_dir / name).read_text().splitlines(keepends=True)
                 assert all(line.startswith("line ") for line in lines)
         assert cluster.json("status")["jobs"][-1]["state"] == "running"
     finally:
-        ended = cluster.run("exec", "--", "touch ~/awsddp/work/end")
-    assert ended.returncode == 0, ended.stderr
+        touched = cluster.run("exec", "--", "touch ~/awsddp/work/end")
+    assert touched.returncode == 0, touched.stderr
     assert cluster.run("logs", "-f", "grows").returncode == 0
     assert cluster.json("fetch", "grows")["job"] == "grows"
     for node in (0, 1):
-        assert (home / f"node{node}/half.pt").read_bytes() == b"h" * 1000 + b"e"
-        last = (home / f"node{node}/latest").read_text()
-        assert (home / f"logs/rank{node}.log").read_text().endswith(f"line {last}\n")
-    assert not (home / ".part").exists()
+        assert (results_dir / f"node{node}/half.pt").read_bytes() == b"h" * 1000 + b"e"
+        last_number = (results_dir / f"node{node}/latest").read_text()
+        assert (results_dir / f"logs/rank{node}.log").read_text().endswith(f"line {last_number}\n")
+    assert not (results_dir / ".part").exists()

@@ -1,4 +1,4 @@
-"""Ways of forgetting a cluster, drawn from the campaign of all of them: each ends in time, at its price."""
+"""Forgotten clusters, drawn from the campaign of all ways to forget one: each ends in time, at its price."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -25,15 +25,12 @@ if TYPE_CHECKING:
 
 
 def unread_bytes(port: int) -> list[int]:
-    """Return how many bytes from `port` are on their way, and at the maker of each connection to it not read.
-
-    proc_pid_net(5).
-    """
+    """Return the bytes in transit from `port`, and those that its clients have not read: proc_pid_net(5)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    ends = [[place.split(":")[1] for place in row[1:3]] + row[4].split(":") for row in rows]
-    found = [(int(here, 16), int(there, 16), sent, unread) for here, there, sent, unread in ends]
-    on_way = [int(sent, 16) for here, _, sent, _ in found if here == port]
-    return on_way + [int(unread, 16) for _, there, _, unread in found if there == port]
+    ends = [[address.split(":")[1] for address in row[1:3]] + row[4].split(":") for row in rows]
+    sockets = [(int(local, 16), int(remote, 16), sent, unread) for local, remote, sent, unread in ends]
+    in_transit = [int(sent, 16) for local, _, sent, _ in sockets if local == port]
+    return in_transit + [int(unread, 16) for _, remote, _, unread in sockets if remote == port]
 
 
 def test_job_of_four_ranks_on_two_nodes_succeeds(fleet: "Fleet") -> None:
@@ -49,7 +46,7 @@ def test_job_of_four_ranks_on_two_nodes_succeeds(fleet: "Fleet") -> None:
     until(lambda: not fleet.supervisors(0) + fleet.supervisors(1))
 
 
-def test_both_nodes_know_the_same_end(fleet: "Fleet") -> None:
+def test_both_nodes_record_the_same_end_of_the_job(fleet: "Fleet") -> None:
     fleet.run("import os, sys\nsys.exit(3 * (os.environ['RANK'] == '2'))\n")
     first, second = fleet.document(0), fleet.document(1)
     for key in ("state", "cause", "ranks", "complete"):
@@ -88,13 +85,13 @@ def test_rank_that_ended_early_is_named_before_the_one_that_failed(fleet: "Fleet
     assert job.cause.explanation.endswith(" ValueError: x.")
 
 
-def test_ranks_that_end_at_once_are_all_seen(make_fleet: "Callable[[int], Fleet]") -> None:
+def test_all_of_16_ranks_that_end_at_once_have_an_exit_code(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     fleet.hosts[0] = replace(fleet.hosts[0], prepared=replace(fleet.hosts[0].prepared, python="/bin/true"))
     assert codes(fleet.run("x\n", world_size=16)) == [0] * 16
 
 
-def test_rank_that_cannot_be_started_says_why(make_fleet: "Callable[[int], Fleet]") -> None:
+def test_log_of_a_rank_that_cannot_be_started_says_why(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     job = fleet.run("x\n", args=("x" * 200_000,))
     assert codes(job) == [127, 127]
@@ -133,7 +130,7 @@ def test_grandchildren_in_sessions_of_their_own_are_ended(fleet: "Fleet") -> Non
     assert fleet.processes() == []
 
 
-def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fleet") -> None:
+def test_killed_supervisor_ends_its_ranks_and_fails_the_job(fleet: "Fleet") -> None:
     fleet.launch(
         "import subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
@@ -151,23 +148,23 @@ def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fle
     until(lambda: fleet.processes() == [])
 
 
-def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fleet") -> None:
+def test_node_whose_agent_and_guard_were_killed_is_not_reported_as_lost(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     until(lambda: len(fleet.processes()) == 4)
-    first = fleet.document(0)["pid"]
-    os.kill(first, signal.SIGSTOP)  # it sends nothing more: what a dead process has not read resets its link
-    stopped = Path(f"/proc/{first}/stat")
-    until(lambda: stopped.read_text().rpartition(")")[2].split()[0] == "T")  # a send that was begun is done
+    first_pid = fleet.document(0)["pid"]
+    os.kill(first_pid, signal.SIGSTOP)  # sends nothing more: unread bytes of a dead process reset its link
+    stopped = Path(f"/proc/{first_pid}/stat")
+    until(lambda: stopped.read_text().rpartition(")")[2].split()[0] == "T")  # no send is in progress
     port = fleet.requests(SLEEP)[0].link_port
     until(lambda: not any(unread_bytes(port)))
     for pid in fleet.supervisors(1):  # as kill(-1, SIGKILL) does to all processes of its user on the node
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not fleet.supervisors(1))  # what came while they die would reset the link, too
-    os.kill(first, signal.SIGCONT)
+    until(lambda: not fleet.supervisors(1))  # bytes that arrive while they die would reset the link, too
+    os.kill(first_pid, signal.SIGCONT)
     job = fleet.wait()
     assert job.cause is not None
-    said = job.cause.explanation
-    assert said.startswith("node1 left the job while it ran: its agent has ended and closed"), said
+    reason = job.cause.explanation
+    assert reason.startswith("node1 left the job while it ran: its agent has ended and closed"), reason
     assert "replaces the node if it is gone" in job.cause.next
     until(lambda: fleet.processes() == [])
 
@@ -176,23 +173,23 @@ def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet")
     from tests.agent.test_peers import Relay
 
     launches = fleet.requests(SLEEP)
-    first = launches[0].first_node.private_ip
-    relay = Relay(first.rpartition(".")[0] + ".99", (first, launches[0].link_port))
+    first_ip = launches[0].first_node.private_ip
+    relay = Relay(first_ip.rpartition(".")[0] + ".99", (first_ip, launches[0].link_port))
     far = messages.LaunchNode(node=0, private_ip=relay.host, instance_id="i-0")
     launches[1].nodes = [far, launches[1].nodes[1]]
 
-    def pumped(condition: Any) -> Any:
+    def pump_and_check(condition: Any) -> Any:
         relay.pump()
         return condition()
 
     for node, request in launches.items():
         fleet.ask(node, request)
-    until(lambda: pumped(lambda: len(fleet.processes()) == 4))
+    until(lambda: pump_and_check(lambda: len(fleet.processes()) == 4))
     os.kill(fleet.document(1)["pid"], signal.SIGKILL)
     relay.reset()
-    until(lambda: pumped(lambda: fleet.document(0)["state"] == "failed"))
-    said = fleet.document(0)["cause"]["explanation"]
-    assert said == "node1 left the job while it ran: its agent was killed (signal 9)."
+    until(lambda: pump_and_check(lambda: fleet.document(0)["state"] == "failed"))
+    explanation = fleet.document(0)["cause"]["explanation"]
+    assert explanation == "node1 left the job while it ran: its agent was killed (signal 9)."
     relay.close()
 
 
@@ -224,24 +221,24 @@ def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     assert fleet.processes() == []
 
 
-def lost(why: str) -> messages.Lost:
-    """Return what tells a node that the first node of the job is gone."""
+def make_lost(why: str) -> messages.Lost:
+    """Return the message to a node that the first node of the job is gone."""
     return messages.Lost(job="job", node=0, why=why, kind="node_lost")
 
 
-def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fleet: "Fleet") -> None:
+def test_nodes_end_their_ranks_when_a_client_reports_that_their_first_node_is_gone(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     until(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    assert fleet.ask(1, lost("its instance is terminated")).heard
+    assert fleet.ask(1, make_lost("its instance is terminated")).heard
     job = fleet.wait(nodes=[1])
     os.kill(first, signal.SIGCONT)
     assert job.state == "failed"
     assert job.cause is not None
     assert (job.cause.node, job.cause.kind) == (0, "node_lost")
     assert "lost node0 (its instance is terminated)" in job.cause.explanation
-    assert not fleet.ask(1, lost("again")).heard
+    assert not fleet.ask(1, make_lost("again")).heard
     fleet.wait()
     assert fleet.processes() == []
 
@@ -254,7 +251,7 @@ def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet"
     cancelled = run_in_thread(fleet.ask, 1, messages.Cancel(job="job", grace=1))
     until((fleet.folder(1) / "cancel.json").exists)
     until(lambda: len(fleet.processes()) == 2)
-    assert fleet.ask(1, lost("its instance is terminated")).heard
+    assert fleet.ask(1, make_lost("its instance is terminated")).heard
     assert cancelled.result().state == "cancelled"
     assert cancelled.result().cause.kind == "cancelled"
     os.kill(first, signal.SIGCONT)
@@ -263,7 +260,7 @@ def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet"
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 @pytest.mark.parametrize("node", [0, 1])
-def test_full_disk_is_named_and_the_end_is_still_written(fleet: "Fleet", node: int) -> None:
+def test_full_disk_is_the_cause_and_the_end_of_the_job_is_still_written(fleet: "Fleet", node: int) -> None:
     disk = fleet.homes[node] / ".awsddp"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
@@ -274,7 +271,7 @@ def test_full_disk_is_named_and_the_end_is_still_written(fleet: "Fleet", node: i
             "with open(os.environ['AWSDDP_RUN_DIR'] + '/checkpoint', 'wb', buffering=0) as file:\n"
             "    while True: file.write(bytes(4096))\n"
         )
-        assert [fleet.document(one)["state"] for one in (0, 1)] == ["failed", "failed"]
+        assert [fleet.document(index)["state"] for index in (0, 1)] == ["failed", "failed"]
         assert job.cause is not None
         assert (job.cause.rank, job.cause.node) == (2 * node, node)
         assert f"No space left on {disk} (0.00419 GB)." in job.cause.explanation
@@ -294,7 +291,7 @@ def test_missing_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     assert codes(job) == [None] * 4
 
 
-def test_stranger_at_the_port_does_not_disturb_the_job(fleet: "Fleet") -> None:
+def test_unknown_connections_to_the_port_do_not_disturb_the_job(fleet: "Fleet") -> None:
     import socket
 
     launches = fleet.requests("import time\ntime.sleep(1)\n")
@@ -348,7 +345,7 @@ def test_node_that_shuts_down_interrupts_the_job(fleet: "Fleet") -> None:
     assert "node1 was shut down while the job ran" in job.cause.explanation
 
 
-def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fleet: "Fleet") -> None:
+def test_shutdown_is_the_cause_even_if_the_supervisor_was_killed_before_the_end(fleet: "Fleet") -> None:
     fleet.launch(
         "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
@@ -362,7 +359,7 @@ def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fl
     fleet.ask(0, messages.Cancel(job="job", grace=0))
 
 
-def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:
+def test_job_of_a_restarted_node_is_interrupted(fleet: "Fleet") -> None:
     fleet.run("pass\n")
     for node in (0, 1):
         path = fleet.folder(node) / "state.json"
@@ -373,7 +370,7 @@ def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:
     assert "was restarted" in job.cause.explanation
 
 
-def test_weird_arguments_arrive_as_they_are(fleet: "Fleet") -> None:
+def test_special_characters_of_arguments_reach_the_script_unchanged(fleet: "Fleet") -> None:
     args = (
         "--flag",
         "-x",
@@ -396,7 +393,7 @@ def test_weird_arguments_arrive_as_they_are(fleet: "Fleet") -> None:
     assert not list(fleet.homes[0].rglob("canary"))
 
 
-def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
+def test_launch_reports_its_error_and_leaves_no_job_folder(fleet: "Fleet") -> None:
     import socket
 
     with pytest.raises(UsageError, match=r"nowhere\.py not found on this node"):
@@ -433,7 +430,7 @@ def test_secret_is_neither_in_the_ranks_environment_nor_readable_by_others(fleet
     assert not any(secret.encode() in fleet.log(rank) for rank in range(4))
 
 
-def test_results_are_said_to_be_saved_before_their_saver_has_spoken_and_how_it_starts_again(
+def test_job_has_an_upload_state_before_its_uploader_reports_and_stores_how_to_restart_it(
     fleet: "Fleet",
 ) -> None:
     saver = "import pathlib, sys; pathlib.Path('~/got').expanduser().write_text(sys.stdin.read())"
@@ -454,24 +451,24 @@ def test_results_are_said_to_be_saved_before_their_saver_has_spoken_and_how_it_s
     assert job.saving is not None
     assert (job.saving.files, job.saving.ended, job.saving.silent_s < 60) == (0, False, True)
 
-    said = json.loads((folder / "saving.json").read_text())
+    progress = json.loads((folder / "saving.json").read_text())
     for at, ended, is_silent in (
-        (said["at"] - 90, False, True),
-        (said["at"] - 90, True, False),
+        (progress["at"] - 90, False, True),
+        (progress["at"] - 90, True, False),
         ("?", False, False),
     ):
-        (folder / "saving.json").write_text(json.dumps({**said, "at": at, "ended": ended}))
+        (folder / "saving.json").write_text(json.dumps({**progress, "at": at, "ended": ended}))
         [job] = fleet.ask(0, messages.State()).jobs
         assert job.saving is not None
         assert job.saving.is_silent == is_silent
 
 
-def test_rank_gets_what_torchrun_would_give_it(fleet: "Fleet") -> None:
+def test_rank_has_the_environment_that_torchrun_sets(fleet: "Fleet") -> None:
     fleet.run(
         "import json, os\nprint(json.dumps(dict(os.environ)))\n",
         variables={"NCCL_DEBUG": "INFO", "RANK": "9"},
     )
-    found = json.loads(fleet.log(3))
+    environment = json.loads(fleet.log(3))
     expected = {
         "RANK": "3",
         "LOCAL_RANK": "1",
@@ -498,8 +495,8 @@ def test_rank_gets_what_torchrun_would_give_it(fleet: "Fleet") -> None:
         "HOME": str(fleet.homes[1]),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    assert {name: found.get(name) for name in expected} == expected
-    assert Path(found["AWSDDP_RUN_DIR"]).is_dir()
+    assert {name: environment.get(name) for name in expected} == expected
+    assert Path(environment["AWSDDP_RUN_DIR"]).is_dir()
 
 
 @pytest.mark.prove

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.support.lab import Lab
-from tests.system.test_detached import becomes
+from tests.system.test_detached import wait_for_state
 from tests.system.test_saving import WITH_ROLE, with_bucket
 
 pytestmark = pytest.mark.prove
@@ -33,7 +33,7 @@ def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(
     iam.delete_role_policy(**policy)
     for node in ("node0", "node1"):
         assert lab.run("local", "fault", "add", node, "poweroff").returncode == 0
-    becomes(lab, "stopped", within_s=200)
+    wait_for_state(lab, "stopped", within_s=200)
     iam.put_role_policy(
         **policy, PolicyDocument=json.dumps(document)
     )  # else it is tried for two minutes more
