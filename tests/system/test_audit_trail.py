@@ -1,4 +1,4 @@
-"""The audit trail of whole commands: it has each call to AWS, and private keys are in their own file alone."""
+"""The audit trail of whole commands has each call to AWS; private keys are in their own file alone."""
 
 import json
 import stat

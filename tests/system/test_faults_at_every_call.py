@@ -1,6 +1,6 @@
-"""A fault at every call: each ends in success or in one clear error, and nothing is left after `down`.
+"""A fault at every call: each command succeeds or ends in one clear error, and `down` then leaves nothing.
 
-Which calls there are is counted at run time. AWSDDP_FULL=1 tries all cases, else some, drawn by a seed.
+The calls of a command are counted at run time. AWSDDP_FULL=1 runs all cases, else some are drawn by a seed.
 """
 
 import random
@@ -26,46 +26,46 @@ FEW = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Act:
-    """A command: the ground that it starts from, how many instances live once it succeeded, in which state.
+class Command:
+    """A command: the state that it starts from, and the instances that exist once it succeeded.
 
-    `most` is how many may have been launched until then.
+    `most` is the highest number of instances that may have been launched until then.
     """
 
     verb: Callable[..., Any]
     ground: str = "cluster"
     nodes: int = NODES
-    asked: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
     living: int = NODES
     state: str = "running"
     most: int = 2 * NODES
-    asks: bool = True
+    confirms: bool = True
 
     def run(self, world: World) -> Outcome:
-        """Run it, agreeing to everything."""
-        choices = {"confirm": yes} if self.asks else {}
-        return world.run(self.verb, nodes=self.nodes, asked=self.asked, **choices)
+        """Run the command, with every confirmation given."""
+        choices = {"confirm": yes} if self.confirms else {}
+        return world.run(self.verb, nodes=self.nodes, asked=self.requested, **choices)
 
 
-ACTS = {
-    "up": Act(verb=up, ground="nothing", most=NODES),
-    "up again": Act(verb=up),
-    "larger": Act(verb=up, nodes=3, living=3, most=2 * NODES + 1),
-    "smaller": Act(verb=up, nodes=1, living=1),
-    "moved": Act(verb=up, asked={"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}),
-    "stop": Act(verb=stop, state="stopped"),
-    "start": Act(verb=up, ground="stopped"),
-    "train": Act(verb=trained, asks=False),
-    "fetch": Act(verb=fetched, ground="owing", asks=False),
-    "down": Act(verb=down, living=0),
-    "down --orphans": Act(verb=inventory.down_orphans, ground="orphans", living=0, most=0),
-    "status": Act(verb=status, asks=False),
-    "status --all": Act(verb=inventory.status_all, asks=False),
-    "plan": Act(verb=plan, asks=False),
-    "doctor": Act(verb=checked, asks=False),
+COMMANDS = {
+    "up": Command(verb=up, ground="nothing", most=NODES),
+    "up again": Command(verb=up),
+    "larger": Command(verb=up, nodes=3, living=3, most=2 * NODES + 1),
+    "smaller": Command(verb=up, nodes=1, living=1),
+    "moved": Command(verb=up, requested={"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}),
+    "stop": Command(verb=stop, state="stopped"),
+    "start": Command(verb=up, ground="stopped"),
+    "train": Command(verb=trained, confirms=False),
+    "fetch": Command(verb=fetched, ground="owing", confirms=False),
+    "down": Command(verb=down, living=0),
+    "down --orphans": Command(verb=inventory.down_orphans, ground="orphans", living=0, most=0),
+    "status": Command(verb=status, confirms=False),
+    "status --all": Command(verb=inventory.status_all, confirms=False),
+    "plan": Command(verb=plan, confirms=False),
+    "doctor": Command(verb=checked, confirms=False),
 }
-# The codes of a throttle and of a denial are not the same in each service.
-ELSEWHERE = {
+# Services other than EC2 have other codes for a throttle and a denial.
+OTHER_CODES = {
     "RequestLimitExceeded": "ThrottlingException",
     "UnauthorizedOperation": "AccessDeniedException",
 }
@@ -73,42 +73,42 @@ NOT_EC2 = ("GetCallerIdentity", "GetParameters", "GetServiceQuota", "GetProducts
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What goes wrong with a call, and the exit codes that it may end in (0 is success)."""
+class Fault:
+    """A fault of a call, and the exit codes that the command may have (0 is success)."""
 
     effect: str
-    ends: tuple[int, ...]
+    codes: tuple[int, ...]
     choices: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"{self.effect} {self.choices or 'always'}"
 
 
-WHILE = {"times": 2}
-TROUBLES = (
-    *(Trouble(effect, (0,), WHILE) for effect in ("RequestLimitExceeded", "InternalError", "cut", "lost")),
-    *(Trouble(effect, (0, 4)) for effect in ("RequestLimitExceeded", "InternalError", "cut", "lost")),
-    *(Trouble(effect, (0, 4)) for effect in ("UnauthorizedOperation", "ExpiredToken")),
-    *(Trouble("stale", (0,), {"seconds": seconds}) for seconds in (0, 5, 30)),
+TWICE = {"times": 2}
+FAULTS = (
+    *(Fault(effect, (0,), TWICE) for effect in ("RequestLimitExceeded", "InternalError", "cut", "lost")),
+    *(Fault(effect, (0, 4)) for effect in ("RequestLimitExceeded", "InternalError", "cut", "lost")),
+    *(Fault(effect, (0, 4)) for effect in ("UnauthorizedOperation", "ExpiredToken")),
+    *(Fault("stale", (0,), {"seconds": seconds}) for seconds in (0, 5, 30)),
 )
-WRONG_CLOCKS = tuple(Trouble("wrong clock", (4,), {"ahead_s": ahead}) for ahead in (3600, -86400))
+WRONG_CLOCKS = tuple(Fault("wrong clock", (4,), {"ahead_s": ahead}) for ahead in (3600, -86400))
 REFUSALS = (
-    Trouble("InsufficientInstanceCapacity", (5,)),
-    Trouble("SpotMaxPriceTooLow", (5,)),
-    Trouble("VcpuLimitExceeded", (4,)),
-    Trouble("MaxSpotInstanceCountExceeded", (4,)),
-    Trouble("InsufficientFreeAddressesInSubnet", (4,)),
-    Trouble("Unsupported", (4,)),
-    Trouble("PendingVerification", (4,)),
-    Trouble("OptInRequired", (4,)),
-    Trouble("InvalidAMIID.NotFound", (4,)),
+    Fault("InsufficientInstanceCapacity", (5,)),
+    Fault("SpotMaxPriceTooLow", (5,)),
+    Fault("VcpuLimitExceeded", (4,)),
+    Fault("MaxSpotInstanceCountExceeded", (4,)),
+    Fault("InsufficientFreeAddressesInSubnet", (4,)),
+    Fault("Unsupported", (4,)),
+    Fault("PendingVerification", (4,)),
+    Fault("OptInRequired", (4,)),
+    Fault("InvalidAMIID.NotFound", (4,)),
 )
 
 
-def begin(world: World, ground: str) -> None:
-    """Make what an act starts from, and keep it by its name.
+def prepare_start(world: World, ground: str) -> None:
+    """Create the state that a command starts from, and save it by its name.
 
-    A cluster is the second of its name: what this machine remembers of the first must not mislead anyone.
+    A cluster is the second of its name: records of the first must not affect a command.
     """
     if (world.root / ground).exists():
         return
@@ -129,100 +129,102 @@ def begin(world: World, ground: str) -> None:
     world.save(ground)
 
 
-def strike(world: World, act: Act, operation: str, trouble: Trouble) -> Outcome:
-    """Carry an act out in trouble, from its ground; the trouble is over afterwards."""
-    effect, choices = trouble.effect, trouble.choices
+def run_with_fault(world: World, command: Command, operation: str, fault: Fault) -> Outcome:
+    """Run a command from its start with a fault, and end the fault afterwards."""
+    effect, choices = fault.effect, fault.choices
     if effect == "wrong clock":
-        world.restore(act.ground, **choices)
-        outcome = act.run(world)
+        world.restore(command.ground, **choices)
+        outcome = command.run(world)
         world.save("wrong")
         world.restore("wrong")
         return outcome
-    world.restore(act.ground)
+    world.restore(command.ground)
     if operation in NOT_EC2:
-        effect = ELSEWHERE.get(effect, effect)
+        effect = OTHER_CODES.get(effect, effect)
     world.cloud.fault(operation, effect, **choices)
-    outcome = act.run(world)
+    outcome = command.run(world)
     world.cloud.mend()
     return outcome
 
 
-def check(world: World, act: Act, operation: str, trouble: Trouble) -> None:
-    """Strike; it ends as it may, with what it says it has made or ended, and `down` then leaves nothing."""
-    outcome = strike(world, act, operation, trouble)
-    ends = act.verb in (down, inventory.down_orphans) or operation == "TerminateInstances"
-    told = (8,) if ends and not trouble.choices else ()  # what could not be ended
-    assert outcome.code in trouble.ends + told, f"{outcome.code}: {outcome.told}"
-    states = [one["State"]["Name"] for one in world.cloud.living()]
+def check_fault(world: World, command: Command, operation: str, fault: Fault) -> None:
+    """Run a command with a fault; check its exit code and instances, and that `down` then leaves nothing."""
+    outcome = run_with_fault(world, command, operation, fault)
+    terminates = command.verb in (down, inventory.down_orphans) or operation == "TerminateInstances"
+    incomplete = (8,) if terminates and not fault.choices else ()  # instances that could not be terminated
+    assert outcome.code in fault.codes + incomplete, f"{outcome.code}: {outcome.told}"
+    states = [instance["State"]["Name"] for instance in world.cloud.living()]
     if outcome.code == 0:
-        assert states == [act.state] * act.living
-        assert act.verb is not down or world.cloud.left() == []
-    assert len(states) <= max(NODES, act.nodes)
-    assert len(world.cloud.instances()) <= act.most
+        assert states == [command.state] * command.living
+        assert command.verb is not down or world.cloud.left() == []
+    assert len(states) <= max(NODES, command.nodes)
+    assert len(world.cloud.instances()) <= command.most
     again = world.run(down, nodes=NODES, discard=True, confirm=yes)
     assert again.code == 0, again.told
     assert world.cloud.left() == []
 
 
-def cases_of(world: World, act: Act) -> list[tuple[str, Trouble]]:
-    """Return each call of an act with each trouble that it may meet; the calls are counted now."""
-    begin(world, act.ground)
-    world.restore(act.ground)
-    calls = act.run(world).calls
-    cases = [(operation, trouble) for operation in sorted(dict(calls)) for trouble in TROUBLES]
-    cases += [("*", trouble) for trouble in TROUBLES if trouble.effect == "stale"]
-    cases += [("*", trouble) for trouble in WRONG_CLOCKS]
+def list_cases(world: World, command: Command) -> list[tuple[str, Fault]]:
+    """Return each call of a command, which runs once to list them, with each fault that it may meet."""
+    prepare_start(world, command.ground)
+    world.restore(command.ground)
+    calls = command.run(world).calls
+    cases = [(operation, fault) for operation in sorted(dict(calls)) for fault in FAULTS]
+    cases += [("*", fault) for fault in FAULTS if fault.effect == "stale"]
+    cases += [("*", fault) for fault in WRONG_CLOCKS]
     refusals = {
         "RunInstances": REFUSALS,
         "StartInstances": REFUSALS[:1],
-    }  # `doctor` asks, and tells the answer
-    refusals = {} if act.verb is checked else refusals
+    }  # `doctor` reports a refusal in its checks
+    refusals = {} if command.verb is checked else refusals
     return cases + [
         (operation, refusal) for operation in sorted(dict(calls)) for refusal in refusals.get(operation, ())
     ]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS[:4:2], ids=lambda refusal: refusal.effect)
-def test_a_launch_that_is_refused_leaves_nothing(world: World, refusal: Trouble) -> None:
-    begin(world, "nothing")
-    outcome = strike(world, ACTS["up"], "RunInstances", refusal)
-    assert (outcome.code, world.cloud.left()) == (*refusal.ends, [])
+def test_a_launch_that_aws_refuses_leaves_nothing(world: World, refusal: Fault) -> None:
+    prepare_start(world, "nothing")
+    outcome = run_with_fault(world, COMMANDS["up"], "RunInstances", refusal)
+    assert (outcome.code, world.cloud.left()) == (*refusal.codes, [])
 
 
 @pytest.mark.prove
-def test_what_cannot_be_asked_about_is_not_told_to_be_absent(world: World) -> None:
-    begin(world, "cluster")
-    outcome = strike(world, ACTS["down"], "DescribeInstances", Trouble("UnauthorizedOperation", (4,)))
+def test_down_that_may_not_list_instances_fails_and_keeps_the_key(world: World) -> None:
+    prepare_start(world, "cluster")
+    outcome = run_with_fault(
+        world, COMMANDS["down"], "DescribeInstances", Fault("UnauthorizedOperation", (4,))
+    )
     assert (outcome.code, len(world.cloud.living())) == (4, NODES)
     assert (world.home / "clusters/demo/key").exists()
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ["up", "down"])
-@pytest.mark.parametrize("trouble", WRONG_CLOCKS)
-def test_a_wrong_clock_is_told_as_what_it_is(world: World, name: str, trouble: Trouble) -> None:
-    begin(world, ACTS[name].ground)
-    outcome = strike(world, ACTS[name], "*", trouble)
+@pytest.mark.parametrize("fault", WRONG_CLOCKS)
+def test_a_wrong_clock_is_reported_with_its_difference_to_aws(world: World, name: str, fault: Fault) -> None:
+    prepare_start(world, COMMANDS[name].ground)
+    outcome = run_with_fault(world, COMMANDS[name], "*", fault)
     assert outcome.code == 4
-    assert f"s {'behind' if trouble.choices['ahead_s'] > 0 else 'ahead of'} AWS's" in outcome.told
+    assert f"s {'behind' if fault.choices['ahead_s'] > 0 else 'ahead of'} AWS's" in outcome.told
     assert world.run(down, nodes=NODES, confirm=yes).code == 0
     assert world.cloud.left() == []
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", ACTS)
-def test_every_call_may_fail_in_every_way(
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_survives_each_fault_of_each_call(
     world: World, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    act = ACTS[name]
-    cases = every = cases_of(world, act)
+    command = COMMANDS[name]
+    cases = every = list_cases(world, command)
     if not FULL:
         cases = random.Random(f"{SEED} {name}").sample(every, min(len(every), SOME.get(name, FEW)))
-    for operation, trouble in cases:
+    for operation, fault in cases:
         try:
-            check(world, act, operation, trouble)
+            check_fault(world, command, operation, fault)
         except BaseException as error:
-            error.add_note(f"{name}, {operation}: {trouble}")
+            error.add_note(f"{name}, {operation}: {fault}")
             raise
     record_property("says", f"{name}: {len(cases)} faults of {len(every)}, each ended well or told, 0 left")

@@ -1,8 +1,9 @@
-"""Random histories: all verbs that ask AWS, faults, kills, lost folders and nodes, another laptop, and time.
+"""Random histories: all verbs that call AWS, faults, kills, lost folders and nodes, another client, and time.
 
-A history that fails is printed as the steps that it took, with its seed: `AWSDDP_SEED=N` draws the histories
-of that seed again, in the same order; AWSDDP_FULL=1 draws more and longer ones. A replay may part from what
-it replays where two threads of one command race for the call at which it is killed.
+A history that fails is printed as its steps, with its seed: `AWSDDP_SEED=N` draws the histories of that seed
+again, in the same order; AWSDDP_FULL=1 draws more and longer ones. A replay may differ from the first run
+where two threads of one command race for the call at which it is killed. Hypothesis orders the rules by their
+names: another name draws other histories.
 """
 
 import re
@@ -37,7 +38,7 @@ LIMITS = settings(
     stateful_step_count=16 if FULL else 10,
     database=None,
     deadline=None,
-    phases=[Phase.generate],  # a history is not made shorter: that takes minutes
+    phases=[Phase.generate],  # no shrinking: it takes minutes
     suppress_health_check=list(HealthCheck),
 )
 EFFECTS = ("RequestLimitExceeded", "InternalError", "cut", "lost", "UnauthorizedOperation")
@@ -79,7 +80,7 @@ SIGNALS = st.builds(
     st.sampled_from([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]),
 )
 OURS: tuple[Login, ...] = ("key", "sso", "role", "unnamed")
-OTHERWISE, ELSEWHERE = st.sampled_from([up, status, down]), st.sampled_from([up, stop, status, down])
+OWN_VERBS, FOREIGN_VERBS = st.sampled_from([up, status, down]), st.sampled_from([up, stop, status, down])
 LATE = timedelta(seconds=60)
 HOMES = st.sampled_from(["home", "home", "home", "elsewhere"])
 
@@ -88,11 +89,11 @@ COUNT: Counter[str] = Counter()
 
 
 class Histories(RuleBasedStateMachine):
-    """One account, one laptop and another. `most` is how many nodes may live by what was asked for.
+    """One account and two clients. `most` is the number of nodes that may exist by what was requested.
 
-    Most histories begin with a cluster, and what needs one gets one, as its absence is soon told. What there
-    is never decides what is drawn: two threads of a command may race to the call at which it is killed, and
-    then the same draws lead to another place, which Hypothesis takes for an error of the test.
+    Most histories begin with a cluster, and a rule that needs one launches it, else most steps do nothing.
+    The state never decides what is drawn: two threads of a command may race to the call at which it is
+    killed, and then the same draws lead to another state, which Hypothesis takes for an error of the test.
     """
 
     def __init__(self, world: World) -> None:
@@ -102,7 +103,7 @@ class Histories(RuleBasedStateMachine):
         self.login: Login = "key"
         self.owner = ""
         self.most = 0
-        self.there: list[str] = []
+        self.resources: list[str] = []
         self.may_lose = False
 
     @initialize(login=st.sampled_from(OURS), nodes=st.sampled_from([0, 1, 2, 2, 3]), harm=HARM)
@@ -115,7 +116,7 @@ class Histories(RuleBasedStateMachine):
     def run(self, verb: Any, harm: Any, home: str, **choices: Any) -> Outcome:
         """Run a verb that is killed, or meets a fault, or neither.
 
-        Old lists are told to those alone who remember the cluster: others can but believe what AWS lists.
+        Only a client with a record of the cluster gets outdated lists: others cannot detect them.
         """
         kill, fault = (harm, None) if isinstance(harm, Kill) else (None, harm and (harm[0], *harm[1]))
         if fault and fault[1] == "stale" and not (self.home(home) / "clusters/demo").exists():
@@ -124,8 +125,8 @@ class Histories(RuleBasedStateMachine):
         choices.setdefault("login", self.login)
         return self.world.run(verb, home=self.home(home), kill=kill, fault=fault, **choices)
 
-    def need(self) -> None:
-        if not self.there:
+    def ensure_cluster(self) -> None:
+        if not self.resources:
             self.up(nodes=2, harm=None, home="home", cidr="203.0.113.7/32")
 
     def home(self, name: str) -> Path:
@@ -133,69 +134,71 @@ class Histories(RuleBasedStateMachine):
 
     @rule(nodes=SIZES, harm=HARM, home=HOMES, cidr=CIDRS)
     def up(self, nodes: int, harm: Any, home: str, cidr: str) -> None:
-        if self.owed():
+        if self.unfetched():
             return
-        there = {node_of(one).node for one in self.cloud.living()}
+        existing = {node_of(node).node for node in self.cloud.living()}
         launched = len(self.cloud.instances())
         outcome = self.run(up, harm, home, nodes=nodes, asked={"network.ssh_cidr": cidr}, confirm=yes)
         self.most = max(self.most, nodes)
-        assert len(self.cloud.instances()) - launched <= len(set(range(nodes)) - there), "more than asked"
+        assert len(self.cloud.instances()) - launched <= len(set(range(nodes)) - existing), (
+            "more than requested"
+        )
         if outcome.code == 0:
             assert outcome.document["state"] == "ready"
             assert [node["node"] for node in outcome.document["nodes"]] == list(range(nodes))
-            assert [one["State"]["Name"] for one in self.cloud.living()] == ["running"] * nodes
+            assert [node["State"]["Name"] for node in self.cloud.living()] == ["running"] * nodes
             self.most = nodes
 
     @rule(harm=HARM, home=HOMES)
     def stop(self, harm: Any, home: str) -> None:
-        self.need()
-        if self.owed():
+        self.ensure_cluster()
+        if self.unfetched():
             return
         outcome = self.run(stop, harm, home, confirm=yes)
         if outcome.code == 0:
-            assert {one["State"]["Name"] for one in self.cloud.living()} == {"stopped"}
+            assert {node["State"]["Name"] for node in self.cloud.living()} == {"stopped"}
 
     @rule(harm=HARM)
     def train(self, harm: Any) -> None:
-        """Results are owed from now on; the nodes are machines of records, so nobody could fetch them."""
-        self.need()
+        """From now on nodes hold unfetched results; without real hosts, nobody can fetch them."""
+        self.ensure_cluster()
         if self.run(trained, harm, "home").code == 0:
-            assert len(self.owed()) == len(self.cloud.living())
-            assert {self.cloud.on_poweroff(key) for key in self.owed()} == {"stop"}
+            assert len(self.unfetched()) == len(self.cloud.living())
+            assert {self.cloud.on_poweroff(key) for key in self.unfetched()} == {"stop"}
 
     @rule(harm=HARM)
     def fetch(self, harm: Any) -> None:
-        self.need()
+        self.ensure_cluster()
         if self.run(fetched, harm, "home").code == 0:
-            assert self.owed() == []
+            assert self.unfetched() == []
 
     @rule(harm=HARM, home=HOMES)
     def down(self, harm: Any, home: str) -> None:
-        """From elsewhere results that are owed cannot be fetched, and are not discarded."""
-        owed, lived = self.owed(), len(self.cloud.living())
-        discard = self.may_lose = bool(owed) and home == "home"
+        """Another client cannot fetch unfetched results, and does not discard them."""
+        unfetched, before = self.unfetched(), len(self.cloud.living())
+        discard = self.may_lose = bool(unfetched) and home == "home"
         outcome = self.run(down, harm, home, discard=discard, confirm=yes)
         if outcome.code == 0:
-            self.gone()
-        if owed and not discard:
+            self.check_nothing_left()
+        if unfetched and not discard:
             assert outcome.code != 0
-            assert len(self.cloud.living()) == lived
+            assert len(self.cloud.living()) == before
         elif harm is None:
             assert outcome.code == 0, outcome.told
 
     @rule(harm=HARM, home=HOMES, discard=st.booleans())
     def down_orphans(self, harm: Any, home: str, discard: bool) -> None:
-        """What is no orphan lives on, and what holds results too."""
-        self.need()
+        """Instances that are no orphans, or hold results, stay."""
+        self.ensure_cluster()
         orphans, before = self.orphans(), self.alive()
-        kept = set() if discard else orphans & {before[key] for key in self.owed()}
-        orphans -= kept
+        holding = set() if discard else orphans & {before[key] for key in self.unfetched()}
+        orphans -= holding
         self.may_lose = discard
         outcome = self.run(inventory.down_orphans, harm, home, discard=discard, confirm=yes)
         stays = {key for key, cluster in before.items() if cluster not in orphans}
         assert stays <= self.alive().keys()
         if harm is None:
-            assert outcome.code == (6 if kept else 0), outcome.told
+            assert outcome.code == (6 if holding else 0), outcome.told
             assert self.ids() & orphans == set()
 
     @rule(home=HOMES)
@@ -203,7 +206,7 @@ class Histories(RuleBasedStateMachine):
         outcome = self.run(status, None, home)
         assert outcome.code == 0, outcome.told
         state = outcome.document["state"]
-        if state == "launching" and self.cloud.left() == []:  # it was cut off just now, and may still show
+        if state == "launching" and self.cloud.left() == []:  # killed just now: AWS may list it later
             record = ClusterFolder(self.home(home), "demo").read()
             assert record is not None and record.intent is not None
             assert self.world.clock.now() - record.created < timedelta(minutes=2)
@@ -214,78 +217,78 @@ class Histories(RuleBasedStateMachine):
     def status_all(self, home: str) -> None:
         outcome = self.run(status_all, None, home)
         assert outcome.code == 0, outcome.told
-        told = {one["id"]: one["orphan"] for one in outcome.document["clusters"]}
-        assert told.keys() == self.ids()
-        assert {key for key, orphan in told.items() if orphan} == self.orphans()
+        is_orphan = {cluster["id"]: cluster["orphan"] for cluster in outcome.document["clusters"]}
+        assert is_orphan.keys() == self.ids()
+        assert {key for key, orphan in is_orphan.items() if orphan} == self.orphans()
 
     @rule(harm=HARM, home=HOMES, verb=st.sampled_from([plan, doctor]))
     def look(self, harm: Any, home: str, verb: Any) -> None:
-        """Nothing is changed by what only looks; a cluster whose key is elsewhere cannot be planned."""
+        """`plan` and `doctor` change nothing; a cluster whose key is on another client cannot be planned."""
         before = self.alive()
         outcome = self.run(verb, harm, home)
         assert self.alive() == before
         assert harm is not None or outcome.code in (0, 3), outcome.told
 
-    @rule(login=st.sampled_from(OURS), verb=OTHERWISE, nodes=SIZES)
+    @rule(login=st.sampled_from(OURS), verb=OWN_VERBS, nodes=SIZES)
     def log_in_otherwise(self, login: Login, verb: Any, nodes: int) -> None:
-        """Another login of this account works on what this machine made, and the cluster keeps its owner."""
-        self.need()
-        if self.owed() or ClusterFolder(self.home("home"), "demo").read() is None:
+        """Another login of the account works on the cluster of this client, which keeps its owner."""
+        self.ensure_cluster()
+        if self.unfetched() or ClusterFolder(self.home("home"), "demo").read() is None:
             return
         more = {} if verb is status else {"confirm": yes}
         outcome = self.run(verb, None, "home", nodes=nodes, login=login, **more)
         assert outcome.code == 0, outcome.told
         if verb is down:
-            self.gone()
+            self.check_nothing_left()
         elif verb is up:
             self.most = nodes
 
-    @rule(verb=ELSEWHERE)
+    @rule(verb=FOREIGN_VERBS)
     def another_account(self, verb: Any) -> None:
-        """It is told apart, and nothing is changed or forgotten."""
-        self.need()
+        """Another account is refused, and neither resources nor the record change."""
+        self.ensure_cluster()
         folder = ClusterFolder(self.home("home"), "demo")
         if folder.read() is None:
             return
-        before, instances = self.kept(), len(self.cloud.instances())
+        before, instances = self.lasting_resources(), len(self.cloud.instances())
         more = {} if verb is status else {"confirm": yes}
         outcome = self.run(verb, None, "home", login="another account", **more)
         assert (outcome.code, "belongs to AWS account" in outcome.told) == (3, True), outcome
-        assert (self.kept(), len(self.cloud.instances())) == (before, instances)
+        assert (self.lasting_resources(), len(self.cloud.instances())) == (before, instances)
         assert folder.read() is not None
 
     @rule(nodes=SIZES, harm=st.one_of(HARM, SIGNALS))
     def run_a_job(self, nodes: int, harm: Any) -> None:
-        """Whatever it meets but -9 and a refusal of AWS: nothing is left, or disks that hold results."""
-        if self.owed():
+        """Unless killed by -9 or refused by AWS, it leaves nothing, or stopped nodes that hold results."""
+        if self.unfetched():
             return
         before = self.alive()
         outcome = self.run(ran, harm, "home", nodes=nodes, confirm=yes)
         self.most = max(self.most, nodes)
         if harm is None or (isinstance(harm, Kill) and outcome.code is not None):
-            if outcome.code == 3:  # refused: the cluster is there, and its folder is not
+            if outcome.code == 3:  # refused: the cluster exists, and its folder does not
                 assert self.alive() == before
             elif outcome.code != 6:
-                self.gone()
+                self.check_nothing_left()
             else:
-                assert {one["State"]["Name"] for one in self.cloud.living()} <= {"stopping", "stopped"}
-                assert len(self.owed()) == len(self.cloud.living())
+                assert {node["State"]["Name"] for node in self.cloud.living()} <= {"stopping", "stopped"}
+                assert len(self.unfetched()) == len(self.cloud.living())
 
     @rule(nodes=SIZES, harm=HARM)
     def run_and_leave(self, nodes: int, harm: Any) -> None:
-        if self.owed():
+        if self.unfetched():
             return
         outcome = self.run(detached, harm, "home", nodes=nodes, confirm=yes)
         self.most = max(self.most, nodes)
         if outcome.code == 0:
-            assert len(self.owed()) == len(self.cloud.living()) == nodes
+            assert len(self.unfetched()) == len(self.cloud.living()) == nodes
 
     @rule()
     def nobody_uses_it(self) -> None:
-        """The idle time passes: each node that runs powers itself off."""
-        self.need()
+        """The idle time passes: each running node powers itself off."""
+        self.ensure_cluster()
         self.world.clock.move(self.world.clock.read() + 3600)
-        self.cloud.power_off([one for one in self.cloud.living() if one["State"]["Name"] == "running"])
+        self.cloud.power_off([node for node in self.cloud.living() if node["State"]["Name"] == "running"])
 
     @rule()
     def lose_the_folder(self) -> None:
@@ -293,22 +296,22 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def lose_a_node(self) -> None:
-        self.need()
-        keys = [one["InstanceId"] for one in self.cloud.living()]
+        self.ensure_cluster()
+        keys = [node["InstanceId"] for node in self.cloud.living()]
         self.may_lose = True
         if keys:
             self.cloud.ec2.terminate_instances(InstanceIds=keys[:1])
 
     @rule(hours=st.sampled_from([0.01, 0.5, 2, 25]))
     def let_time_pass(self, hours: float) -> None:
-        self.need()
+        self.ensure_cluster()
         self.world.clock.move(self.world.clock.read() + timedelta(hours=hours).total_seconds())
         self.cloud.expire()
 
     @invariant()
     def no_result_is_lost(self) -> None:
-        """What holds the only copy of a result lives until that is at home or discarded."""
-        only, living = held(self.world.home), {one["InstanceId"] for one in self.cloud.living()}
+        """An instance with the only copy of a result exists until that is fetched or discarded."""
+        only, living = held(self.world.home), {node["InstanceId"] for node in self.cloud.living()}
         assert self.may_lose or only <= living
         if self.may_lose:
             hold(self.world.home, only & living)
@@ -316,12 +319,12 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_instance_is_late(self) -> None:
-        """None runs that is past its deadline, whoever came back or not."""
+        """No instance runs past its expiry, with or without a client."""
         self.cloud.expire()
         now = self.world.clock.now()
-        for one in self.cloud.living():
-            late = now - datetime.fromisoformat(tags(one)["awsddp:expires"])
-            assert one["State"]["Name"] != "running" or late <= LATE
+        for node in self.cloud.living():
+            late = now - datetime.fromisoformat(tags(node)["awsddp:expires"])
+            assert node["State"]["Name"] != "running" or late <= LATE
 
     @invariant()
     def no_more_lives_than_was_asked_for(self) -> None:
@@ -329,57 +332,57 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def what_is_there_is_known_by_its_tags(self) -> None:
-        """So it is known without any folder, and to its owner alone."""
+        """Every resource has the tags by which its owner, and nobody else, finds it without a folder."""
         ours = (
             "'awsddp:id'",
             "'awsddp:cluster', 'Value': 'demo'",
             f"'awsddp:owner', 'Value': '{self.owner}'",
         )
-        self.there = self.cloud.left()
-        assert [thing for thing in self.there if not all(tag in thing for tag in ours)] == []
+        self.resources = self.cloud.left()
+        assert [thing for thing in self.resources if not all(tag in thing for tag in ours)] == []
 
     def alive(self) -> dict[str, str]:
-        """Return the id of the cluster of each instance that lives."""
-        return {one["InstanceId"]: tags(one)["awsddp:id"] for one in self.cloud.living()}
+        """Return the id of the cluster of each instance that exists."""
+        return {node["InstanceId"]: tags(node)["awsddp:id"] for node in self.cloud.living()}
 
-    def kept(self) -> tuple[dict[str, str], list[str]]:
-        """Return what lives, and what is not an instance's: that of a terminated one goes by itself."""
-        own = ("describe_instances", "describe_volumes", "describe_network_interfaces")
-        return self.alive(), [thing for thing in self.cloud.left() if not thing.startswith(own)]
+    def lasting_resources(self) -> tuple[dict[str, str], list[str]]:
+        """Return the instances, and the resources that EC2 does not delete with a terminated instance."""
+        of_instances = ("describe_instances", "describe_volumes", "describe_network_interfaces")
+        return self.alive(), [thing for thing in self.cloud.left() if not thing.startswith(of_instances)]
 
     def ids(self) -> set[str]:
-        """Return the id of whatever there is."""
-        return {found for thing in self.cloud.left() for found in ID.findall(thing)}
+        """Return the ids of the clusters of all resources."""
+        return {cluster_id for thing in self.cloud.left() for cluster_id in ID.findall(thing)}
 
     def orphans(self) -> set[str]:
-        """Return the ids of which no instance lives, or whose instances are past their expiry."""
+        """Return the ids of the clusters without an instance that is before its expiry."""
         now, lives = self.world.clock.now(), self.cloud.living()
-        expiries = [(tags(one)["awsddp:id"], tags(one)["awsddp:expires"]) for one in lives]
+        expiries = [(tags(node)["awsddp:id"], tags(node)["awsddp:expires"]) for node in lives]
         return self.ids() - {key for key, expires in expiries if datetime.fromisoformat(expires) > now}
 
-    def owed(self) -> list[str]:
-        """Return the instances that owe results."""
-        return [one["InstanceId"] for one in self.cloud.living() if "awsddp:unfetched" in tags(one)]
+    def unfetched(self) -> list[str]:
+        """Return the instances with unfetched results."""
+        return [node["InstanceId"] for node in self.cloud.living() if "awsddp:unfetched" in tags(node)]
 
-    def gone(self) -> None:
+    def check_nothing_left(self) -> None:
         assert self.cloud.left() == []
         self.most = 0
 
     def teardown(self) -> None:
-        """Nobody comes back: all end themselves. `down` is legal in every state, and leaves nothing."""
+        """Without a client, nodes end by themselves. `down` is allowed in every state, and leaves nothing."""
         COUNT["histories"] += 1
         self.world.clock.move(self.world.clock.read() + timedelta(days=2).total_seconds())
         self.cloud.expire()
-        assert {one["State"]["Name"] for one in self.cloud.living()} <= {"stopping", "stopped"}
+        assert {node["State"]["Name"] for node in self.cloud.living()} <= {"stopping", "stopped"}
         if self.owner:
             outcome = self.run(down, None, "home", discard=True, confirm=yes)
             assert outcome.code == 0, outcome.told
-        self.gone()
+        self.check_nothing_left()
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(7200)
-def test_whatever_happens_down_leaves_nothing(
+def test_down_leaves_nothing_after_any_history(
     world: World, record_property: Callable[[str, object], None]
 ) -> None:
     COUNT.clear()

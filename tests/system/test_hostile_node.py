@@ -1,4 +1,4 @@
-"""Drawn cases of the campaign benchmarks/campaigns/hostile_node.py, with a fresh seed that is printed."""
+"""Drawn cases of benchmarks/campaigns/hostile_node.py, with a new seed that is printed."""
 
 import os
 import random
@@ -12,7 +12,9 @@ CASES = 60
 
 
 @pytest.mark.prove
-def test_a_hostile_node_changes_its_jobs_own_folder_alone_and_words_no_line(tmp_path: Path) -> None:
+def test_a_hostile_node_changes_only_the_folder_of_its_job_and_forges_no_output(
+    tmp_path: Path,
+) -> None:
     seed = os.environ.get("AWSDDP_SEED") or str(random.SystemRandom().randrange(10**6))
     home = hostile_node.Home(tmp_path / "home")
     cases = (f"{seed}/{number}" for number in range(CASES))

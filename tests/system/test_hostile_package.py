@@ -1,4 +1,4 @@
-"""A hostile package and the hostile page that brings it, on a real local node: what the client gives them."""
+"""A hostile package, and the hostile index that serves it, on a real local node: what the client refuses."""
 
 import contextlib
 import http.server
@@ -126,21 +126,21 @@ raise SystemExit("the attack is over")
 '''
 
 
-def lan_address() -> str:
-    """Return this machine's address in its network; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        line.connect(("192.0.2.1", 9))
-        return str(line.getsockname()[0])
+def get_lan_address() -> str:
+    """Return the address of this machine in its network, without sending anything."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+        connection.connect(("192.0.2.1", 9))
+        return str(connection.getsockname()[0])
 
 
 @contextlib.contextmanager
-def private_service(host: str) -> Iterator[tuple[str, list[str]]]:
-    """Serve a secret at an address; yield its URL, and what it was asked."""
-    asked: list[str] = []
+def serve_private(host: str) -> Iterator[tuple[str, list[str]]]:
+    """Serve a secret at an address; yield its URL and the requests that it received."""
+    requests: list[str] = []
 
     class Service(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(f"{self.command} {self.path}")
+            requests.append(f"{self.command} {self.path}")
             self.send_response(200)
             self.send_header("Content-Length", "6")
             self.end_headers()
@@ -153,26 +153,26 @@ def private_service(host: str) -> Iterator[tuple[str, list[str]]]:
 
     with http.server.ThreadingHTTPServer((host, 0), Service) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{host}:{server.server_port}", asked
+        yield f"http://{host}:{server.server_port}", requests
         server.shutdown()
 
 
-def peak_mb(pid: int) -> float:
-    """Return the most memory that a process has had, 0 for one that has ended."""
+def read_peak_mb(pid: int) -> float:
+    """Return the highest memory use of a process in MB, 0 for one that has ended."""
     with contextlib.suppress(OSError):
-        if found := re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()):
-            return int(found[1]) / 1024
+        if match := re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()):
+            return int(match[1]) / 1024
     return 0.0
 
 
-def source(folder: Path, urls: list[str]) -> bytes:
-    """Return the archive of the package."""
-    place = folder / "evil-1.0"
-    place.mkdir()
-    (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
-    (place / "pyproject.toml").write_text(BACKEND)
-    (place / "attack.py").write_text(f"URLS = {urls!r}\n{ATTACK}")
-    return Path(shutil.make_archive(str(folder / "sent"), "gztar", folder, place.name)).read_bytes()
+def make_archive(folder: Path, urls: list[str]) -> bytes:
+    """Return the source archive of the hostile package, which requests `urls`."""
+    package = folder / "evil-1.0"
+    package.mkdir()
+    (package / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (package / "pyproject.toml").write_text(BACKEND)
+    (package / "attack.py").write_text(f"URLS = {urls!r}\n{ATTACK}")
+    return Path(shutil.make_archive(str(folder / "sent"), "gztar", folder, package.name)).read_bytes()
 
 
 def test_a_hostile_package_and_a_hostile_page_reach_nothing_through_the_client(
@@ -191,8 +191,8 @@ def test_a_hostile_package_and_a_hostile_page_reach_nothing_through_the_client(
     replies: dict[str, Reply] = {}
     with (
         contextlib.closing(lab),
-        private_service("127.0.0.1") as (loopback, asked_here),
-        private_service(lan_address()) as (lan, asked_in_lan),
+        serve_private("127.0.0.1") as (loopback, loopback_requests),
+        serve_private(get_lan_address()) as (lan, lan_requests),
         serve_replies(replies) as index,
         serve_git(tmp_path / "repositories", password=PASSWORD) as git,
     ):
@@ -205,33 +205,37 @@ def test_a_hostile_package_and_a_hostile_page_reach_nothing_through_the_client(
         moved = "/files/moved-1.0.whl"
         replies |= {
             "/simple/evil/": page("/files/evil-1.0.tar.gz", moved, *links),
-            "/files/evil-1.0.tar.gz": Reply(source(tmp_path, [f"{url}/private" for url in hostile])),
+            "/files/evil-1.0.tar.gz": Reply(make_archive(tmp_path, [f"{url}/private" for url in hostile])),
             moved: Reply(status=302, headers={"location": f"{loopback}/private"}),
             "/private": Reply(b"SECRET"),
             "/pypi/any/json": Reply(text.encode(), headers={"content-type": "application/json"}),
         }
-        line = f"mine @ git+http://reader:{PASSWORD}@127.0.0.1:{git.port}/org/mine.git"
+        requirement = f"mine @ git+http://reader:{PASSWORD}@127.0.0.1:{git.port}/org/mine.git"
         lab.script(
             "requirements.txt",
-            f"--index-url http://reader:{PASSWORD}@127.0.0.1:{index.port}/simple\nevil\n{line}\n",
+            f"--index-url http://reader:{PASSWORD}@127.0.0.1:{index.port}/simple\nevil\n{requirement}\n",
         )
         up = lab.run("up", "--local", "--nodes", "1", "-y", timeout=400)
         assert up.returncode == 0, up.stderr
         client = lab.start("train", "train.py", "--env", "requirements.txt")
         peak = 0.0
         while client.poll() is None:
-            peak = max(peak, peak_mb(client.pid))
+            peak = max(peak, read_peak_mb(client.pid))
             time.sleep(0.05)
-        said = client.communicate()[1].decode()
-        assert "no packages come from there" in said, said
-        found = json.loads(lab.run("exec", "--", "cat", "/tmp/attack.json").stdout.partition(" ")[2])
-    got = {name: status for name, (status, _) in found.items()}
-    assert (got.pop("own repository"), got.pop("after all"), found.pop("passwords")[1]) == (200, 200, "False")
-    assert got.pop("connections") > 0 and got.pop("passwords") == 0
-    assert set(got.values()) <= {403, 501}, found
-    assert sum(name.startswith("link ") for name in got) == 4
-    assert not asked_here and not asked_in_lan and "SECRET" not in json.dumps(found)
-    assert not [one for one in index.asked if "private" in one or one.startswith(("POST", "PUT"))]
-    assert not [one for one in git.asked if "other" in one or "receive" in one]
+        stderr = client.communicate()[1].decode()
+        assert "no packages come from there" in stderr, stderr
+        answers = json.loads(lab.run("exec", "--", "cat", "/tmp/attack.json").stdout.partition(" ")[2])
+    codes = {name: status for name, (status, _) in answers.items()}
+    assert (codes.pop("own repository"), codes.pop("after all"), answers.pop("passwords")[1]) == (
+        200,
+        200,
+        "False",
+    )
+    assert codes.pop("connections") > 0 and codes.pop("passwords") == 0
+    assert set(codes.values()) <= {403, 501}, answers
+    assert sum(name.startswith("link ") for name in codes) == 4
+    assert not loopback_requests and not lan_requests and "SECRET" not in json.dumps(answers)
+    assert not [line for line in index.asked if "private" in line or line.startswith(("POST", "PUT"))]
+    assert not [line for line in git.asked if "other" in line or "receive" in line]
     record_property("says", f"the client had {peak:.0f} MB at most")
     assert peak < MOST_MB

@@ -1,4 +1,4 @@
-"""Real hosts behind the endpoint: what a user of EC2 does with two instances, with boto3 and ssh alone."""
+"""Real hosts behind the endpoint: what a user of EC2 does with two instances, by boto3 and ssh alone."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def keygen(path: Path) -> Path:
 
 @dataclass
 class Pair:
-    """Two instances of one group, with a host key that is known beforehand."""
+    """Two instances of one security group, whose host key is known before they boot."""
 
     cloud: Cloud
     folder: Path
@@ -73,12 +73,12 @@ class Pair:
         address = self.cloud.instances(*self.ids)[number]["PublicIpAddress"]
         public = (self.folder / "host.pub").read_text()
         (self.folder / f"known-{number}").write_text(f"{address} {public}")
-        known = f"UserKnownHostsFile={self.folder / f'known-{number}'}"
+        known_hosts = f"UserKnownHostsFile={self.folder / f'known-{number}'}"
         options = [
             "-o",
             "StrictHostKeyChecking=yes",
             "-o",
-            known,
+            known_hosts,
             "-o",
             "ConnectTimeout=10",
             "-o",
@@ -96,9 +96,9 @@ class Pair:
         ]
 
     def run(self, number: int, command: str) -> str:
-        done = subprocess.run(self.ssh(number, command), capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return done.stdout
+        result = subprocess.run(self.ssh(number, command), capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, result.stderr + result.stdout
+        return result.stdout
 
     def reaches(self, command: str) -> bool:
         return subprocess.run(self.ssh(0, command), capture_output=True, timeout=60).returncode == 0
@@ -134,7 +134,7 @@ def pair(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
         TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "Name", "Value": "pair"}]}],
     )
     made = ec2.run_instances(**request)["Instances"]
-    ids = [one["InstanceId"] for one in made]
+    ids = [instance["InstanceId"] for instance in made]
     cloud.wait("running", *ids)
     yield Pair(cloud, folder, group, ids)
     ec2.terminate_instances(InstanceIds=ids)
@@ -142,13 +142,13 @@ def pair(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
     ec2.delete_security_group(GroupId=group)
 
 
-def test_a_node_is_what_a_deep_learning_image_is(pair: Pair) -> None:
+def test_a_node_has_what_a_deep_learning_image_has(pair: Pair) -> None:
     assert "status: done" in pair.run(0, "cloud-init status --wait")
     assert pair.run(0, "sudo -n id -un; id -un; systemctl is-enabled counted") == "root\nubuntu\nenabled\n"
     assert (
         pair.run(0, '/opt/pytorch/bin/python -c "import torch; print(torch.ones(2).sum().item())"') == "2.0\n"
     )
-    # with another patch release's libpython, as the machine's own may be, multiprocessing fails to spawn
+    # multiprocessing fails to spawn with the libpython of another patch release, which the machine's may be
     assert pair.run(0, "/opt/pytorch/bin/python --version").split()[1] == platform.python_version()
     name = pair.run(1, "hostname").strip()
     assert pair.run(0, f"getent hosts {name}").split()[0] == pair.address(1)
@@ -173,47 +173,47 @@ print(ask("meta-data/instance-id", **{"X-aws-ec2-metadata-token": token + "0"}))
 
 
 @pytest.mark.prove
-def test_a_node_is_told_of_itself_by_the_second_version_alone(pair: Pair) -> None:
+def test_a_node_reads_its_metadata_by_version_2_alone(pair: Pair) -> None:
     paths = [f"meta-data/{name}" for name in ("instance-id", "local-ipv4", "tags", "spot")]
 
-    def told(number: int) -> list[str]:
+    def read_metadata(number: int) -> list[str]:
         return pair.run(number, f"python3 -c {shlex.quote(METADATA)} {' '.join(paths)}").split()
 
-    assert told(1) == ["401", pair.ids[1], pair.address(1), "404", "404", "401"]
+    assert read_metadata(1) == ["401", pair.ids[1], pair.address(1), "404", "404", "401"]
     pair.cloud.kill()
-    until(lambda: told(0) == ["401", pair.ids[0], pair.address(0), "404", "404", "401"])
+    until(lambda: read_metadata(0) == ["401", pair.ids[0], pair.address(0), "404", "404", "401"])
 
 
-def test_port_80_of_a_node_is_free_and_the_metadata_answer_beside_it(pair: Pair) -> None:
+def test_a_node_can_serve_port_80_while_the_metadata_service_answers(pair: Pair) -> None:
     pair.run(0, "sudo systemd-run --quiet --unit=web python3 -m http.server --bind 0.0.0.0 80")
-    own = "curl --silent --fail --retry 9 --retry-connrefused --retry-delay 1 --head http://127.0.0.1/"
-    assert "200 OK" in pair.run(0, own)
+    request = "curl --silent --fail --retry 9 --retry-connrefused --retry-delay 1 --head http://127.0.0.1/"
+    assert "200 OK" in pair.run(0, request)
     token = (
         "curl -sX PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token"
     )
-    asked = 'curl -sH "X-aws-ec2-metadata-token: $token" http://169.254.169.254/latest/meta-data/instance-id'
-    assert pair.run(0, f"token=$({token}); {asked}") == pair.ids[0]
+    query = 'curl -sH "X-aws-ec2-metadata-token: $token" http://169.254.169.254/latest/meta-data/instance-id'
+    assert pair.run(0, f"token=$({token}); {query}") == pair.ids[0]
     pair.run(0, "sudo systemctl stop web")
 
 
-def test_a_role_that_is_associated_gives_the_node_credentials_that_work(pair: Pair) -> None:
+def test_an_associated_role_gives_the_node_working_credentials(pair: Pair) -> None:
     iam, ec2 = pair.cloud.client("iam"), pair.cloud.client("ec2")
     iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
     iam.create_instance_profile(InstanceProfileName="nodes")
     iam.add_role_to_instance_profile(InstanceProfileName="nodes", RoleName="training")
     path = "meta-data/iam/security-credentials"
-    asked = f"python3 -c {shlex.quote(METADATA)} {path}/ {path}/training"
-    assert pair.run(0, asked).split() == ["401", "404", "404", "401"]
-    made = ec2.associate_iam_instance_profile(InstanceId=pair.ids[0], IamInstanceProfile={"Name": "nodes"})[
-        "IamInstanceProfileAssociation"
-    ]
-    _, name, *document, _ = pair.run(0, asked).splitlines()
+    command = f"python3 -c {shlex.quote(METADATA)} {path}/ {path}/training"
+    assert pair.run(0, command).split() == ["401", "404", "404", "401"]
+    association = ec2.associate_iam_instance_profile(
+        InstanceId=pair.ids[0], IamInstanceProfile={"Name": "nodes"}
+    )["IamInstanceProfileAssociation"]
+    _, name, *document, _ = pair.run(0, command).splitlines()
     assert name == "training"
-    found = json.loads("".join(document))
+    credentials = json.loads("".join(document))
     keys = {
-        "aws_access_key_id": found["AccessKeyId"],
-        "aws_secret_access_key": found["SecretAccessKey"],
-        "aws_session_token": found["Token"],
+        "aws_access_key_id": credentials["AccessKeyId"],
+        "aws_secret_access_key": credentials["SecretAccessKey"],
+        "aws_session_token": credentials["Token"],
     }
     arn = pair.cloud.client("sts", **keys).get_caller_identity()["Arn"]
     assert arn.endswith(f"assumed-role/training/{pair.ids[0]}")
@@ -224,17 +224,17 @@ def test_a_role_that_is_associated_gives_the_node_credentials_that_work(pair: Pa
     iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
     pair.cloud.client("s3", **keys).put_object(Bucket="of-nodes", Key="one", Body=b"for nodes")
     assert pair.run(0, f"curl -s {pair.cloud.info.node_s3}/of-nodes/one") == "for nodes"
-    ec2.disassociate_iam_instance_profile(AssociationId=made["AssociationId"])
-    assert pair.run(0, asked).split() == ["401", "404", "404", "401"]
+    ec2.disassociate_iam_instance_profile(AssociationId=association["AssociationId"])
+    assert pair.run(0, command).split() == ["401", "404", "404", "401"]
 
 
 @pytest.mark.parametrize("key", ["timezone: Europe/Berlin", "packages: [cowsay]", "users: [default]"])
-def test_user_data_that_no_node_carries_out_is_refused_by_name(cloud: Cloud, key: str) -> None:
+def test_an_unsupported_key_of_user_data_is_rejected_by_its_name(cloud: Cloud, key: str) -> None:
     with pytest.raises(ClientError, match=f"does not carry out {key.split(':')[0]} of the user data"):
         cloud.client("ec2").run_instances(**cloud.request(UserData=f"#cloud-config\n{key}\n"))
 
 
-def test_user_data_of_another_kind_is_refused(cloud: Cloud) -> None:
+def test_multipart_user_data_is_rejected(cloud: Cloud) -> None:
     parts = "Content-Type: multipart/mixed; boundary=x\n\n--x\n\n#cloud-config\nswap: {}\n--x--\n"
     launch = cloud.client("ec2").run_instances
     assert refusal(launch, **cloud.request(UserData=parts)) == "UnsupportedOperation"
@@ -256,7 +256,7 @@ def test_a_node_lists_no_disk_of_the_machine(pair: Pair) -> None:
     assert pair.run(0, "lsblk --noheadings || true") == ""
 
 
-def test_a_disk_holds_what_its_volume_holds_and_no_more(pair: Pair) -> None:
+def test_a_disk_has_the_size_of_its_volume(pair: Pair) -> None:
     size = int(pair.run(0, "df --output=size -B 1G / | tail -1"))
     assert 70 <= size <= 75
     assert pair.reaches("fallocate -l 60G big")
@@ -275,25 +275,25 @@ def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
     assert 0 < limits.get("memory.max", limits.get("memory.limit_in_bytes", 0)) < machine
 
 
-def test_a_node_that_takes_all_its_memory_leaves_the_others_theirs(pair: Pair) -> None:
+def test_the_memory_limits_of_the_nodes_fit_into_that_of_the_cloud(pair: Pair) -> None:
     for tree in cgroups.list_hierarchies():
         cloud = tree / CloudPaths(pair.cloud.home).cgroup
-        for whole in (cloud / name for name in cgroups.MEMORY if (cloud / name).exists()):
-            nodes = [int((cloud / one / whole.name).read_text()) for one in pair.ids]
-            assert sum(nodes) <= int(whole.read_text()) and max(nodes) <= 0.6 * sum(nodes), tree
+        for limit in (cloud / name for name in cgroups.MEMORY if (cloud / name).exists()):
+            nodes = [int((cloud / key / limit.name).read_text()) for key in pair.ids]
+            assert sum(nodes) <= int(limit.read_text()) and max(nodes) <= 0.6 * sum(nodes), tree
 
 
 @pytest.mark.prove
-def test_what_a_node_had_goes_to_those_that_stay(pair: Pair) -> None:
+def test_the_memory_of_a_terminated_node_goes_to_the_remaining_nodes(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
 
     def shares() -> set[float]:
         clouds = [tree / CloudPaths(pair.cloud.home).cgroup for tree in cgroups.list_hierarchies()]
         limits = [cloud / name for cloud in clouds for name in cgroups.MEMORY if (cloud / name).exists()]
         return {
-            round(int((whole.parent / one / whole.name).read_text()) / int(whole.read_text()), 2)
-            for whole in limits
-            for one in pair.ids
+            round(int((limit.parent / key / limit.name).read_text()) / int(limit.read_text()), 2)
+            for limit in limits
+            for key in pair.ids
         }
 
     made = ec2.run_instances(**pair.cloud.request())["Instances"][0]["InstanceId"]
@@ -304,7 +304,7 @@ def test_what_a_node_had_goes_to_those_that_stay(pair: Pair) -> None:
 
 
 @pytest.mark.prove
-def test_a_node_stays_short_of_memory_while_another_one_comes_and_goes(pair: Pair, whole: None) -> None:
+def test_the_oom_fault_persists_while_another_node_comes_and_goes(pair: Pair, cleared: None) -> None:
     take = 'python3 -c "print(len(bytearray(500 << 20)))" 2>/dev/null || echo killed'
     fault_add(pair.cloud.info, pair.ids[1], "oom")
     made = pair.cloud.client("ec2").run_instances(**pair.cloud.request())["Instances"][0]["InstanceId"]
@@ -316,8 +316,8 @@ def test_a_node_stays_short_of_memory_while_another_one_comes_and_goes(pair: Pai
 
 
 @pytest.fixture
-def narrow(pair: Pair) -> Iterator[None]:
-    """The first node has room for 600 MB and 200 processes, as long as the test lasts."""
+def limited(pair: Pair) -> Iterator[None]:
+    """Limit the first node to 600 MB and 200 processes during the test."""
     limits = {"memory.max": 600 * 2**20, "memory.limit_in_bytes": 600 * 2**20, "pids.max": 200}
     groups = [tree / CloudPaths(pair.cloud.home).cgroup / pair.ids[0] for tree in cgroups.list_hierarchies()]
     files = [group / name for group in groups for name in limits if (group / name).exists()]
@@ -347,28 +347,28 @@ for pid in made:
 """
 
 
-def test_a_process_that_takes_more_than_the_nodes_memory_is_killed_there(pair: Pair, narrow: None) -> None:
-    said = pair.run(0, f"python3 -c {shlex.quote(HOARD)}; echo $?")
-    assert said.splitlines()[-1] == str(128 + 9)
+def test_a_process_that_takes_more_than_the_nodes_memory_is_killed_there(pair: Pair, limited: None) -> None:
+    output = pair.run(0, f"python3 -c {shlex.quote(HOARD)}; echo $?")
+    assert output.splitlines()[-1] == str(128 + 9)
     assert pair.run(0, "systemctl is-active ssh") == "active\n"
     assert pair.cloud.instances(*pair.ids)[0]["State"]["Name"] == "running"
 
 
-def test_more_processes_than_a_node_may_have_cannot_be_started_there(pair: Pair, narrow: None) -> None:
+def test_a_node_cannot_start_more_processes_than_its_limit(pair: Pair, limited: None) -> None:
     assert pair.run(0, f"python3 -c {shlex.quote(FORK)}") == "True Resource temporarily unavailable\n"
     assert pair.run(1, "echo there") == "there\n"
 
 
-def own_subnet(ec2: Any, vpc: str, cidr: str) -> str:
+def create_subnet(ec2: Any, vpc: str, cidr: str) -> str:
     made = ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone="us-east-1a")
     return str(made["Subnet"]["SubnetId"])
 
 
 @pytest.mark.parametrize("cidr", ["10.200.0.0/16", "192.168.7.0/24"])
-def test_a_subnet_that_nobody_can_reach_is_refused_before_anything_is_made(cloud: Cloud, cidr: str) -> None:
+def test_an_unreachable_subnet_is_rejected_before_an_instance_is_launched(cloud: Cloud, cidr: str) -> None:
     ec2 = cloud.client("ec2")
     vpc = ec2.create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
-    subnet = own_subnet(ec2, vpc, cidr.replace("/16", "/24"))
+    subnet = create_subnet(ec2, vpc, cidr.replace("/16", "/24"))
     before = cloud.instances()
     assert refusal(ec2.run_instances, **cloud.request(SubnetId=subnet)) == "UnsupportedOperation"
     nics = [{"DeviceIndex": 0, "SubnetId": subnet}]
@@ -378,12 +378,12 @@ def test_a_subnet_that_nobody_can_reach_is_refused_before_anything_is_made(cloud
     ec2.delete_vpc(VpcId=vpc)
 
 
-def test_a_vpc_of_ones_own_within_the_block_is_reached_and_shares_no_address(pair: Pair) -> None:
+def test_another_vpc_with_the_same_block_is_reachable_and_shares_no_address(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
     first = pair.cloud.instances(pair.ids[0])[0]
     same = ec2.describe_subnets(SubnetIds=[first["SubnetId"]])["Subnets"][0]["CidrBlock"]
     vpc = ec2.create_vpc(CidrBlock=same)["Vpc"]["VpcId"]
-    subnet = own_subnet(ec2, vpc, same)
+    subnet = create_subnet(ec2, vpc, same)
     group = ec2.create_security_group(GroupName="own", Description="own", VpcId=vpc)["GroupId"]
     ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
     ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[ssh])
@@ -404,7 +404,7 @@ def test_nodes_reach_the_machine_and_nothing_else(pair: Pair) -> None:
     assert pair.reaches(refused)
 
 
-def test_the_group_decides_what_peers_reach(pair: Pair) -> None:
+def test_the_security_group_decides_which_ports_peers_reach(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
     server = subprocess.Popen(pair.ssh(1, "python3 -m http.server 8000"), stderr=subprocess.DEVNULL)
     try:
@@ -421,33 +421,33 @@ def test_the_group_decides_what_peers_reach(pair: Pair) -> None:
 
 
 @pytest.fixture
-def whole(pair: Pair) -> Iterator[None]:
-    """What a test breaks is healed after it."""
+def cleared(pair: Pair) -> Iterator[None]:
+    """Clear the faults of a test after it."""
     yield
     fault_clear(pair.cloud.info)
 
 
-def greets(pair: Pair, number: int, *, within_s: float = 0.5) -> bool:
-    """Whether the node's sshd answers a caller with its first words."""
-    with suppress(OSError), socket.create_connection((pair.address(number), 22), timeout=within_s) as asking:
-        return asking.recv(4) == b"SSH-"
+def has_ssh_greeting(pair: Pair, number: int, *, within_s: float = 0.5) -> bool:
+    """Return True if the node's sshd sends its greeting."""
+    with suppress(OSError), socket.create_connection((pair.address(number), 22), timeout=within_s) as stream:
+        return stream.recv(4) == b"SSH-"
     return False
 
 
-def test_a_cut_node_is_not_reached_and_its_connections_live_on_once_it_heals(pair: Pair, whole: None) -> None:
+def test_a_cut_node_is_unreachable_and_its_connections_survive_the_fault(pair: Pair, cleared: None) -> None:
     count = "for number in $(seq 20); do echo $number; sleep 0.1; done"
     counting = subprocess.Popen(pair.ssh(1, count), stdout=subprocess.PIPE, text=True)
     assert counting.stdout is not None
     assert counting.stdout.readline() == "1\n"
     fault_add(pair.cloud.info, pair.ids[1], "cut", for_s=1.5)
-    assert not greets(pair, 1)
-    assert greets(pair, 0)
-    until(lambda: greets(pair, 1))
+    assert not has_ssh_greeting(pair, 1)
+    assert has_ssh_greeting(pair, 0)
+    until(lambda: has_ssh_greeting(pair, 1))
     assert control.send_command(pair.cloud.info).faults == ()
     assert counting.communicate(timeout=30)[0].split() == [str(number) for number in range(2, 21)]
 
 
-def test_one_way_lets_in_what_comes_and_nothing_out(pair: Pair, whole: None) -> None:
+def test_the_one_way_fault_passes_incoming_packets_and_no_outgoing_ones(pair: Pair, cleared: None) -> None:
     ec2 = pair.cloud.client("ec2")
     ec2.authorize_security_group_ingress(**pair.inside)
     hear = "import socket; ear = socket.socket(type=socket.SOCK_DGRAM); ear.bind(('', 4000)); "
@@ -459,7 +459,7 @@ def test_one_way_lets_in_what_comes_and_nothing_out(pair: Pair, whole: None) -> 
         assert hearing.stdout is not None
         assert hearing.stdout.readline() == "ready\n"
         fault_add(pair.cloud.info, pair.ids[1], "one-way")
-        assert not greets(pair, 1)
+        assert not has_ssh_greeting(pair, 1)
         pair.run(0, f"bash -c 'echo heard > /dev/udp/{pair.address(1)}/4000'")
         fault_clear(pair.cloud.info)
         assert hearing.communicate(timeout=30)[0].strip() == "heard"
@@ -468,19 +468,19 @@ def test_one_way_lets_in_what_comes_and_nothing_out(pair: Pair, whole: None) -> 
 
 
 @pytest.mark.prove
-def test_a_frozen_node_says_nothing_until_it_thaws_though_the_daemon_is_killed(
-    pair: Pair, whole: None
+def test_a_frozen_node_is_silent_until_the_fault_ends_even_if_the_daemon_is_killed(
+    pair: Pair, cleared: None
 ) -> None:
     fault_add(pair.cloud.info, pair.ids[1], "frozen")
-    assert not greets(pair, 1)
+    assert not has_ssh_greeting(pair, 1)
     pair.cloud.kill()
-    assert not greets(pair, 1)
+    assert not has_ssh_greeting(pair, 1)
     assert pair.cloud.instances(pair.ids[1])[0]["State"]["Name"] == "running"
     fault_clear(pair.cloud.info)
-    assert greets(pair, 1, within_s=5)
+    assert has_ssh_greeting(pair, 1, within_s=5)
 
 
-def test_a_full_disk_takes_nothing_until_it_heals(pair: Pair, whole: None) -> None:
+def test_a_full_disk_accepts_no_data_until_the_fault_ends(pair: Pair, cleared: None) -> None:
     write = "echo more 2>&1 > more || true; cat more"
     fault_add(pair.cloud.info, pair.ids[0], "full-disk")
     assert "more" not in pair.run(0, write).split("\n")
@@ -492,7 +492,7 @@ def test_a_full_disk_takes_nothing_until_it_heals(pair: Pair, whole: None) -> No
 
 
 @pytest.mark.prove
-def test_slow_short_of_memory_and_with_another_host_key_until_it_heals(pair: Pair, whole: None) -> None:
+def test_faults_of_cpu_memory_and_host_key_last_until_they_are_cleared(pair: Pair, cleared: None) -> None:
     key = ["ssh-keyscan", "-t", "ed25519", pair.address(1)]
     shown = subprocess.run(key, capture_output=True, check=True).stdout
     busy = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass\n"
@@ -510,7 +510,7 @@ def test_slow_short_of_memory_and_with_another_host_key_until_it_heals(pair: Pai
 
 
 @pytest.mark.skipif(nspawn.find_faketime() is None, reason="Debian's package faketime is missing")
-def test_a_login_sees_a_clock_that_is_ahead_until_it_heals(pair: Pair, whole: None) -> None:
+def test_the_clock_of_a_login_is_ahead_until_the_fault_ends(pair: Pair, cleared: None) -> None:
     fault_add(pair.cloud.info, pair.ids[1], "clock")
     assert int(pair.run(1, "date +%s")) - time.time() > 100
     fault_clear(pair.cloud.info)
@@ -518,7 +518,7 @@ def test_a_login_sees_a_clock_that_is_ahead_until_it_heals(pair: Pair, whole: No
 
 
 @pytest.mark.prove
-def test_a_shared_folder_is_seen_by_nodes_that_boot_later_read_only(cloud: Cloud, pair: Pair) -> None:
+def test_a_shared_folder_is_read_only_on_nodes_that_boot_later(cloud: Cloud, pair: Pair) -> None:
     shared = pair.folder / "wheels with space"
     shared.mkdir()
     (shared / "one.whl").write_text("a wheel")
@@ -531,8 +531,8 @@ def test_a_shared_folder_is_seen_by_nodes_that_boot_later_read_only(cloud: Cloud
     assert not pair.reaches(look)
 
 
-def all_reduce(pair: Pair, *, patience_s: int) -> list[subprocess.CompletedProcess[str]]:
-    """Start one rank on each node, give them `patience_s` to meet, and return how they ended."""
+def run_all_reduce(pair: Pair, *, patience_s: int) -> list[subprocess.CompletedProcess[str]]:
+    """Start one rank on each node, give them `patience_s` to connect, and return the finished processes."""
     ranks = [
         subprocess.Popen(
             pair.ssh(rank, f"timeout {patience_s} /opt/pytorch/bin/python - {rank} {pair.address(0)}"),
@@ -555,15 +555,15 @@ def all_reduce(pair: Pair, *, patience_s: int) -> list[subprocess.CompletedProce
 
 
 @pytest.mark.prove
-def test_a_process_group_forms_between_two_nodes_of_a_group_that_lets_itself_in(pair: Pair) -> None:
+def test_a_process_group_forms_once_the_security_group_admits_its_own_members(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
-    assert all(rank.returncode and not rank.stdout for rank in all_reduce(pair, patience_s=8))
+    assert all(rank.returncode and not rank.stdout for rank in run_all_reduce(pair, patience_s=8))
     ec2.authorize_security_group_ingress(**pair.inside)
     try:
-        ended = [rank.stdout.split() for rank in all_reduce(pair, patience_s=60)]
+        ended = [rank.stdout.split() for rank in run_all_reduce(pair, patience_s=60)]
     finally:
         ec2.revoke_security_group_ingress(**pair.inside)
-    assert [words[0] for words in ended] == ["3.0", "3.0"]
+    assert [fields[0] for fields in ended] == ["3.0", "3.0"]
     assert ended[0][1] != ended[1][1]
 
 
@@ -581,15 +581,15 @@ def test_the_console_shows_the_boot_and_the_host_key(pair: Pair) -> None:
     until(lambda: public in console.read_text(errors="replace"))
 
 
-def test_a_killed_daemon_finds_its_hosts_again(pair: Pair) -> None:
+def test_a_restarted_daemon_adopts_its_running_hosts(pair: Pair) -> None:
     up_since = pair.run(0, "systemctl show -p UserspaceTimestampMonotonic")
     pair.cloud.kill()
-    assert [one["State"]["Name"] for one in pair.cloud.instances(*pair.ids)] == ["running", "running"]
+    assert [node["State"]["Name"] for node in pair.cloud.instances(*pair.ids)] == ["running", "running"]
     assert pair.run(0, "systemctl show -p UserspaceTimestampMonotonic") == up_since
 
 
-def answers(address: str) -> bool:
-    """Whether a machine answers at an address, also that nothing listens there."""
+def is_reachable(address: str) -> bool:
+    """Return True if a machine answers at an address, even if nothing listens on the port."""
     try:
         socket.create_connection((address, 22), timeout=1).close()
     except TimeoutError:
@@ -601,7 +601,7 @@ def answers(address: str) -> bool:
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("behaviour", "state"), [("stop", "stopped"), ("terminate", "terminated")])
-def test_poweroff_inside_does_what_the_instance_was_launched_for(
+def test_poweroff_in_a_node_stops_or_terminates_it_as_the_launch_requested(
     pair: Pair, behaviour: str, state: str
 ) -> None:
     ec2 = pair.cloud.client("ec2")
@@ -613,7 +613,7 @@ def test_poweroff_inside_does_what_the_instance_was_launched_for(
     (instance,) = pair.cloud.wait(state, made)
     assert instance["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
     if state == "stopped":
-        until(lambda: not answers(instance["PrivateIpAddress"]))
+        until(lambda: not is_reachable(instance["PrivateIpAddress"]))
     ec2.terminate_instances(InstanceIds=[made])
     pair.cloud.wait("terminated", made)
     assert not (pair.cloud.home / "local/nodes" / made).exists()
@@ -621,7 +621,7 @@ def test_poweroff_inside_does_what_the_instance_was_launched_for(
 
 @pytest.mark.prove
 @pytest.mark.timeout(240)
-def test_a_host_that_hangs_while_it_boots_is_started_again(cloud: Cloud) -> None:
+def test_a_host_that_hangs_while_it_boots_is_restarted(cloud: Cloud) -> None:
     ec2 = cloud.client("ec2")
     made = ec2.run_instances(**cloud.request())["Instances"][0]["InstanceId"]
     begun = cloud.home / "local/nodes" / made / "pid"
@@ -632,7 +632,7 @@ def test_a_host_that_hangs_while_it_boots_is_started_again(cloud: Cloud) -> None
             pid = int(begun.read_text())
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             # nspawn's first child is a helper that ends at once
-            systemd[:] = [one for one in children if Path(f"/proc/{one}/comm").read_text() == "systemd\n"]
+            systemd[:] = [key for key in children if Path(f"/proc/{key}/comm").read_text() == "systemd\n"]
         return bool(systemd)
 
     until(begins, every_s=0.002)
@@ -650,7 +650,7 @@ def test_stop_leaves_nothing(tmp_path: Path, files: str) -> None:
     try:
         made = cloud.client("ec2").run_instances(**cloud.request(MinCount=2, MaxCount=2))["Instances"]
         assert [group["GroupName"] for group in made[0]["SecurityGroups"]] == ["default"]
-        cloud.wait("running", *[one["InstanceId"] for one in made])
+        cloud.wait("running", *[instance["InstanceId"] for instance in made])
         assert {"processes", "namespaces", "interfaces", "disks", "cgroups", "files"} <= set(
             left_over(tmp_path)
         )

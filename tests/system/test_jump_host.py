@@ -1,4 +1,4 @@
-"""`network.jump` from end to end: nodes that let nobody in but the members of the jump host's group."""
+"""`network.jump` from end to end: nodes that admit only members of the jump host's security group."""
 
 import json
 import os
@@ -42,7 +42,7 @@ open("made.txt", "w").write(os.environ["RANK"])
 
 @dataclass
 class Bastion:
-    """An instance of the user's own in the cloud, and the group that it is in."""
+    """The user's own instance in the cloud, and its security group."""
 
     lab: Lab
     ec2: Any
@@ -52,33 +52,33 @@ class Bastion:
     def settings(self, *more: str) -> str:
         return "\n".join(("[cluster]", "nodes = 2", 'instance_type = "g4dn.xlarge"', "[network]", *more))
 
-    def ssh(self, folder: Path, *, known: str, key: str) -> None:
-        """Make `ssh` on the PATH read `folder` for ~/.ssh."""
+    def configure_ssh(self, folder: Path, *, host_key: str, key: str) -> None:
+        """Put an `ssh` on the PATH that reads `folder` instead of ~/.ssh."""
         folder.mkdir()
         (folder / "config").write_text(CONFIG.format(address=self.address, folder=folder))
-        (folder / "known_hosts").write_text(f"{self.address} {known}\n")
+        (folder / "known_hosts").write_text(f"{self.address} {host_key}\n")
         (folder / "id").touch(mode=0o600)
         (folder / "id").write_text(key)
-        own = folder / "bin" / "ssh"
-        own.parent.mkdir()
-        own.write_text(SSH.format(ssh=shutil.which("ssh"), folder=folder))
-        own.chmod(0o755)
-        self.lab.environ["PATH"] = f"{own.parent}:{os.environ['PATH']}"
+        wrapper = folder / "bin" / "ssh"
+        wrapper.parent.mkdir()
+        wrapper.write_text(SSH.format(ssh=shutil.which("ssh"), folder=folder))
+        wrapper.chmod(0o755)
+        self.lab.environ["PATH"] = f"{wrapper.parent}:{os.environ['PATH']}"
 
-    def living(self) -> list[str]:
+    def list_instances(self) -> list[str]:
         filters = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
         pages = self.ec2.describe_instances(Filters=filters)["Reservations"]
         return [
-            one["InstanceId"]
+            instance["InstanceId"]
             for page in pages
-            for one in page["Instances"]
-            if one["State"]["Name"] != "terminated"
+            for instance in page["Instances"]
+            if instance["State"]["Name"] != "terminated"
         ]
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """A lab with nothing in it, in a folder whose name is short enough for the path of a socket."""
+    """An empty lab, in a folder whose name is short enough for the path of a socket."""
     root = Path(tempfile.mkdtemp(prefix="jump-"))
     made = Lab(root)
     yield made
@@ -97,9 +97,9 @@ def bastion(lab: Lab) -> Iterator[Bastion]:
     anyone = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "10.0.0.0/8"}]}
     ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[anyone])
     image = next(
-        one["ImageId"]
-        for one in ec2.describe_images(Owners=["amazon"])["Images"]
-        if one["Architecture"] == "x86_64"
+        image["ImageId"]
+        for image in ec2.describe_images(Owners=["amazon"])["Images"]
+        if image["Architecture"] == "x86_64"
     )
     (made,) = ec2.run_instances(
         ImageId=image,
@@ -110,24 +110,24 @@ def bastion(lab: Lab) -> Iterator[Bastion]:
         SecurityGroupIds=[group],
         UserData=render_user_data(host_key=host, expires_at=datetime.now(UTC) + timedelta(hours=1)),
     )["Instances"]
-    key = made["InstanceId"]
+    instance_id = made["InstanceId"]
 
-    def state() -> str:
-        (page,) = ec2.describe_instances(InstanceIds=[key])["Reservations"]
+    def get_state() -> str:
+        (page,) = ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
         return str(page["Instances"][0]["State"]["Name"])
 
-    until(lambda: state() == "running")
+    until(lambda: get_state() == "running")
     ready = Bastion(lab, ec2, group, made["PrivateIpAddress"])
-    ready.ssh(lab.root / "ssh", known=host.public, key=login.private)
+    ready.configure_ssh(lab.root / "ssh", host_key=host.public, key=login.private)
     yield ready
-    assert state() == "running"
+    assert get_state() == "running"
     assert ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"] == [
         {**anyone, "UserIdGroupPairs": [], "Ipv6Ranges": [], "PrefixListIds": []}
     ]
 
 
-def answers(address: str) -> bool:
-    """Whether port 22 can be reached from here, with nothing between."""
+def is_reachable(address: str) -> bool:
+    """Return True if port 22 is reachable from this machine directly."""
     try:
         socket.create_connection((address, 22), timeout=1.5).close()
     except OSError:
@@ -137,9 +137,9 @@ def answers(address: str) -> bool:
 
 @needs_root
 @pytest.mark.prove
-def test_everything_goes_over_a_jump_host_and_nothing_past_it(bastion: Bastion, tmp_path: Path) -> None:
+def test_all_connections_go_through_the_jump_host(bastion: Bastion, tmp_path: Path) -> None:
     lab = bastion.lab
-    assert answers(bastion.address)
+    assert is_reachable(bastion.address)
     lab.script(
         "awsddp.toml",
         bastion.settings('address = "private"', 'jump = "bastion"', f'ssh_cidr = ["{bastion.group}"]'),
@@ -149,16 +149,16 @@ def test_everything_goes_over_a_jump_host_and_nothing_past_it(bastion: Bastion, 
     up = lab.json("up", "--local", "-y")
     assert up["state"] == "ready"
     assert [node["public_ip"] for node in up["nodes"]] == [None, None]
-    assert not any(answers(node["private_ip"]) for node in up["nodes"])
+    assert not any(is_reachable(node["private_ip"]) for node in up["nodes"])
 
     lab.script("train.py", SCRIPT)
     synced = lab.json("sync")
     assert [node["files"] for node in synced["nodes"]] == [2, 2]
-    # Another folder: nothing there says anything of a jump host, the cluster remembers it.
+    # In another folder, no setting has the jump host: the record of the cluster has it.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    said = lab.run("exec", "echo $SSH_CONNECTION", cwd=elsewhere)
-    assert [line.split()[1] for line in sorted(said.stdout.splitlines())] == [bastion.address] * 2
+    connections = lab.run("exec", "echo $SSH_CONNECTION", cwd=elsewhere)
+    assert [line.split()[1] for line in sorted(connections.stdout.splitlines())] == [bastion.address] * 2
     shell = lab.run("ssh", "--node", "1", "--", "echo $SSH_CONNECTION", cwd=elsewhere)
     assert (shell.returncode, shell.stdout.split()[:1]) == (0, [bastion.address]), shell.stderr
     config = lab.home / "clusters" / "default" / "ssh_config"
@@ -167,46 +167,46 @@ def test_everything_goes_over_a_jump_host_and_nothing_past_it(bastion: Bastion, 
     )
     assert (plain.returncode, plain.stderr) == (0, "")
 
-    left = lab.run("train", "train.py", "--world-size", "2", "--detach", "--name", "one")
-    assert left.returncode == 0, left.stderr
+    started = lab.run("train", "train.py", "--world-size", "2", "--detach", "--name", "one")
+    assert started.returncode == 0, started.stderr
     shown = lab.run("logs", "-f", "one")
     assert shown.returncode == 0, shown.stderr
     assert sum("line 29" in line for line in shown.stdout.splitlines()) == 2
-    home = tmp_path / "came home"
-    fetched = lab.json("fetch", "one", "-o", f"job.results={home}")
+    results_dir = tmp_path / "came home"
+    fetched = lab.json("fetch", "one", "-o", f"job.results={results_dir}")
     assert len(fetched["nodes"]) == 2
-    assert {path.read_text() for path in home.rglob("made.txt")} <= {"0", "1", "2", "3"}
+    assert {path.read_text() for path in results_dir.rglob("made.txt")} <= {"0", "1", "2", "3"}
     job = lab.json("train", "train.py", "--world-size", "2", "--name", "two")
     assert (job["state"], len(job["ranks"])) == ("succeeded", 2)
 
     again = lab.json("up", "-y", cwd=elsewhere)
     assert again["nodes"] == up["nodes"]
     lab.json("down", "-y", cwd=elsewhere)
-    assert bastion.living() == []
+    assert bastion.list_instances() == []
 
 
 @needs_root
 @pytest.mark.prove
-def test_what_a_jump_host_lacks_is_told_before_a_cent(bastion: Bastion) -> None:
+def test_missing_settings_of_a_jump_host_are_reported_before_any_launch(bastion: Bastion) -> None:
     lab = bastion.lab
     jump = ("up", "--local", "-y", "-o", "network.address=private", "-o", "network.jump=bastion")
     shown = lab.run(*jump)
     assert shown.returncode == 3
-    for word in ("network.jump is set", "not from this machine", "network.ssh_cidr=10.0.0.5/32", "sg-..."):
-        assert word in shown.stderr
+    for text in ("network.jump is set", "not from this machine", "network.ssh_cidr=10.0.0.5/32", "sg-..."):
+        assert text in shown.stderr
     shown = lab.run(*jump, "-o", "network.ssh_cidr=sg-0123456789abcdef0")
     assert (shown.returncode, "network.ssh_cidr: no security group" in shown.stderr) == (3, True)
-    known = lab.root / "ssh" / "known_hosts"
-    known.write_text("")
+    known_hosts = lab.root / "ssh" / "known_hosts"
+    known_hosts.write_text("")
     shown = lab.run(*jump, "-o", f"network.ssh_cidr={bastion.group}")
     assert (shown.returncode, "host key is known" in shown.stderr) == (6, True)
     assert "ssh bastion" in shown.stderr
     checks = lab.json("doctor", "--local", *jump[3:], "-o", f"network.ssh_cidr={bastion.group}", code=4)[
         "checks"
     ]
-    (told,) = [check for check in checks if check["name"] == "jump host"]
-    assert (told["ok"], "ssh bastion" in told["hint"], known.read_text()) == (False, True, "")
-    assert bastion.living() == []
+    (check,) = [check for check in checks if check["name"] == "jump host"]
+    assert (check["ok"], "ssh bastion" in check["hint"], known_hosts.read_text()) == (False, True, "")
+    assert bastion.list_instances() == []
     assert [pair["KeyName"] for pair in bastion.ec2.describe_key_pairs()["KeyPairs"]] == ["mine"]
 
 

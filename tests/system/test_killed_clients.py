@@ -1,4 +1,4 @@
-"""The client killed with -9, and two clients at once: run again it finishes, or `down` leaves nothing."""
+"""Killed clients (-9), and two clients at once: run again, a command finishes, or `down` leaves nothing."""
 
 import json
 import random
@@ -26,9 +26,9 @@ for number in range(150):
 """
 
 
-def launches(lab: Lab) -> Counter[str]:
-    """Return how many instances the endpoint has seen for each id of a cluster, ended ones too."""
-    known = json.loads(lab.run("local", "status", "--json").stdout)
+def count_launches(lab: Lab) -> Counter[str]:
+    """Return the number of instances of each cluster id that the endpoint lists, with terminated ones."""
+    cloud = json.loads(lab.run("local", "status", "--json").stdout)
     program = (
         "import boto3, collections, json\n"
         "pages = boto3.client('ec2').get_paginator('describe_instances').paginate()\n"
@@ -37,19 +37,19 @@ def launches(lab: Lab) -> Counter[str]:
         "print(json.dumps(collections.Counter(tags)))"
     )
     environ = lab.environ | {
-        "AWS_ENDPOINT_URL": known["endpoint"],
-        "AWS_DEFAULT_REGION": known["region"],
-        "AWS_ACCESS_KEY_ID": known["access_key_id"],
-        "AWS_SECRET_ACCESS_KEY": known["secret_access_key"],
+        "AWS_ENDPOINT_URL": cloud["endpoint"],
+        "AWS_DEFAULT_REGION": cloud["region"],
+        "AWS_ACCESS_KEY_ID": cloud["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": cloud["secret_access_key"],
         "NO_PROXY": "127.0.0.1",
     }
-    said = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=True)
-    return Counter(json.loads(said.stdout))
+    result = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=True)
+    return Counter(json.loads(result.stdout))
 
 
-def killed(lab: Lab, *words: str, after_s: float) -> None:
+def start_and_kill(lab: Lab, *args: str, after_s: float) -> None:
     """Start a client and kill it with -9."""
-    client = lab.start(*words)
+    client = lab.start(*args)
     time.sleep(after_s)
     client.kill()
     client.communicate()
@@ -58,7 +58,7 @@ def killed(lab: Lab, *words: str, after_s: float) -> None:
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("verb", ["up", "train", "down"])
-def test_killed_at_random_moments(lab: Lab, verb: str) -> None:
+def test_a_client_killed_at_a_random_moment_can_be_run_again_or_cleaned_up(lab: Lab, verb: str) -> None:
     moments = random.Random(f"{SEED} {verb}")
     longest = {"up": 9.0, "train": 7.0, "down": 4.0}[verb]
     lab.script("lines.py", LINES)
@@ -68,38 +68,38 @@ def test_killed_at_random_moments(lab: Lab, verb: str) -> None:
         delay = moments.uniform(0.1, longest)
         if verb != "up":
             assert lab.json(*UP)["state"] == "ready"
-        words = {"up": UP, "train": ("train", "lines.py", "--world-size", "2"), "down": DOWN}[verb]
-        killed(lab, *words, after_s=delay)
+        args = {"up": UP, "train": ("train", "lines.py", "--world-size", "2"), "down": DOWN}[verb]
+        start_and_kill(lab, *args, after_s=delay)
         if verb == "up" and number % 2:
             again = lab.json(*UP)
             assert (again["state"], len(again["nodes"])) == ("ready", 2), delay
         if verb == "train":
-            _finish(lab, number, delay)
+            _check_job(lab, number, delay)
         ended = lab.run(*DOWN)
         assert ended.returncode == 0, (delay, ended.stderr)
         assert lab.json("status", "--local")["state"] == "absent", delay
         assert traces(lab.home) == before, delay
-        assert max(launches(lab).values(), default=0) <= 2, delay
+        assert max(count_launches(lab).values(), default=0) <= 2, delay
 
 
-def _finish(lab: Lab, number: int, delay: float) -> None:
-    """After the kill of `train`: what it started is whole on return; another job starts as if nothing was."""
+def _check_job(lab: Lab, number: int, delay: float) -> None:
+    """Check that the job of a killed `train` has all its output, and that another job can start."""
     jobs = lab.jobs()
     if jobs:
-        shown = lab.run("logs", "-f")
-        wanted = sorted(
+        result = lab.run("logs", "-f")
+        expected = sorted(
             f"[rank {rank} @ node{rank}] rank {rank} line {n}" for rank in (0, 1) for n in range(150)
         )
-        assert sorted(shown.stdout.splitlines()) == wanted, delay
-        assert shown.returncode == 0, delay
+        assert sorted(result.stdout.splitlines()) == expected, delay
+        assert result.returncode == 0, delay
     if number % 2:
         assert lab.run("train", "lines.py", "--world-size", "2", "-q").returncode == 0, delay
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
-def test_two_clients_at_once(lab: Lab) -> None:
-    """`up` beside `up`, `up` beside `down`, `down` beside `down`: one result, and nobody is told nonsense."""
+def test_two_clients_at_once_have_one_outcome_and_clear_errors(lab: Lab) -> None:
+    """`up` and `up`, `up` and `down`, `down` and `down` at once: one outcome, and each error is clear."""
     moments = random.Random(SEED)
     assert lab.run("local", "start", "--no-hosts").returncode == 0
     pairs = [(UP, UP), (UP, DOWN), (DOWN, DOWN)]
@@ -118,9 +118,9 @@ def test_two_clients_at_once(lab: Lab) -> None:
             assert client.returncode == 0 or b"held by `awsddp" in err, err
         assert set(codes) <= {0, 3}, (number, codes)
         assert 0 in codes, number
-        found = lab.json("status", "--local")
-        wanted = {(UP, UP): {"ready"}, (UP, DOWN): {"ready", "absent"}, (DOWN, DOWN): {"absent"}}
-        assert found["state"] in wanted[first, second], (number, found)
-        assert len(found["nodes"]) == (2 if found["state"] == "ready" else 0), number
-        assert max(launches(lab).values(), default=0) <= 2, number
+        status = lab.json("status", "--local")
+        allowed = {(UP, UP): {"ready"}, (UP, DOWN): {"ready", "absent"}, (DOWN, DOWN): {"absent"}}
+        assert status["state"] in allowed[first, second], (number, status)
+        assert len(status["nodes"]) == (2 if status["state"] == "ready" else 0), number
+        assert max(count_launches(lab).values(), default=0) <= 2, number
         assert lab.run(*DOWN).returncode == 0

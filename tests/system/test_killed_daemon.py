@@ -1,4 +1,4 @@
-"""The daemon killed with -9 at random moments while a client launches and terminates."""
+"""The daemon of the local cloud killed with -9 at random moments while a client launches and terminates."""
 
 import os
 import random
@@ -22,7 +22,7 @@ GONE = ("shutting-down", "terminated")
 
 
 class Killer(threading.Thread):
-    """Kills the daemon `times` times, each at a random moment after it lives again."""
+    """Kills the daemon `times` times, each time at a random moment after its restart."""
 
     def __init__(self, home: Path, times: int, longest_s: float) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Killer(threading.Thread):
                 continue
 
 
-def patient(cloud: Cloud, operation: str, **parameters: Any) -> Any:
-    """Repeats a call until the daemon answers, reviving it as the next command would."""
+def call_until_answered(cloud: Cloud, operation: str, **parameters: Any) -> Any:
+    """Repeat a call until the daemon answers; restart the daemon as the next command would."""
     while True:
         try:
             cloud.info = control.start(cloud.home)
@@ -53,17 +53,17 @@ def patient(cloud: Cloud, operation: str, **parameters: Any) -> Any:
                 raise
 
 
-def alive(cloud: Cloud) -> set[str]:
-    pages = patient(cloud, "describe_instances")["Reservations"]
-    found = [one for page in pages for one in page["Instances"]]
-    return {one["InstanceId"] for one in found if one["State"]["Name"] not in GONE}
+def list_instances(cloud: Cloud) -> set[str]:
+    pages = call_until_answered(cloud, "describe_instances")["Reservations"]
+    instances = [instance for page in pages for instance in page["Instances"]]
+    return {instance["InstanceId"] for instance in instances if instance["State"]["Name"] not in GONE}
 
 
-def work(cloud: Cloud, image: str, killer: Killer) -> int:
-    """Launches two and ends them, again and again while the killer is about; returns how often."""
+def launch_and_terminate(cloud: Cloud, image: str, killer: Killer) -> int:
+    """Launch and terminate two instances until the killer is done; return the number of rounds."""
     rounds = 0
     while killer.is_alive():
-        made = patient(
+        made = call_until_answered(
             cloud,
             "run_instances",
             ImageId=image,
@@ -72,17 +72,17 @@ def work(cloud: Cloud, image: str, killer: Killer) -> int:
             MaxCount=2,
             ClientToken=f"round-{rounds}",
         )["Instances"]
-        ids = {one["InstanceId"] for one in made}
+        ids = {instance["InstanceId"] for instance in made}
         assert len(ids) == 2
-        assert alive(cloud) == ids, "lost or doubled"
+        assert list_instances(cloud) == ids, "lost or duplicated"
         states: set[str] = set()
         while states != {"running"}:
-            page = patient(cloud, "describe_instances", InstanceIds=sorted(ids))["Reservations"]
-            states = {one["State"]["Name"] for one in page[0]["Instances"]}
+            page = call_until_answered(cloud, "describe_instances", InstanceIds=sorted(ids))["Reservations"]
+            states = {instance["State"]["Name"] for instance in page[0]["Instances"]}
             assert states <= {"pending", "running"}
             time.sleep(0.05)
-        patient(cloud, "terminate_instances", InstanceIds=sorted(ids))
-        assert alive(cloud) == set()
+        call_until_answered(cloud, "terminate_instances", InstanceIds=sorted(ids))
+        assert list_instances(cloud) == set()
         rounds += 1
     return rounds
 
@@ -96,7 +96,7 @@ def work(cloud: Cloud, image: str, killer: Killer) -> int:
         pytest.param(None, 50 if FULL else 12, 8.0, marks=needs_root, id="nspawn"),
     ],
 )
-def test_a_daemon_killed_again_and_again_loses_and_doubles_nothing(
+def test_a_daemon_killed_repeatedly_neither_loses_nor_duplicates_instances(
     tmp_path: Path, mode: str | None, kills: int, longest_s: float
 ) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode=mode))
@@ -105,11 +105,11 @@ def test_a_daemon_killed_again_and_again_loses_and_doubles_nothing(
         image = cloud.image
         assert image
         killer.start()
-        rounds = work(cloud, image, killer)
+        rounds = launch_and_terminate(cloud, image, killer)
         killer.join()
         assert rounds > 0
         cloud.info = control.start(tmp_path)
-        ids = [one["InstanceId"] for one in cloud.instances()]
+        ids = [instance["InstanceId"] for instance in cloud.instances()]
         assert len(ids) == len(set(ids)) == 2 * rounds
         cloud.wait("terminated", *ids)
         assert list((tmp_path / "local/nodes").glob("*")) == []

@@ -143,7 +143,7 @@ def test_a_unit_of_the_user_data_powers_the_host_off(shelter: Shelter, behaviour
 
 
 @pytest.mark.prove
-def test_a_killed_daemon_finds_its_hosts_again(shelter: Shelter) -> None:
+def test_a_restarted_daemon_adopts_its_running_hosts(shelter: Shelter) -> None:
     made = shelter.launch()
     pid = shelter.say(made, "setsid sleep 986 >/dev/null 2>&1 </dev/null & echo $!").strip()
     shelter.cloud.kill()

@@ -16,7 +16,7 @@ from awsddp.local.machine import CloudPaths
 from tests.support.lab import Lab
 from tests.support.local_cloud import needs_root
 from tests.support.ssm import StandIn
-from tests.system.test_jump_host import answers
+from tests.system.test_jump_host import is_reachable
 
 pytestmark = [needs_root, pytest.mark.prove]
 SSM = """\
@@ -105,7 +105,7 @@ def test_everything_goes_through_sessions_and_no_port_is_open(lab: Lab) -> None:
     try:
         up = lab.json("up", "--local", "-y")
         assert up["state"] == "ready"
-        assert not any(answers(node["private_ip"]) for node in up["nodes"])
+        assert not any(is_reachable(node["private_ip"]) for node in up["nodes"])
         job = lab.json("train", "train.py", "--world-size", "2", "--name", "one")
         assert job["state"] == "succeeded"
         assert (lab.project / "runs/one/node1/made.txt").read_text() == "1"
