@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import Lab
-from tests.system.test_many_clients import client
+from tests.system.test_reservations import make_client
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 LATE_S = 150.0
@@ -62,7 +62,7 @@ def test_torchrun_job_continues_on_fewer_nodes_and_resumes_on_all_by_the_command
         return lab.run("logs", "again", "--rank", "0").stdout
 
     wait_for_text(read_log, r"begins at step 0 with \[4\] 6")
-    client(lab).terminate_instances(InstanceIds=[nodes[1]["instance_id"]])
+    make_client(lab).terminate_instances(InstanceIds=[nodes[1]["instance_id"]])
     wait_for_text(read_log, r"begins at step [1-9]\d* with \[4, 2\]")
     again = lab.run("up", "--local", "-y")
     assert again.returncode == 0, again.stderr

@@ -12,8 +12,8 @@ from tests.support import drawn_job
 from tests.support.lab import Lab
 from tests.support.seed import FULL, SEED
 from tests.support.traces import traces
-from tests.system.test_many_clients import second_machine
-from tests.system.test_reservations import client
+from tests.system.test_many_clients import copy_machine
+from tests.system.test_reservations import make_client
 
 HISTORIES, EPISODES = (40, 4) if FULL else (2, 2)
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
@@ -49,7 +49,7 @@ class History:
     def race_clients(self, name: str, seed: int) -> None:
         """Two clients start a job of one name at once: one succeeds, and the other changes nothing."""
         args = ("train", "drawn_job.py", "--world-size", "2", "--name", name, "--", str(seed), "{rank}", "1")
-        other = second_machine(self.lab, name)
+        other = copy_machine(self.lab, name)
         shutil.copy(drawn_job.__file__, other.project / "drawn_job.py")
         clients = [machine.start(*args) for machine in (self.lab, other)]
         outcomes = [(client.communicate(timeout=170)[1].decode(), client.returncode) for client in clients]
@@ -95,7 +95,7 @@ class History:
         while self.lab.jobs()[-1]["state"] == "running":
             time.sleep(0.2)
         terminated = self.lab.json("status")["nodes"][1]["instance_id"]
-        ec2 = client(self.lab)
+        ec2 = make_client(self.lab)
         ec2.terminate_instances(InstanceIds=[terminated])
         ec2.get_waiter("instance_terminated").wait(InstanceIds=[terminated], WaiterConfig={"Delay": 1})
         if self.draw.random() < 0.5:

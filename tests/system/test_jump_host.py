@@ -18,7 +18,7 @@ from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.provision import render_user_data
 from tests.support.lab import Lab
 from tests.support.local_cloud import needs_root, until
-from tests.system.test_reservations import client
+from tests.system.test_reservations import make_client
 
 SSH = (
     '#!/bin/sh\nfor word; do [ "$word" = -F ] && exec {ssh} "$@"; done\nexec {ssh} -F {folder}/config "$@"\n'
@@ -90,7 +90,7 @@ def lab() -> Iterator[Lab]:
 def bastion(lab: Lab) -> Iterator[Bastion]:
     shown = lab.run("local", "start")
     assert shown.returncode == 0, shown.stderr
-    ec2 = client(lab)
+    ec2 = make_client(lab)
     login, host = make_key("the user's own"), make_key("the bastion's")
     ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=login.public.encode())
     group = ec2.create_security_group(GroupName="bastion", Description="in from outside")["GroupId"]

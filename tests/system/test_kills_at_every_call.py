@@ -1,7 +1,7 @@
-"""Kills at every call: whatever `up` and `down` were doing, `up` finishes it and `down` leaves nothing.
+"""A kill at every call of `up` and `down`: afterwards `up` completes the cluster, and `down` leaves nothing.
 
-The calls are counted at run time. A command is killed once at each and each moment about it; what then is on
-the disks, the cloud's and the laptop's, is recovered in each way. AWSDDP_FULL=1 does so with all kills.
+The calls are counted at run time. A command is killed once in each phase of each call; the resulting state,
+of the cloud and of the client, is recovered in each way. AWSDDP_FULL=1 runs all kills.
 """
 
 import random
@@ -22,8 +22,8 @@ VERBS = {"up": up, "down": down}
 RECOVERIES = ("up", "down", "down without the folder", "down from another home")
 
 
-def begin(world: World, verb: str, nodes: int) -> str:
-    """Make what a verb starts from, and return the name by which it is kept."""
+def prepare_start(world: World, verb: str, nodes: int) -> str:
+    """Create the state that a verb starts from, and return the name under which it is saved."""
     if verb == "up":
         return "empty"
     world.restore("empty")
@@ -33,28 +33,28 @@ def begin(world: World, verb: str, nodes: int) -> str:
 
 
 def recover(world: World, recovery: str, nodes: int, *, launches: int) -> None:
-    """Go on after a kill; prove that no more was launched than asked, and that nothing is left in the end."""
+    """Recover from a kill; check that no more was launched than requested, and that nothing is left."""
     if recovery == "up":
-        made = ended(world.run(up, nodes=nodes, confirm=yes))
-        assert made["state"] == "ready"
-        assert sorted(node["node"] for node in made["nodes"]) == list(range(nodes))
+        cluster = get_document(world.run(up, nodes=nodes, confirm=yes))
+        assert cluster["state"] == "ready"
+        assert sorted(node["node"] for node in cluster["nodes"]) == list(range(nodes))
         assert len(world.cloud.living()) == nodes
     if recovery == "down without the folder":
         shutil.rmtree(world.home, ignore_errors=True)
     home = world.root / "elsewhere" if recovery == "down from another home" else world.home
-    ended(world.run(down, nodes=nodes, home=home, confirm=yes))
+    get_document(world.run(down, nodes=nodes, home=home, confirm=yes))
     assert world.cloud.left() == []
     assert len(world.cloud.instances()) <= launches * nodes
     assert not (home / "clusters/demo").exists()
 
 
-def ended(outcome: Outcome) -> dict[str, Any]:
-    """Return the document of a command that must have succeeded."""
+def get_document(outcome: Outcome) -> dict[str, Any]:
+    """Check that a command succeeded, and return its document."""
     assert outcome.code == 0, outcome.told
     return outcome.document
 
 
-def matrix(
+def kill_and_recover(
     world: World,
     verb: str,
     nodes: int,
@@ -62,23 +62,23 @@ def matrix(
     recoveries: tuple[str, ...],
     enough: int | None = None,
 ) -> int:
-    """Kill a verb at each of these calls, recover in each of these ways; return how often it was killed.
+    """Kill a verb at each of these calls, and recover in each of these ways; return the number of kills.
 
-    A question that is polled may be asked less often than when the calls were counted: such a kill does not
-    strike, and the next one is taken, until `enough` have struck.
+    A polled request may be sent less often than when the calls were counted: such a kill does not happen, and
+    the next one is taken, until there are `enough`.
     """
-    start = begin(world, verb, nodes)
-    struck = 0
+    start = prepare_start(world, verb, nodes)
+    count = 0
     for kill in kills:
-        if struck == enough:
+        if count == enough:
             break
         world.restore(start)
-        is_struck = world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is None
+        was_killed = world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is None
         assert len(world.cloud.living()) <= nodes, kill
-        if not is_struck:
+        if not was_killed:
             assert kill.nth > 1 and kill.operation.startswith("Describe"), f"{kill} was counted, but not made"
             continue
-        struck += 1
+        count += 1
         world.save("killed")
         for recovery in recoveries:
             world.restore("killed")
@@ -87,12 +87,12 @@ def matrix(
             except BaseException as error:
                 error.add_note(f"{nodes} nodes, {verb} killed at {kill}; then {recovery}")
                 raise
-    return struck
+    return count
 
 
-def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
+def list_kills(world: World, verb: str, nodes: int) -> list[Kill]:
     """Return the kills of a verb at all its calls, in an order drawn by a seed."""
-    world.restore(begin(world, verb, nodes))
+    world.restore(prepare_start(world, verb, nodes))
     calls = world.run(VERBS[verb], nodes=nodes, confirm=yes).calls
     kills = [Kill(*call, phase) for call in calls for phase in PHASES]
     random.Random(f"{SEED} {verb} {nodes}").shuffle(kills)
@@ -101,29 +101,29 @@ def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_launch_that_is_killed_is_finished_or_ended(world: World, phase: Any) -> None:
+def test_a_killed_launch_can_be_completed_and_terminated(world: World, phase: Any) -> None:
     recoveries = ("up", "down without the folder")
-    assert matrix(world, "up", 2, [Kill("RunInstances", 1, phase)], recoveries) == 1
+    assert kill_and_recover(world, "up", 2, [Kill("RunInstances", 1, phase)], recoveries) == 1
 
 
-def test_a_launch_that_never_showed_is_told_for_as_long_as_it_may_show(world: World) -> None:
+def test_a_killed_launch_is_reported_for_as_long_as_aws_may_still_list_it(world: World) -> None:
     assert world.run(up, kill=Kill("RunInstances", 1, PHASES[0]), confirm=yes).code is None
     elsewhere = world.root / "elsewhere"
-    assert ended(world.run(down, home=elsewhere, confirm=yes))["removed"] > 0
-    assert ended(world.run(status))["state"] == "launching"
+    assert get_document(world.run(down, home=elsewhere, confirm=yes))["removed"] > 0
+    assert get_document(world.run(status))["state"] == "launching"
     world.clock.move(world.clock.read() + 120)
-    assert ended(world.run(status))["state"] == "absent"
+    assert get_document(world.run(status))["state"] == "absent"
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("nodes", [1, 2, 8])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_command_killed_at_any_call_leaves_nothing_behind(
+def test_a_command_killed_at_any_call_can_be_recovered_without_leftovers(
     world: World, verb: str, nodes: int, record_property: Callable[[str, object], None]
 ) -> None:
-    kills = kills_of(world, verb, nodes)
-    struck = matrix(world, verb, nodes, kills, RECOVERIES, None if FULL else SOME)
-    assert struck > 0.5 * len(kills) if FULL else struck == SOME
-    told = f"{verb}, {nodes} nodes: {struck} kills struck, of {len(kills)}; {struck * len(RECOVERIES)} cases"
-    record_property("says", f"{told}, 0 left")
+    kills = list_kills(world, verb, nodes)
+    count = kill_and_recover(world, verb, nodes, kills, RECOVERIES, None if FULL else SOME)
+    assert count > 0.5 * len(kills) if FULL else count == SOME
+    text = f"{verb}, {nodes} nodes: {count} kills struck, of {len(kills)}; {count * len(RECOVERIES)} cases"
+    record_property("says", f"{text}, 0 left")

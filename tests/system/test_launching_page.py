@@ -1,4 +1,4 @@
-"""docs/launching.md: every line that it says was run, run on two local nodes."""
+"""docs/launching.md: the command lines that the page marks as run, on two local nodes."""
 
 import re
 import shlex
@@ -54,6 +54,6 @@ def test_page_has_lines_that_are_run() -> None:
 def test_line_of_the_page_trains(cluster: Lab, line: str) -> None:
     for name, text in SCRIPTS.items():
         cluster.script(name, GROUP + text)
-    shown = cluster.run(*shlex.split(line), timeout=300)
-    assert shown.returncode == 0, shown.stderr
-    assert len(re.findall(r"^\[rank \d @ node\d\] of 4 sum 6\.0$", shown.stdout, re.MULTILINE)) == 4
+    result = cluster.run(*shlex.split(line), timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r"^\[rank \d @ node\d\] of 4 sum 6\.0$", result.stdout, re.MULTILINE)) == 4

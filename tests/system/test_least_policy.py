@@ -1,7 +1,7 @@
-"""The least policy: every verb passes under it, nothing can be left out of it, and others' things stay safe.
+"""The least policy: it allows every verb, no part of it is superfluous, and resources of others stay safe.
 
-Each configuration that adds to the policy, or takes away, is driven by all verbs against a cloud that is held
-to its policy. What each call needed is written down there; evaluated again it answers what would be denied.
+All verbs run in each configuration that adds to the policy or takes away from it, on a cloud that enforces
+the policy and records the permission of each call. Changed policies are then evaluated against the records.
 """
 
 import copy
@@ -41,7 +41,7 @@ Settings = dict[str, Any]
 NEAR = {"subnets": {"Filters": [{"Name": "availability-zone", "Values": [f"{REGION}a"]}]}}
 
 
-def reserved(world: World) -> Settings:
+def create_reservation(world: World) -> Settings:
     made = world.cloud.ec2.create_capacity_reservation(
         InstanceType="g5.xlarge",
         InstancePlatform="Linux/UNIX",
@@ -52,8 +52,8 @@ def reserved(world: World) -> Settings:
     return {"capacity.reservation": made["CapacityReservation"]["CapacityReservationId"]}
 
 
-def own_network(world: World) -> Settings:
-    """Return a subnet, a group and a key of the user's own."""
+def create_own_network(world: World) -> Settings:
+    """Create a subnet, a security group and a key of the user, and return their settings."""
     ec2 = world.cloud.ec2
     [subnet] = ec2.describe_subnets(**NEAR["subnets"])["Subnets"]
     group = ec2.create_security_group(GroupName="own", Description="own", VpcId=subnet["VpcId"])["GroupId"]
@@ -69,8 +69,8 @@ def own_network(world: World) -> Settings:
     }
 
 
-def disk_key(world: World, named: str) -> str:
-    """Make a KMS key of the user's own, and return its "KeyId" or its "Arn", or the alias that it gets."""
+def create_disk_key(world: World, named: str) -> str:
+    """Create a KMS key of the user, and return its "KeyId", its "Arn", or its new alias."""
     kms = world.cloud.client("kms")
     key = kms.create_key()["KeyMetadata"]
     if named in key:
@@ -80,18 +80,18 @@ def disk_key(world: World, named: str) -> str:
 
 
 def with_role(key: str, *, by_arn: bool) -> Callable[[World], Settings]:
-    def made(world: World) -> Settings:
+    def create_role_and_key(world: World) -> Settings:
         profile = world.cloud.client("iam").create_instance_profile(
             InstanceProfileName="trainers", Path="/teams/" if by_arn else "/"
         )
         named = profile["InstanceProfile"]["Arn"] if by_arn else "trainers"
-        return {"access.instance_profile": named, "access.kms_key": disk_key(world, key)}
+        return {"access.instance_profile": named, "access.kms_key": create_disk_key(world, key)}
 
-    return made
+    return create_role_and_key
 
 
-def saved(world: World) -> Settings:
-    """Return a subnet without a way out, and where its nodes would save by their role."""
+def create_saving(world: World) -> Settings:
+    """Create a subnet without internet, a bucket and a role, and return their settings."""
     ec2, iam = world.cloud.ec2, world.cloud.client("iam")
     vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
     made = {"VpcId": vpc, "CidrBlock": "10.77.0.0/24", "AvailabilityZone": f"{REGION}b"}
@@ -110,21 +110,21 @@ def saved(world: World) -> Settings:
 
 
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-# What is configured, or what makes it in the account and returns it.
+# Settings, or the function that creates their resources and returns them.
 CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
     "alone": {"cluster.nodes": 1},
     "spot": {"cluster.spot": True},
-    # Alone: nodes without GPUs stand in no placement group, which the policy of an unknown type covers.
+    # One node: nodes without GPUs are in no placement group, which the policy of an unknown type allows.
     "a type that is not in the table": {"cluster.instance_type": "c5.large", "cluster.nodes": 1},
-    "a reservation": reserved,
-    "an own network": own_network,
+    "a reservation": create_reservation,
+    "an own network": create_own_network,
     "a role and a key for the disks": with_role("Arn", by_arn=False),
     "a role by its ARN and a key by its alias": with_role("alias/disks", by_arn=True),
     "a key by its id and an image by a parameter": lambda world: {
-        "access.kms_key": disk_key(world, "KeyId"),
+        "access.kms_key": create_disk_key(world, "KeyId"),
         "cluster.image": PARAMETER,
     },
-    "results saved in S3": saved,
+    "results saved in S3": create_saving,
     "EFA": {
         "cluster.instance_type": "p5.48xlarge",
         "capacity.efa": True,
@@ -134,42 +134,42 @@ CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
 }
 
 
-def planned(session: Session) -> dict[str, Any]:
+def run_plan(session: Session) -> dict[str, Any]:
     return {"type": plan(session).instance_type}
 
 
-def regions(session: Session) -> dict[str, Any]:
-    """What `status --all` and `down --orphans` read where no region is named."""
+def run_regions(session: Session) -> dict[str, Any]:
+    """Return the regions that `status --all` and `down --orphans` search without `--region`."""
     with open_target(session, session.folder.read()) as target:
         return {"regions": list_enabled_regions(aws_client_for(session, target))}
 
 
 @dataclass(frozen=True)
-class Driven:
-    """A configuration that all verbs were driven with: its policy, and each permission that was needed."""
+class Run:
+    """The policy of a configuration, and each permission that all verbs needed."""
 
     policy: dict[str, Any]
     needed: list[Need]
 
 
-def drive(world: World, asked: Settings) -> Driven:
-    """Drive every verb under the policy of a configuration; what a launch left behind is in the way, too.
+def run_all_verbs(world: World, requested: Settings) -> Run:
+    """Run every verb under the policy of a configuration, with the leftovers of a broken launch.
 
-    `doctor` asks for a launch into the VPC's default group, as its own is not there: that is to be denied.
+    `doctor` tries a launch into the default group of the VPC, as its own does not exist: it must be denied.
     """
-    everything = {"cluster.region": REGION, "cluster.instance_type": "g5.xlarge", "cluster.nodes": 2, **asked}
-    spec, job = load("demo", environ={}, overrides=everything)
+    merged = {"cluster.region": REGION, "cluster.instance_type": "g5.xlarge", "cluster.nodes": 2, **requested}
+    spec, job = load("demo", environ={}, overrides=merged)
     policy = least_policy(spec, job)
-    # Who may do what with S3 is evaluated by the cloud itself, and its first user may do everything.
-    policy["Statement"] = [one for one in policy["Statement"] if not one["Action"][0].startswith("s3:")]
+    # The cloud itself evaluates the rights on S3, and its first user has all of them.
+    policy["Statement"] = [row for row in policy["Statement"] if not row["Action"][0].startswith("s3:")]
 
-    def run(verb: Any, said: Settings = {}, **choices: Any) -> dict[str, Any]:  # noqa: B006
-        outcome = world.run(verb, asked={"cluster.nodes": 2, **asked, **said}, **choices)
+    def run(verb: Any, settings: Settings = {}, **choices: Any) -> dict[str, Any]:  # noqa: B006
+        outcome = world.run(verb, asked={"cluster.nodes": 2, **requested, **settings}, **choices)
         assert outcome.code in (0, None), f"{verb.__name__}: {outcome.told}"
         return outcome.document
 
-    with held_to(policy, world.cloud.place.home) as first:
-        for verb in (planned, find_offers, regions):
+    with held_to(policy, world.cloud.place.home) as before:
+        for verb in (run_plan, find_offers, run_regions):
             run(verb)
         checks = run(doctor).checks
         assert [check for check in checks if check.ok is False] == []
@@ -192,14 +192,14 @@ def drive(world: World, asked: Settings) -> Driven:
         run(status)
         run(status_all)
     leave_behind(world)
-    with held_to(policy, world.cloud.place.home) as last:
+    with held_to(policy, world.cloud.place.home) as after:
         run(down, confirm=yes)
-    asked_for = {repr(need): need for need in (*first, *last) if not need.resource.endswith("/default")}
-    return Driven(policy, list(asked_for.values()))
+    needs = {repr(need): need for need in (*before, *after) if not need.resource.endswith("/default")}
+    return Run(policy, list(needs.values()))
 
 
 def leave_behind(world: World) -> None:
-    """Make a disk and an interface, tagged as ours, as a launch that AWS broke off leaves them."""
+    """Create a disk and an interface with the cluster's tags, as a launch that AWS aborts leaves them."""
     ec2 = world.cloud.ec2
     tags = world.cloud.living()[0]["Tags"]
     ec2.create_volume(
@@ -211,35 +211,35 @@ def leave_behind(world: World) -> None:
     )
 
 
-def shorter(policy: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def list_shorter(policy: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the policy without each statement, action, resource and value of a condition, in turn."""
 
-    def values(where: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        match where:
+    def list_paths(part: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        match part:
             case dict():
-                for key, value in where.items():
-                    yield from values(value, (*path, key))
+                for key, value in part.items():
+                    yield from list_paths(value, (*path, key))
             case list():
-                yield from ((*path, index) for index in range(len(where)))
+                yield from ((*path, index) for index in range(len(part)))
             case _:
                 yield path
 
     for index, statement in enumerate(policy["Statement"]):
         parts = {key: statement[key] for key in ("Action", "Resource", "Condition") if key in statement}
-        for path in ((), *values(parts, ())):
+        for path in ((), *list_paths(parts, ())):
             less = copy.deepcopy(policy)
-            *way, last = ("Statement", index, *path)
-            where: Any = less
-            for step in way:
-                where = where[step]
-            if isinstance(where, list):
-                del where[last]
+            *parents, key = ("Statement", index, *path)
+            part: Any = less
+            for parent in parents:
+                part = part[parent]
+            if isinstance(part, list):
+                del part[key]
             else:
-                where[last] = []
+                part[key] = []
             yield " ".join(map(str, (statement["Sid"], *path))), less
 
 
-def wider(policy: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def list_wider(policy: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the policy without each condition in turn: it then allows more."""
     for index, statement in enumerate(policy["Statement"]):
         for operator, pairs in statement.get("Condition", {}).items():
@@ -249,42 +249,42 @@ def wider(policy: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{statement['Sid']} {operator} {key}", more
 
 
-def misused(need: Need) -> Iterator[tuple[str, Need]]:
-    """Yield by key the same act where one thing is not as it was: not there, somebody else's, for another."""
+def list_misuses(need: Need) -> Iterator[tuple[str, Need]]:
+    """Yield the need by key with one value of its context missing or that of somebody else."""
     for key, value in need.context.items():
         if key != "aws:userid":
             for wrong in (None, [OTHER] if isinstance(value, list) else OTHER):
                 yield key, replace(need, context={**need.context, key: wrong})
 
 
-def check(driven: Driven) -> None:
-    """All passes, nothing of others; any part less denies something, a condition less allows something."""
-    policy, needed = driven.policy, driven.needed
+def check_policy(finished: Run) -> None:
+    """Check that the policy allows what was needed and nothing of others, and has no superfluous part."""
+    policy, needed = finished.policy, finished.needed
     assert [need for need in needed if not allowed(policy, need)] == []
-    idle = [name for name, less in shorter(policy) if all(allowed(less, need) for need in needed)]
+    idle = [name for name, less in list_shorter(policy) if all(allowed(less, need) for need in needed)]
     assert idle == []
-    wrong = [(key, bad) for need in needed for key, bad in misused(need)]
+    wrong = [(key, bad) for need in needed for key, bad in list_misuses(need)]
     assert [bad for key, bad in wrong if key.endswith("/awsddp:owner") and allowed(policy, bad)] == []
-    kept_out = [bad for _, bad in wrong if not allowed(policy, bad)]
-    useless = [name for name, more in wider(policy) if not any(allowed(more, bad) for bad in kept_out)]
+    denied = [bad for _, bad in wrong if not allowed(policy, bad)]
+    useless = [name for name, more in list_wider(policy) if not any(allowed(more, bad) for bad in denied)]
     assert useless == []
 
 
-def operations() -> set[str]:
-    """Return every operation that the program names as one that it calls."""
+def list_operations() -> set[str]:
+    """Return every operation that the program calls by name."""
     files = (path for path in AWSDDP.rglob("*.py") if path.relative_to(AWSDDP).parts[0] != "local")
     code = "".join(path.read_text() for path in files)
     models = map(get_service_model, ("ec2", "ssm", "service-quotas", "pricing"))
-    known = {name for model in models for name in model.operation_names}
-    return known & set(re.findall(r'"([A-Z][A-Za-z]+)"', code))
+    of_aws = {name for model in models for name in model.operation_names}
+    return of_aws & set(re.findall(r'"([A-Z][A-Za-z]+)"', code))
 
 
 @pytest.mark.prove
-def test_every_verb_passes_under_a_policy_of_which_nothing_can_be_left_out(world: World) -> None:
-    driven = drive(world, {})
-    check(driven)
-    called = {need.action.partition(":")[2] for need in driven.needed}
-    assert operations() - called == {
+def test_the_least_policy_allows_every_verb_and_has_no_superfluous_part(world: World) -> None:
+    finished = run_all_verbs(world, {})
+    check_policy(finished)
+    called = {need.action.partition(":")[2] for need in finished.needed}
+    assert list_operations() - called == {
         "DescribeCapacityReservations",
         "DescribeInstanceTypes",
         "DescribeSpotPriceHistory",
@@ -295,6 +295,6 @@ def test_every_verb_passes_under_a_policy_of_which_nothing_can_be_left_out(world
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", drawn(list(CONFIGURED), 3, what="configured"))
-def test_so_it_is_with_each_thing_that_can_be_configured(world: World, name: str) -> None:
-    asked = CONFIGURED[name]
-    check(drive(world, asked(world) if callable(asked) else asked))
+def test_the_least_policy_of_a_configuration_allows_what_it_needs_alone(world: World, name: str) -> None:
+    configured = CONFIGURED[name]
+    check_policy(run_all_verbs(world, configured(world) if callable(configured) else configured))

@@ -1,4 +1,4 @@
-"""Hosts without root: an sshd each, on this machine's loopback; and the whole story as an ordinary user."""
+"""Hosts without root: one sshd each, on the loopback interface; and a whole `run` as an ordinary user."""
 
 import getpass
 import json
@@ -35,8 +35,8 @@ runcmd: [[sh, -c, "cat /etc/given > /etc/ran"]]
 HELLO = "import os; print('hello from', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
 
 
-class Shelter:
-    """A loopback cloud of this user, and a way into its instances."""
+class Loopback:
+    """A loopback cloud of this user, and logins to its instances."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
@@ -59,10 +59,10 @@ class Shelter:
 
     def ssh(self, instance_id: str, command: str) -> subprocess.CompletedProcess[str]:
         address = self.cloud.instances(instance_id)[0]["PublicIpAddress"]
-        known, port = self.folder / "known", self.cloud.info.ssh_port
-        known.write_text(f"[{address}]:{port} {self.host.with_suffix('.pub').read_text()}")
-        options = [f"UserKnownHostsFile={known}", "StrictHostKeyChecking=yes", "BatchMode=yes"]
-        words = [word for option in options for word in ("-o", option)]
+        known_hosts, port = self.folder / "known", self.cloud.info.ssh_port
+        known_hosts.write_text(f"[{address}]:{port} {self.host.with_suffix('.pub').read_text()}")
+        options = [f"UserKnownHostsFile={known_hosts}", "StrictHostKeyChecking=yes", "BatchMode=yes"]
+        flags = [text for option in options for text in ("-o", option)]
         user = getpass.getuser()
         return subprocess.run(
             [
@@ -73,7 +73,7 @@ class Shelter:
                 str(self.login),
                 "-p",
                 str(port),
-                *words,
+                *flags,
                 f"{user}@{address}",
                 command,
             ],
@@ -82,44 +82,44 @@ class Shelter:
             timeout=30,
         )
 
-    def say(self, instance_id: str, command: str) -> str:
-        done = self.ssh(instance_id, command)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(self, instance_id: str, command: str) -> str:
+        result = self.ssh(instance_id, command)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
 
 @pytest.fixture(scope="module")
-def shelter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelter]:
+def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     home = tmp_path_factory.mktemp("shelter")
-    yield Shelter(tmp_path_factory.mktemp("keys"), home)
+    yield Loopback(tmp_path_factory.mktemp("keys"), home)
     control.stop(home)
     assert left_over(home) == {}
 
 
 @pytest.mark.prove
-def test_a_host_carries_out_the_user_data_and_has_torch(shelter: Shelter) -> None:
-    made = shelter.launch()
-    assert shelter.say(made, "cat $AWSDDP_ROOT/etc/ran $AWSDDP_ROOT/etc/boots") == "given\nboot\n"
-    assert shelter.say(made, "pwd; echo $HOME").split()[0].endswith(f"{made}/home")
-    assert shelter.say(made, "sudo -n systemctl is-active dog.service ssh.service") == "active\nactive\n"
-    ask = '$AWSDDP_ROOT/opt/pytorch/bin/python -c "import torch; print(torch.ones(2).sum().item())"'
-    assert shelter.say(made, ask) == "2.0\n"
-    assert shelter.ssh(made, "exit 7").returncode == 7
+def test_a_host_carries_out_the_user_data_and_has_torch(loopback: Loopback) -> None:
+    made = loopback.launch()
+    assert loopback.run(made, "cat $AWSDDP_ROOT/etc/ran $AWSDDP_ROOT/etc/boots") == "given\nboot\n"
+    assert loopback.run(made, "pwd; echo $HOME").split()[0].endswith(f"{made}/home")
+    assert loopback.run(made, "sudo -n systemctl is-active dog.service ssh.service") == "active\nactive\n"
+    command = '$AWSDDP_ROOT/opt/pytorch/bin/python -c "import torch; print(torch.ones(2).sum().item())"'
+    assert loopback.run(made, command) == "2.0\n"
+    assert loopback.ssh(made, "exit 7").returncode == 7
 
 
-def test_user_data_that_is_neither_script_nor_cloud_config_is_refused(shelter: Shelter) -> None:
+def test_user_data_that_is_neither_script_nor_cloud_config_is_rejected(loopback: Loopback) -> None:
     with pytest.raises(ClientError, match="neither a script nor a cloud-config"):
-        shelter.cloud.client("ec2").run_instances(**shelter.cloud.request(UserData="neither"))
+        loopback.cloud.client("ec2").run_instances(**loopback.cloud.request(UserData="neither"))
 
 
 @pytest.mark.prove
-def test_a_reboot_ends_what_ran_and_runs_bootcmd_alone(shelter: Shelter) -> None:
-    made = shelter.launch()
-    shelter.say(made, "setsid sleep 987 >/dev/null 2>&1 </dev/null & rm $AWSDDP_ROOT/etc/ran; echo 1 > kept")
-    shelter.cloud.client("ec2").reboot_instances(InstanceIds=[made])
-    until(lambda: shelter.ssh(made, "cat $AWSDDP_ROOT/etc/boots").stdout == "boot\nboot\n")
+def test_a_reboot_ends_all_processes_and_runs_bootcmd_alone(loopback: Loopback) -> None:
+    made = loopback.launch()
+    loopback.run(made, "setsid sleep 987 >/dev/null 2>&1 </dev/null & rm $AWSDDP_ROOT/etc/ran; echo 1 > kept")
+    loopback.cloud.client("ec2").reboot_instances(InstanceIds=[made])
+    until(lambda: loopback.ssh(made, "cat $AWSDDP_ROOT/etc/boots").stdout == "boot\nboot\n")
     assert (
-        shelter.say(made, "cat kept; ls $AWSDDP_ROOT/etc/ran 2>/dev/null; pgrep -f 'sleep [9]87' || :")
+        loopback.run(made, "cat kept; ls $AWSDDP_ROOT/etc/ran 2>/dev/null; pgrep -f 'sleep [9]87' || :")
         == "1\n"
     )
 
@@ -128,32 +128,32 @@ def test_a_reboot_ends_what_ran_and_runs_bootcmd_alone(shelter: Shelter) -> None
     ("behaviour", "state"),
     [("stop", "stopped"), pytest.param("terminate", "terminated", marks=pytest.mark.prove)],
 )
-def test_a_unit_of_the_user_data_powers_the_host_off(shelter: Shelter, behaviour: str, state: str) -> None:
-    made = shelter.launch(behaviour)
-    shelter.say(made, "touch $AWSDDP_ROOT/etc/now")
-    (instance,) = shelter.cloud.wait(state, made)
+def test_a_unit_of_the_user_data_powers_the_host_off(loopback: Loopback, behaviour: str, state: str) -> None:
+    made = loopback.launch(behaviour)
+    loopback.run(made, "touch $AWSDDP_ROOT/etc/now")
+    (instance,) = loopback.cloud.wait(state, made)
     assert instance["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
     if state == "stopped":
-        shelter.cloud.client("ec2").start_instances(InstanceIds=[made])
-        shelter.cloud.wait("running", made)
-        assert shelter.say(made, "cat $AWSDDP_ROOT/etc/boots").startswith("boot\nboot\n")
-        shelter.cloud.client("ec2").terminate_instances(InstanceIds=[made])
-        shelter.cloud.wait("terminated", made)
-    assert not (shelter.cloud.home / "local/nodes" / made).exists()
+        loopback.cloud.client("ec2").start_instances(InstanceIds=[made])
+        loopback.cloud.wait("running", made)
+        assert loopback.run(made, "cat $AWSDDP_ROOT/etc/boots").startswith("boot\nboot\n")
+        loopback.cloud.client("ec2").terminate_instances(InstanceIds=[made])
+        loopback.cloud.wait("terminated", made)
+    assert not (loopback.cloud.home / "local/nodes" / made).exists()
 
 
 @pytest.mark.prove
-def test_a_restarted_daemon_adopts_its_running_hosts(shelter: Shelter) -> None:
-    made = shelter.launch()
-    pid = shelter.say(made, "setsid sleep 986 >/dev/null 2>&1 </dev/null & echo $!").strip()
-    shelter.cloud.kill()
-    assert shelter.say(made, f"kill -0 {pid} && echo there") == "there\n"
-    assert shelter.cloud.instances(made)[0]["State"]["Name"] == "running"
+def test_a_restarted_daemon_adopts_its_running_hosts(loopback: Loopback) -> None:
+    made = loopback.launch()
+    pid = loopback.run(made, "setsid sleep 986 >/dev/null 2>&1 </dev/null & echo $!").strip()
+    loopback.cloud.kill()
+    assert loopback.run(made, f"kill -0 {pid} && echo there") == "there\n"
+    assert loopback.cloud.instances(made)[0]["State"]["Name"] == "running"
 
 
 @pytest.fixture
 def person() -> Iterator[str]:
-    """An ordinary user of this machine, with a home."""
+    """An ordinary user of this machine, with a home folder."""
     name = f"awsddp{os.getpid()}"
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", name], check=True)
     yield name
@@ -162,7 +162,7 @@ def person() -> Iterator[str]:
 
 @pytest.mark.prove
 @needs_root
-def test_an_ordinary_user_launches_trains_and_ends(person: str) -> None:
+def test_an_ordinary_user_can_launch_train_and_terminate(person: str) -> None:
     home = Path("~" + person).expanduser()
     python = shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin")
     if python is None:
@@ -176,9 +176,9 @@ def test_an_ordinary_user_launches_trains_and_ends(person: str) -> None:
     }
     as_person = ["setpriv", "--reuid", person, "--regid", person, "--init-groups"]
 
-    def told(*words: str) -> subprocess.CompletedProcess[str]:
+    def run_awsddp(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*as_person, python, "-m", "awsddp", *words],
+            [*as_person, python, "-m", "awsddp", *args],
             cwd=home / "project",
             env=environ,
             capture_output=True,
@@ -188,9 +188,9 @@ def test_an_ordinary_user_launches_trains_and_ends(person: str) -> None:
 
     subprocess.run([*as_person, "mkdir", str(home / "project")], check=True)
     (home / "project/hello.py").write_text(HELLO)
-    shown = told("run", "hello.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--json")
-    assert shown.returncode == 0, shown.stderr
-    document = json.loads(shown.stdout)
+    result = run_awsddp("run", "hello.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert document["train"]["state"] == "succeeded"
     assert [node["nic"] for node in document["up"]["nodes"]] == ["lo", "lo"]
     assert len(document["down"]["terminated"]) == 2

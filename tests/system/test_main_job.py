@@ -1,4 +1,4 @@
-"""The main job on two real nodes: launched, given the code, trained on, results home, everything ended."""
+"""The main job on two real nodes: launch, sync, train, fetch the results, terminate."""
 
 import json
 import re
@@ -99,10 +99,10 @@ def test_the_bundled_program_trains_on_both_nodes(cluster: Lab) -> None:
     assert result["state"] == "succeeded"
     assert {rank["node"] for rank in result["ranks"]} == {0, 1}
     assert result["accuracy"] > 0.97
-    home = cluster.project / result["home"]
-    assert (home / "loss.svg").read_text().startswith("<svg")
-    assert (home / "logs" / "rank3.log").is_file()
-    assert json.loads((home / "job.json").read_text())["state"] == "succeeded"
+    results_dir = cluster.project / result["home"]
+    assert (results_dir / "loss.svg").read_text().startswith("<svg")
+    assert (results_dir / "logs" / "rank3.log").is_file()
+    assert json.loads((results_dir / "job.json").read_text())["state"] == "succeeded"
 
 
 @pytest.mark.prove
@@ -131,7 +131,7 @@ def test_a_script_reads_the_environment(cluster: Lab) -> None:
     assert sum("of 4 on" in line for line in shown.stdout.splitlines()) == 4
 
 
-def test_a_script_a_rank(cluster: Lab) -> None:
+def test_each_rank_can_have_its_own_script(cluster: Lab) -> None:
     for rank in (0, 1):
         cluster.script(f"train_rank{rank}.py", f"print('file of rank {rank}')")
     shown = cluster.run("train", "train_rank{rank}.py", "--world-size", "2")
@@ -143,7 +143,7 @@ def test_a_failing_rank_is_named_and_the_others_end(cluster: Lab) -> None:
     cluster.script("fails.py", FAILS)
     started = time.monotonic()
     result = cluster.json("train", "fails.py", "--world-size", "4", code=1)
-    assert time.monotonic() - started < 60  # they would have slept for ten minutes
+    assert time.monotonic() - started < 60  # the other ranks sleep for ten minutes
     cause = result["cause"]
     assert (result["state"], cause["rank"], cause["node"], cause["exit_code"]) == ("failed", 2, 1, 3)
     assert cause["tail"][-1] == "about to fail"
@@ -152,20 +152,20 @@ def test_a_failing_rank_is_named_and_the_others_end(cluster: Lab) -> None:
 
 
 @pytest.mark.prove
-def test_a_rank_that_works_longer_than_the_rest_is_waited_for(cluster: Lab) -> None:
+def test_train_waits_for_a_rank_that_runs_longer_than_the_others(cluster: Lab) -> None:
     cluster.script("late.py", LATE)
     shown = cluster.run("train", "late.py", "--world-size", "4")
     assert shown.returncode == 0, shown.stderr
     assert "[rank 0 @ node0] the last one" in shown.stdout.splitlines()
 
 
-def test_what_each_node_saved_comes_home_and_the_next_sync_deletes_nothing(cluster: Lab) -> None:
+def test_results_of_each_node_are_fetched_and_the_next_sync_deletes_nothing(cluster: Lab) -> None:
     cluster.script("saves.py", SAVES)
     result = cluster.json("train", "saves.py", "--world-size", "2", "--name", "saves")
-    home = cluster.project / result["home"]
-    assert (home / "node0" / "saved_models" / "x.pth").read_text() == "weights of rank 0"
-    assert (home / "node1" / "saved_models" / "x.pth").read_text() == "weights of rank 1"
-    assert (home / "node1" / "run" / "rank1.txt").read_text() == "kept"
+    results_dir = cluster.project / result["home"]
+    assert (results_dir / "node0" / "saved_models" / "x.pth").read_text() == "weights of rank 0"
+    assert (results_dir / "node1" / "saved_models" / "x.pth").read_text() == "weights of rank 1"
+    assert (results_dir / "node1" / "run" / "rank1.txt").read_text() == "kept"
     (cluster.project / "saves.py").unlink()
     cluster.script(".gitignore", "kept/\n")
     cluster.script("kept/here.bin", "")
@@ -188,12 +188,12 @@ if os.environ["RANK"] == "0":
 """
 
 
-def test_each_node_gets_the_checkpoint_that_a_job_goes_on_with(cluster: Lab) -> None:
+def test_each_node_gets_the_checkpoint_that_a_job_resumes_from(cluster: Lab) -> None:
     cluster.script("goes_on.py", GOES_ON)
-    for more, found in (("--name", "before"), "nothing"), (("--resume", "before"), "the first"):
+    for more, text in (("--name", "before"), "nothing"), (("--resume", "before"), "the first"):
         shown = cluster.run("train", "goes_on.py", "--world-size", "2", *more)
         assert shown.returncode == 0, shown.stderr
-        lines = [f"[rank {rank} @ node{rank}] goes on with {found}" for rank in range(2)]
+        lines = [f"[rank {rank} @ node{rank}] goes on with {text}" for rank in range(2)]
         assert sorted(shown.stdout.splitlines()) == lines
 
 
@@ -209,16 +209,16 @@ def test_a_killed_client_leaves_the_job_and_logs_shows_every_line_once(cluster: 
     client.communicate()
     shown = cluster.run("logs", "-f", "counted")
     assert shown.returncode == 0, shown.stderr
-    wanted = sorted(
+    expected = sorted(
         f"[rank {rank} @ node{rank // 2}] rank {rank} line {n}" for rank in range(4) for n in range(400)
     )
-    assert sorted(shown.stdout.splitlines()) == wanted
-    home = cluster.project / "runs" / "counted"
-    assert (home / "logs" / "rank3.log").read_text() == "".join(f"rank 3 line {n}\n" for n in range(400))
-    assert json.loads((home / "job.json").read_text())["state"] == "succeeded"
+    assert sorted(shown.stdout.splitlines()) == expected
+    folder = cluster.project / "runs" / "counted"
+    assert (folder / "logs" / "rank3.log").read_text() == "".join(f"rank 3 line {n}\n" for n in range(400))
+    assert json.loads((folder / "job.json").read_text())["state"] == "succeeded"
 
 
-def test_names_that_trouble_shells_simply_work(cluster: Lab) -> None:
+def test_names_with_shell_characters_work(cluster: Lab) -> None:
     names = ["with space.txt", "-rf", "it's", 'a"b', "new\nline", "$(touch canary)", "*", "ünï"]
     folder = cluster.project / "-odd folder"
     folder.mkdir()
@@ -233,29 +233,29 @@ def test_names_that_trouble_shells_simply_work(cluster: Lab) -> None:
         "train", "list it.py", "--world-size", "1", "--", "a b", "$(touch canary)", "-x", "'q'"
     )
     assert shown.returncode == 0, shown.stderr
-    said = [line.split("] ", 1)[1] for line in shown.stdout.splitlines()]
-    assert json.loads(said[0]) == sorted(names)
-    assert json.loads(said[1]) == ["a b", "$(touch canary)", "-x", "'q'"]
+    outputs = [line.split("] ", 1)[1] for line in shown.stdout.splitlines()]
+    assert json.loads(outputs[0]) == sorted(names)
+    assert json.loads(outputs[1]) == ["a b", "$(touch canary)", "-x", "'q'"]
     assert not list(cluster.root.rglob("canary"))
 
 
 @pytest.mark.prove
-def test_event_files_come_home_while_train_follows_and_every_number_of_the_report_is_found_again(
+def test_event_files_are_fetched_during_a_job_and_every_number_of_the_report_is_right(
     cluster: Lab,
 ) -> None:
     cluster.script("writes.py", WRITES)
     client = cluster.start("train", "writes.py", "--world-size", "4", "--name", "written")
     folder = cluster.project / "runs" / "written"
     try:
-        places = [folder / f"node{node}" / "runs" / "events.out.tfevents.1" for node in (0, 1)]
-        while not all(place.is_file() for place in places):
+        paths = [folder / f"node{node}" / "runs" / "events.out.tfevents.1" for node in (0, 1)]
+        while not all(path.is_file() for path in paths):
             assert client.poll() is None
             time.sleep(0.2)
-        assert places[1].read_text().startswith("event 0\n")
+        assert paths[1].read_text().startswith("event 0\n")
         assert not (folder / "job.json").exists(), "the job still runs"
         assert cluster.run("cancel", "written").returncode == 0
-        _, err = client.communicate(timeout=120)
-        assert client.returncode == 1, err
+        _, stderr = client.communicate(timeout=120)
+        assert client.returncode == 1, stderr
     finally:
         client.kill()
         client.communicate()
@@ -284,7 +284,7 @@ def test_up_twice_changes_nothing(cluster: Lab) -> None:
     assert first["nodes"] == second["nodes"]
 
 
-def test_down_of_what_is_not_there_is_no_error(lab: Lab) -> None:
+def test_down_without_a_cluster_is_no_error(lab: Lab) -> None:
     for _ in range(2):
         result = lab.json("down", "--local", "-y")
         assert (result["state"], result["terminated"]) == ("absent", [])
@@ -296,10 +296,10 @@ def test_progress_of_a_job_shows_while_it_runs(cluster: Lab) -> None:
     name = cluster.json("train", "measured.py", "--world-size", "4", "--detach")["job"]
     try:
         deadline = time.monotonic() + 60
-        while not _has_rates(found := cluster.jobs()[-1], 0, 2) and time.monotonic() < deadline:
+        while not _has_rates(job := cluster.jobs()[-1], 0, 2) and time.monotonic() < deadline:
             time.sleep(0.5)
-        assert (found["job"], found["slowest_rank"]) == (name, 2)
-        ranks = {one["rank"]: one for one in found["progress"]}
+        assert (job["job"], job["slowest_rank"]) == (name, 2)
+        ranks = {row["rank"]: row for row in job["progress"]}
         assert ranks[2]["steps_per_second"] < 0.9 * ranks[0]["steps_per_second"]
         assert re.search(r"slowest +2 +\d+ ", cluster.run("jobs", "-v").stdout)
         assert re.search(
@@ -311,6 +311,6 @@ def test_progress_of_a_job_shows_while_it_runs(cluster: Lab) -> None:
 
 
 def _has_rates(job: dict[str, Any], *ranks: int) -> bool:
-    """Whether these ranks have written the two rows that a rate needs."""
-    rates = {one["rank"]: one["steps_per_second"] for one in job["progress"]}
+    """Return True if these ranks have written the two rows that a rate needs."""
+    rates = {row["rank"]: row["steps_per_second"] for row in job["progress"]}
     return all(rates.get(rank) is not None for rank in ranks)

@@ -1,4 +1,4 @@
-"""Two short network breaks, drawn anew each time (AWSDDP_SEED=N draws them again)."""
+"""Two short network breaks, drawn from a new seed each time (AWSDDP_SEED=N draws them again)."""
 
 import os
 import random

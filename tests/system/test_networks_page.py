@@ -1,4 +1,4 @@
-"""docs/networks.md's commands on two local nodes: forwarded ports, and the user's own ssh, scp and rsync."""
+"""The commands of docs/networks.md on two local nodes: forwarded ports, the user's own ssh, scp and rsync."""
 
 import os
 import pty
@@ -14,17 +14,17 @@ from tests.support.lab import Lab
 from tests.support.local_cloud import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "networks.md"
-NOT_HERE = ("nvidia-smi", "code", "tensorboard", "jupyter")
+NOT_LOCAL = ("nvidia-smi", "code", "tensorboard", "jupyter")
 
 
-def examples(program: str) -> list[list[str]]:
-    """Return the page's commands of a program, without those that need what local nodes lack."""
+def list_examples(program: str) -> list[list[str]]:
+    """Return the page's commands of a program, without those that local nodes cannot run."""
     lines = re.findall(r"^    (\S.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     commands = [shlex.split(line, comments=True) for line in lines]
-    return [words for words in commands if words[0] == program and not set(words) & set(NOT_HERE)]
+    return [args for args in commands if args[0] == program and not set(args) & set(NOT_LOCAL)]
 
 
-def answers(url: str) -> bool:
+def is_served(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as reply:
             return bool(reply.status == 200)
@@ -32,13 +32,13 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_a_port_of_a_node_is_a_port_here(cluster: Lab) -> None:
-    (words,) = [words for words in examples("awsddp") if "-L" in words]
+def test_ssh_forwards_a_port_of_a_node_to_this_machine(cluster: Lab) -> None:
+    (args,) = [args for args in list_examples("awsddp") if "-L" in args]
     port = str(free_ports())
-    words = [word.replace("8000", port) for word in words[1:]]
-    master, slave = pty.openpty()  # as a terminal ends: with it the program on the node
+    args = [arg.replace("8000", port) for arg in args[1:]]
+    master, slave = pty.openpty()  # closing the terminal ends the program on the node
     shell = subprocess.Popen(
-        [sys.executable, "-m", "awsddp", *words],
+        [sys.executable, "-m", "awsddp", *args],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -48,7 +48,7 @@ def test_a_port_of_a_node_is_a_port_here(cluster: Lab) -> None:
     )
     os.close(slave)
     try:
-        until(lambda: answers(f"http://localhost:{port}/"), seconds=120)
+        until(lambda: is_served(f"http://localhost:{port}/"), seconds=120)
         taken = cluster.run("ssh", "-L", f"{port}:localhost:1", "--", "true")
         assert (taken.returncode, "in use" in taken.stderr) == (255, True)
     finally:
@@ -57,8 +57,8 @@ def test_a_port_of_a_node_is_a_port_here(cluster: Lab) -> None:
         os.close(master)
 
 
-# What a user may have set for all hosts; the first value that ssh reads counts.
-OWN = """\
+# Settings that a user may have for all hosts; ssh takes the first value of each.
+USER_CONFIG = """\
 Host *
     ProxyJump bastion.invalid
     ProxyUseFdpass yes
@@ -75,23 +75,21 @@ Host *
 """
 
 
-def test_the_users_own_programs_reach_the_nodes_by_the_common_ssh_config(
-    cluster: Lab, tmp_path: Path
-) -> None:
+def test_ssh_scp_and_rsync_reach_the_nodes_by_the_common_ssh_config(cluster: Lab, tmp_path: Path) -> None:
     config = tmp_path / "config"
-    config.write_text(f"Include {cluster.home}/ssh_config\nHost elsewhere\n    User somebody\n{OWN}")
+    config.write_text(f"Include {cluster.home}/ssh_config\nHost elsewhere\n    User somebody\n{USER_CONFIG}")
     (tmp_path / "train.py").write_text("print('here')\n")
-    commands = [*examples("ssh"), *examples("scp"), *examples("rsync")]
+    commands = [*list_examples("ssh"), *list_examples("scp"), *list_examples("rsync")]
     assert len(commands) == 3
-    for program, *words in commands:
-        own = ["-e", shlex.join(["ssh", "-F", str(config)])] if program == "rsync" else ["-F", str(config)]
-        shown = subprocess.run(
-            [program, *own, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    for program, *args in commands:
+        flags = ["-e", shlex.join(["ssh", "-F", str(config)])] if program == "rsync" else ["-F", str(config)]
+        result = subprocess.run(
+            [program, *flags, *args], cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
-        assert (shown.returncode, "connected" in shown.stdout) == (0, False), shown.stderr
-    asked = ["ssh", "-F", str(config), "-G"]
+        assert (result.returncode, "connected" in result.stdout) == (0, False), result.stderr
+    query = ["ssh", "-F", str(config), "-G"]
     for name, user in (("default-node1", "ubuntu"), ("elsewhere", "somebody")):
-        shown = subprocess.run([*asked, name], capture_output=True, text=True, check=True)
-        assert f"user {user}\n" in shown.stdout
-        assert ("identitiesonly yes\n" in shown.stdout) == (name == "default-node1")
-        assert ("proxyjump bastion.invalid\n" in shown.stdout) == (name == "elsewhere")
+        result = subprocess.run([*query, name], capture_output=True, text=True, check=True)
+        assert f"user {user}\n" in result.stdout
+        assert ("identitiesonly yes\n" in result.stdout) == (name == "default-node1")
+        assert ("proxyjump bastion.invalid\n" in result.stdout) == (name == "elsewhere")

@@ -1,4 +1,4 @@
-"""The user data and the preparation on machines that boot: systemd, cloud-init and sudo are real here."""
+"""The user data and the preparation of nodes that boot, with real systemd, cloud-init and sudo."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ WATCHED_SINCE = ["systemctl", "show", "-p", "ActiveState,ActiveEnterTimestamp", 
 
 @dataclass
 class Launched:
-    """Two instances of the local cloud, launched with our user data and nothing else of ours."""
+    """Two instances of the local cloud that were launched by boto3 with the user data of awsddp."""
 
     ec2: Any
     folder: Path
@@ -60,12 +60,12 @@ class Launched:
         return Fleet(endpoints, login, deadline_s=60)
 
     def describe(self) -> list[dict[str, Any]]:
-        found = self.ec2.describe_instances(InstanceIds=[node.instance_id for node in self.nodes])
-        return [instance for answer in found["Reservations"] for instance in answer["Instances"]]
+        pages = self.ec2.describe_instances(InstanceIds=[node.instance_id for node in self.nodes])
+        return [instance for page in pages["Reservations"] for instance in page["Instances"]]
 
     def state(self, node: int) -> str:
-        wanted = self.nodes[node].instance_id
-        return next(str(one["State"]["Name"]) for one in self.describe() if one["InstanceId"] == wanted)
+        key = self.nodes[node].instance_id
+        return next(str(row["State"]["Name"]) for row in self.describe() if row["InstanceId"] == key)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
         rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [caller]}
         ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
         images = ec2.describe_images(Owners=["amazon"])["Images"]
-        image = next(one["ImageId"] for one in images if one["Architecture"] == "x86_64")
+        image = next(row["ImageId"] for row in images if row["Architecture"] == "x86_64")
         made = ec2.run_instances(
             ImageId=image,
             MinCount=2,
@@ -101,28 +101,28 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
             InstanceInitiatedShutdownBehavior="terminate",
             UserData=render_user_data(host_key=seed, expires_at=datetime.now(UTC) + timedelta(hours=1)),
         )["Instances"]
-        ids = [one["InstanceId"] for one in made]
+        ids = [instance["InstanceId"] for instance in made]
         hostkeys.add_keys(tmp_path / "known_hosts", dict.fromkeys(ids, seed.public))
         described: list[dict[str, Any]] = []
 
-        def addressed() -> bool:
-            found = ec2.describe_instances(InstanceIds=ids)["Reservations"]
-            described[:] = [one for answer in found for one in answer["Instances"]]
-            return len(described) == 2 and all("PublicIpAddress" in one for one in described)
+        def have_addresses() -> bool:
+            pages = ec2.describe_instances(InstanceIds=ids)["Reservations"]
+            described[:] = [instance for page in pages for instance in page["Instances"]]
+            return len(described) == 2 and all("PublicIpAddress" in instance for instance in described)
 
-        wait_until(addressed, "the instances' addresses")
+        wait_until(have_addresses, "the instances' addresses")
         nodes = tuple(
             Node(
                 node=number,
-                instance_id=one["InstanceId"],
+                instance_id=instance["InstanceId"],
                 state="running",
                 instance_type="g4dn.xlarge",
                 zone="",
                 image_id=image,
-                private_ip=one["PrivateIpAddress"],
-                public_ip=one["PublicIpAddress"],
+                private_ip=instance["PrivateIpAddress"],
+                public_ip=instance["PublicIpAddress"],
             )
-            for number, one in enumerate(described)
+            for number, instance in enumerate(described)
         )
         yield Launched(ec2, tmp_path, nodes, info.ssh_port)
     finally:
@@ -130,20 +130,20 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
 
 
 @pytest.mark.prove
-def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_time_is_over(
+def test_nodes_are_prepared_survive_a_reboot_and_terminate_at_their_expiry(
     launched: Launched,
 ) -> None:
     nodes, known_hosts = launched.nodes, launched.known_hosts
     with launched.fleet() as fleet:
-        found = prepare(fleet, nodes)
-        assert [(one.nic, one.python, one.home) for one in found] == [
+        prepared = prepare(fleet, nodes)
+        assert [(node.nic, node.python, node.home) for node in prepared] == [
             ("ens5", "/opt/pytorch/bin/python", "/home/ubuntu")
         ] * 2
-        assert all(one.torch for one in found)
+        assert all(node.torch for node in prepared)
         keys = hostkeys.load_keys(known_hosts)
         assert {len(accepted) for accepted in keys.values()} == {1}
         assert len(set(keys.values())) == 2
-        assert prepare(fleet, nodes) == found
+        assert prepare(fleet, nodes) == prepared
         shell = fleet.run(["bash", "-lc", "echo $NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME"], timeout_s=20)
         assert {result.stdout for result in shell.values()} == {b"=ens5 ens5\n"}
         timers = fleet.run(["systemctl", "is-enabled", "apt-daily.timer"], timeout_s=20)
@@ -154,12 +154,12 @@ def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_tim
     launched.ec2.reboot_instances(InstanceIds=[nodes[1].instance_id])
     wait_until(lambda: launched.state(0) == "terminated", "the end of the node whose time is over", 60)
 
-    def watched_again() -> bool:
+    def is_watched_again() -> bool:
         with suppress(NodesFailed), launched.fleet(nodes[1:]) as fleet:
-            told = fleet.run(WATCHED_SINCE, timeout_s=20)[1].stdout
-            return told.startswith(b"ActiveState=active\n") and told != since
+            output = fleet.run(WATCHED_SINCE, timeout_s=20)[1].stdout
+            return output.startswith(b"ActiveState=active\n") and output != since
         return False
 
-    wait_until(watched_again, "the watchdog after a reboot", 60)
+    wait_until(is_watched_again, "the watchdog after a reboot", 60)
     assert hostkeys.load_keys(known_hosts) == keys
     assert launched.state(1) == "running"

@@ -1,4 +1,4 @@
-"""`down --orphans` ends no cluster whose instances AWS does not list yet."""
+"""`down --orphans` terminates no cluster whose instances AWS does not list yet."""
 
 import pytest
 
@@ -10,9 +10,9 @@ from tests.support.world import PHASES, Kill, World, yes
 @pytest.mark.parametrize("kill", [None, Kill("RunInstances", 1, PHASES[1])], ids=["ready", "launching"])
 def test_a_cluster_that_aws_does_not_list_yet_is_no_orphan(world: World, kill: Kill | None) -> None:
     world.run(up, confirm=yes, kill=kill)
-    made = {one["InstanceId"] for one in world.cloud.living()}
+    made = {node["InstanceId"] for node in world.cloud.living()}
     assert len(made) == 2
     late = ("DescribeInstances", "stale", {"seconds": 30})
     ended = world.run(down_orphans, fault=late, confirm=yes)
     assert (ended.code, ended.document["clusters"]) == (0, ()), ended.told
-    assert {one["InstanceId"] for one in world.cloud.living()} == made
+    assert {node["InstanceId"] for node in world.cloud.living()} == made

@@ -1,4 +1,4 @@
-"""A project of somebody's own on two local nodes: from a clone to its model at home, with a secret."""
+"""A user's own project on two local nodes: from a clone to its fetched model, with a secret."""
 
 import os
 import re
@@ -47,7 +47,7 @@ while not os.path.exists(os.path.expanduser(f"~/searched-{sys.argv[1]}")):
     time.sleep(0.1)
 dist.destroy_process_group()
 """
-# The bar of tqdm itself, as it writes where there is no terminal: each state over the last one.
+# The bar of tqdm, as it writes without a terminal: each state over the last one.
 BAR = re.compile(
     r"\r  0%\|          \| 0/3 \[[^\r]*"
     r"\r 33%\|███▎      \| 1/3 \[[^\r]*"
@@ -55,7 +55,7 @@ BAR = re.compile(
     r"(\r100%\|██████████\| 3/3 \[[^\r\n]*)+\n"
 )
 TRAINED = f"trained with {metadata.version('tqdm')} 1.0 1.0 and a token of 36"
-# The text to search for comes on stdin: the search itself must not be found. Then the ranks may end.
+# The text to search for comes on stdin, so that the search does not find itself. Then the ranks may end.
 SEARCH = "sudo grep -rlsF -f - /home /root /etc /opt /run /srv /tmp /usr/local /var; touch ~/searched-{}"
 
 
@@ -85,43 +85,43 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         made.close()
 
 
-def test_from_a_clone_to_the_model_at_home_without_a_stumble(lab: Lab) -> None:
+def test_a_cloned_project_trains_and_its_secret_is_in_no_file(lab: Lab) -> None:
     up = ("up", "--local", "--nodes", "2", "--instance-type", "g4dn.xlarge", "-y")
-    made = lab.run(*up, "--env", "requirements.txt", timeout=400)
-    assert made.returncode == 0, made.stderr
+    launched = lab.run(*up, "--env", "requirements.txt", timeout=400)
+    assert launched.returncode == 0, launched.stderr
     token = lab.environ["OWN_TOKEN"] = f"tok-{secrets.token_hex(16)}"
     for launcher in ("ssh", "torchrun"):
-        words = ("-o", f"job.launcher={launcher}", "--env-var", "OWN_TOKEN", "--name", launcher)
-        running = lab.start("train", "-m", "mypkg.train", *words, "--", launcher)
+        args = ("-o", f"job.launcher={launcher}", "--env-var", "OWN_TOKEN", "--name", launcher)
+        running = lab.start("train", "-m", "mypkg.train", *args, "--", launcher)
         logs = lab.project / "runs" / launcher / "logs"
         try:
-            until(lambda: running.poll() is not None or _count(logs) == 2, seconds=200)  # noqa: B023
+            until(lambda: running.poll() is not None or _count_trained(logs) == 2, seconds=200)  # noqa: B023
             lines = [(environ, b" ".join(line)) for _, environ, line in all_processes()]
             assert [line for _, line in lines if token.encode() in line] == []
             assert any(token.encode() in environ and b"mypkg.train" in line for environ, line in lines)
         finally:
-            found = _holding(lab, token, launcher)
+            leaks = _find_token(lab, token, launcher)
             out, err = running.communicate(timeout=200)
-        assert (running.returncode, found) == (0, []), err.decode()
+        assert (running.returncode, leaks) == (0, []), err.decode()
         assert token.encode() not in out + err
         for rank in (0, 1):
             assert f"[rank {rank} @ node{rank}] 100%|██████████| 3/3 [" in out.decode()
             assert BAR.search((logs / f"rank{rank}.log").read_bytes().decode())
         assert b"\r" not in out
-        # `up` has installed, and the second run has nothing to send.
+        # `up` installed the packages, and the second run sends none.
         assert b"installing" not in err and (launcher == "ssh" or b"sending" not in err)
         assert (lab.project / "runs" / launcher / "node0/checkpoints/2.pt").is_file()
-    assert _holding(lab, token, "nothing") == []
+    assert _find_token(lab, token, "nothing") == []
 
 
-def _count(logs: Path) -> int:
+def _count_trained(logs: Path) -> int:
     return sum(TRAINED in path.read_text() for path in logs.glob("rank*.log"))
 
 
-def _holding(lab: Lab, token: str, launcher: str) -> list[str]:
-    """Return the files, here and on the nodes, that hold a text; the ranks of this launcher end then."""
-    shown = lab.run("exec", "-i", "--", "bash", "-c", SEARCH.format(launcher), stdin=token)
-    assert shown.returncode == 0, shown.stderr
-    here = holding(token, lab.project, lab.home / "clusters", lab.home / "packages", lab.home / "history")
+def _find_token(lab: Lab, token: str, launcher: str) -> list[str]:
+    """Return the files of this machine and the nodes that contain a token; let a launcher's ranks end."""
+    result = lab.run("exec", "-i", "--", "bash", "-c", SEARCH.format(launcher), stdin=token)
+    assert result.returncode == 0, result.stderr
+    local = holding(token, lab.project, lab.home / "clusters", lab.home / "packages", lab.home / "history")
     logs = [path for path in lab.home.rglob("*.log") if token.encode() in path.read_bytes()]
-    return [*shown.stdout.splitlines(), *map(str, (*here, *logs))]
+    return [*result.stdout.splitlines(), *map(str, (*local, *logs))]

@@ -19,7 +19,7 @@ import pytest
 from awsddp.local.machine import CloudPaths
 from tests.support.lab import Lab
 from tests.support.seed import SEED, drawn
-from tests.system.test_reservations import client
+from tests.system.test_reservations import make_client
 
 PLACES = {"local": "the local cloud", "aws": "us-east-1"}
 QUICK = 2
@@ -128,7 +128,7 @@ class Land:
             assert shown.returncode == (0 if verb == "status" else 2), case
 
     def living(self) -> set[str]:
-        pages = client(self.lab).describe_instances()["Reservations"]
+        pages = make_client(self.lab).describe_instances()["Reservations"]
         found = [one for page in pages for one in page["Instances"]]
         return {one["InstanceId"] for one in found if one["State"]["Name"] == "running"}
 
@@ -177,7 +177,7 @@ def test_a_folder_is_retired_only_where_its_place_has_nothing(records: Lab, tmp_
         assert records.json("status", "-c", "gone")["nodes"][0]["instance_id"] == nodes[0]
     finally:
         records.environ = before
-    client(records).terminate_instances(InstanceIds=nodes)
+    make_client(records).terminate_instances(InstanceIds=nodes)
     assert folder.exists()
     ended = records.json("down", "-c", "gone", "-y")
     assert (ended["state"], ended["terminated"], ended["looked"]) == ("absent", [], ["the local cloud"])

@@ -12,7 +12,7 @@ from tests.support.local_cloud import needs_root
 TYPE = "g5.12xlarge"
 
 
-def client(lab: Lab) -> Any:
+def make_client(lab: Lab) -> Any:
     """An EC2 client of the lab's local cloud, with nothing of ours."""
     told = json.loads(lab.run("--json", "local", "status").stdout)
     return botocore.session.Session().create_client(
@@ -43,7 +43,7 @@ def free(ec2: Any, held: str) -> int:
 
 @pytest.mark.parametrize("criteria", ["targeted", pytest.param("open", marks=pytest.mark.prove)])
 def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, criteria: str) -> None:
-    ec2 = client(records)
+    ec2 = make_client(records)
     held = reserve(ec2, InstanceMatchCriteria=criteria)
     up = records.json("up", "--local", "-y", "-o", f"capacity.reservation={held}")
     assert (up["state"], up["instance_type"], free(ec2, held)) == ("ready", TYPE, 0)
@@ -83,7 +83,7 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
 def test_what_does_not_fit_is_refused_before_a_cent(
     records: Lab, changes: dict[str, Any], words: tuple[str, ...], told: tuple[str, ...]
 ) -> None:
-    ec2 = client(records)
+    ec2 = make_client(records)
     held = reserve(ec2, **changes)
     shown = records.run("up", "--local", "-y", "-o", f"capacity.reservation={held}", *words)
     assert shown.returncode == 3
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused_before_a_cent(
 
 
 def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
-    ec2 = client(records)
+    ec2 = make_client(records)
     held = reserve(ec2)
     ec2.cancel_capacity_reservation(CapacityReservationId=held)
     for key, why in ((held, f"{held} is cancelled"), ("cr-12345678901234567", "no capacity reservation")):
@@ -110,7 +110,7 @@ def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
 
 @pytest.mark.prove
 def test_one_that_fills_up_meanwhile_is_a_lack_of_capacity_and_leaves_nothing(records: Lab) -> None:
-    ec2 = client(records)
+    ec2 = make_client(records)
     held = reserve(ec2)
     records.run("local", "fault", "add", "RunInstances", "ReservationCapacityExceeded", "--times", "1")
     shown = records.run("up", "--local", "-y", "-o", f"capacity.reservation={held}")
@@ -122,7 +122,7 @@ def test_one_that_fills_up_meanwhile_is_a_lack_of_capacity_and_leaves_nothing(re
 @needs_root
 @pytest.mark.prove
 def test_real_hosts_go_into_a_reservation_and_a_full_one_is_refused(cluster: Lab) -> None:
-    ec2 = client(cluster)
+    ec2 = make_client(cluster)
     held = reserve(ec2, InstanceCount=1)
     asked = ("--local", "-y", "-o", f"capacity.reservation={held}", "--nodes", "1")
     up = cluster.json("up", "-c", "reserved", *asked)

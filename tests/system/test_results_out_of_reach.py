@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from tests.support.lab import Lab
-from tests.system.test_reservations import client
+from tests.system.test_reservations import make_client
 
 
 @pytest.fixture
 def owing(records: Lab) -> Lab:
     """A cluster of two machines that are stopped, and hold the results of job `late`."""
     assert records.run("up", "--local", "--nodes", "2", "-y").returncode == 0
-    ec2 = client(records)
+    ec2 = make_client(records)
     nodes = [node["instance_id"] for node in records.json("status")["nodes"]]
     ec2.create_tags(Resources=nodes, Tags=[{"Key": "awsddp:unfetched", "Value": "late"}])
     ec2.stop_instances(InstanceIds=nodes)
