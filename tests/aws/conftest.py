@@ -1,4 +1,4 @@
-"""A moto cloud, fresh for each test."""
+"""A moto cloud per test."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def configured(
     isolated: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], dict[str, str]]:
     """Write an AWS configuration; return the environment that has it."""
-    cache = str(isolated / ".aws/sso/cache")  # botocore looks for the home when it is imported
+    cache = str(isolated / ".aws/sso/cache")  # botocore reads the home folder at import
     monkeypatch.setattr("botocore.tokens.SSOTokenProvider._SSO_TOKEN_CACHE_DIR", cache)
 
     def write(config: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What AWS refuses, and how that is told: what failed, why, and what to type next."""
+"""Errors of AWS: what failed, why, and the next step."""
 
 import json
 from dataclasses import replace
@@ -17,24 +17,24 @@ from awsddp.model.records import Target, TargetName
 from tests.support.moto_cloud import Cloud
 
 
-def test_a_refusal_says_what_why_and_what_next(aws: AwsClient, cloud: Cloud) -> None:
+def test_an_error_has_a_message_a_reason_and_a_next_step(aws: AwsClient, cloud: Cloud) -> None:
     cases = (
         ("UnauthorizedOperation", "permission denied: DescribeSubnets"),
         ("ExpiredToken", "expired"),
         ("AuthFailure", "rejected the credentials"),
         ("OptInRequired", "refused DescribeSubnets"),
     )
-    for code, told in cases:
+    for code, message in cases:
         cloud.fail("DescribeSubnets", code)
         with pytest.raises(CloudError) as caught:
             aws.call("DescribeSubnets", {})
-        assert told in caught.value.message
+        assert message in caught.value.message
         assert code in caught.value.why
         assert caught.value.next
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "kind", "told"),
+    ("code", "status", "kind", "advice"),
     [
         ("InsufficientHostCapacity", 400, "capacity", "another --instance-type"),
         ("InsufficientCapacity", 500, "capacity", "another --instance-type"),
@@ -46,13 +46,13 @@ def test_a_refusal_says_what_why_and_what_next(aws: AwsClient, cloud: Cloud) -> 
         ("RequestLimitExceeded", 503, "throttled", "wait a minute"),
     ],
 )
-def test_each_word_of_ec2_for_a_lack_of_machines_or_a_limit_has_its_kind_and_next_step(
-    code: str, status: int, kind: str, told: str
+def test_each_capacity_and_limit_code_of_ec2_has_its_kind_and_next_step(
+    code: str, status: int, kind: str, advice: str
 ) -> None:
     reply: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     error = translate_error(ClientError(reply, "RunInstances"), "RunInstances", location="us-east-1")
     assert error.kind == kind
-    assert told in error.next
+    assert advice in error.next
 
 
 DENIED = (
@@ -63,7 +63,7 @@ DENIED = (
 BLOB = "4Ou6SyWJ" * 200
 
 
-def test_a_denial_is_cut_before_its_encoded_message_which_the_trail_keeps(
+def test_a_denial_has_no_encoded_message_and_the_trail_has_it(
     aws: AwsClient, cloud: Cloud, tmp_path: Path
 ) -> None:
     text = f"{DENIED} perform: ec2:StopInstances. Encoded authorization failure message: {BLOB}"
@@ -75,31 +75,31 @@ def test_a_denial_is_cut_before_its_encoded_message_which_the_trail_keeps(
 
 
 @pytest.fixture
-def of_an_account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let targets without an endpoint of their own lead to the cloud, as they do to AWS."""
+def account_endpoint(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send requests of targets without an endpoint to the moto cloud."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
 
 
-@pytest.mark.usefixtures("of_an_account")
+@pytest.mark.usefixtures("account_endpoint")
 @pytest.mark.parametrize("code", ["AuthFailure", "InvalidClientTokenId"])
-@pytest.mark.parametrize(("region", "closed"), [("af-south-1", True), ("eu-west-1", False)])
-def test_a_region_that_is_not_enabled_is_told_from_bad_credentials(
-    cloud: Cloud, code: str, region: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("region", "is_disabled"), [("af-south-1", True), ("eu-west-1", False)])
+def test_a_disabled_region_is_distinguished_from_bad_credentials(
+    cloud: Cloud, code: str, region: str, is_disabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [af_south] = cloud.backend.describe_regions(["af-south-1"])
     monkeypatch.setattr(af_south, "opt_in_status", "not-opted-in")
     cloud.fail("GetCallerIdentity", code)
     with pytest.raises(CloudError) as refused:
         AwsClient(Target(region=region)).identity()
-    assert (f"region {region} is not enabled" in refused.value.message) == closed
-    assert (f"aws account enable-region --region-name {region}" in refused.value.next) == closed
-    assert ("rejected the credentials" in refused.value.message) != closed
+    assert (f"region {region} is not enabled" in refused.value.message) == is_disabled
+    assert (f"aws account enable-region --region-name {region}" in refused.value.next) == is_disabled
+    assert ("rejected the credentials" in refused.value.message) != is_disabled
 
 
-@pytest.mark.usefixtures("of_an_account")
-def test_credentials_that_are_good_nowhere_are_told_as_such(cloud: Cloud) -> None:
+@pytest.mark.usefixtures("account_endpoint")
+def test_credentials_that_no_region_accepts_are_an_error(cloud: Cloud) -> None:
     cloud.fail("GetCallerIdentity", "AuthFailure")
     cloud.fail("DescribeRegions", "AuthFailure")
     with pytest.raises(CloudError, match="AWS rejected the credentials"):
@@ -107,8 +107,8 @@ def test_credentials_that_are_good_nowhere_are_told_as_such(cloud: Cloud) -> Non
 
 
 @pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "RequestTimeTooSkewed"])
-@pytest.mark.parametrize(("minutes", "told"), [(10, "600 s behind AWS's"), (-10, "600 s ahead of AWS's")])
-def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, told: str, code: str) -> None:
+@pytest.mark.parametrize(("minutes", "why"), [(10, "600 s behind AWS's"), (-10, "600 s ahead of AWS's")])
+def test_a_refused_signature_names_the_wrong_clock(minutes: int, why: str, code: str) -> None:
     now = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
     headers = {"date": format_datetime(now + timedelta(minutes=minutes))}
     reply: Any = {
@@ -117,11 +117,11 @@ def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, to
     }
     error = translate_error(ClientError(reply, "RunInstances"), "RunInstances", location="us-east-1", now=now)
     assert "clock" in error.message
-    assert told in error.why
+    assert why in error.why
     assert "timedatectl" in error.next
 
 
-def test_s3_says_that_a_clock_is_wrong_where_its_answer_has_no_date() -> None:
+def test_a_clock_error_of_s3_is_recognized_without_a_date() -> None:
     reply: Any = {"Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"}}
     error = translate_error(ClientError(reply, "GetObject"), "GetObject", location="s3://runs/j")
     assert ("clock" in error.message, error.kind) == (True, "credentials")
@@ -131,7 +131,7 @@ def test_s3_says_that_a_clock_is_wrong_where_its_answer_has_no_date() -> None:
     ("code", "kind"),
     [("SlowDown", "throttled"), ("ServiceUnavailable", "unavailable"), ("RequestTimeout", "unavailable")],
 )
-def test_what_s3_refuses_for_a_moment_may_be_tried_again(code: str, kind: str) -> None:
+def test_temporary_errors_of_s3_are_retryable(code: str, kind: str) -> None:
     status = 400 if code == "RequestTimeout" else 503
     reply: Any = {"Error": {"Code": code, "Message": "later"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     error = translate_error(ClientError(reply, "GetObject"), "GetObject", location="s3://runs/j")
@@ -139,7 +139,7 @@ def test_what_s3_refuses_for_a_moment_may_be_tried_again(code: str, kind: str) -
 
 
 @pytest.mark.parametrize(("name", "who"), [("aws", "AWS"), ("local", "the local cloud")])
-def test_an_endpoint_that_is_down_is_an_error_of_its_own(cloud: Cloud, name: TargetName, who: str) -> None:
+def test_an_error_names_the_endpoint_that_is_unreachable(cloud: Cloud, name: TargetName, who: str) -> None:
     aws = AwsClient(replace(cloud.target, name=name, endpoint="http://127.0.0.1:9"))
     with pytest.raises(CloudError, match=f"could not reach {who} for"):
         aws.identity()

@@ -14,7 +14,7 @@ from awsddp.state import ClusterFolder
 from tests.support.moto_cloud import SECRETS, Cloud, Launcher, plan_for
 
 
-def test_every_call_is_written_down_with_its_request_id_and_without_secrets(
+def test_the_trail_has_every_call_with_its_request_id_and_no_secret(
     aws: AwsClient, cloud: Cloud, clock: Clock, tmp_path: Path
 ) -> None:
     folder = ClusterFolder(tmp_path, "demo")
@@ -33,7 +33,7 @@ def test_every_call_is_written_down_with_its_request_id_and_without_secrets(
     assert stat.S_IMODE((folder.path / "calls.jsonl").stat().st_mode) == 0o600
 
 
-def test_a_refusal_is_written_down_with_its_code(aws: AwsClient, cloud: Cloud, tmp_path: Path) -> None:
+def test_the_trail_has_the_code_of_an_error(aws: AwsClient, cloud: Cloud, tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path, "demo")
     folder.append_event("begins")
     cloud.fail("DescribeInstances", "UnauthorizedOperation")
@@ -43,6 +43,6 @@ def test_a_refusal_is_written_down_with_its_code(aws: AwsClient, cloud: Cloud, t
     assert json.loads(line)["error"] == "UnauthorizedOperation"
 
 
-def test_aws_hears_who_calls(aws: AwsClient, cloud: Cloud) -> None:
+def test_the_user_agent_names_awsddp(aws: AwsClient, cloud: Cloud) -> None:
     aws.call("DescribeRegions", {})
     assert f"awsddp/{__version__}" in cloud.agents[-1]

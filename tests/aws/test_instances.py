@@ -1,4 +1,4 @@
-"""Launching: what goes over the wire is what the plan says, and an interrupted launch is finished."""
+"""Launches: the requests are those of the plan, and an interrupted launch is finished."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -37,8 +37,8 @@ from tests.support.moto_cloud import (
 )
 
 
-def on_the_wire(request: Request) -> dict[str, str]:
-    """The form that botocore makes of a request."""
+def serialize(request: Request) -> dict[str, str]:
+    """Return the form that botocore sends for a request."""
     model = boto3.client("ec2", region_name="us-east-1").meta.service_model
     parameters = dict(request.parameters)
     base64_encode_user_data(parameters)
@@ -46,8 +46,8 @@ def on_the_wire(request: Request) -> dict[str, str]:
     return {key: str(value) for key, value in body["body"].items()}
 
 
-NONE = "InsufficientInstanceCapacity"
-SIDE_BY_SIDE = (
+FULL = "InsufficientInstanceCapacity"
+CONCURRENT = (
     "ImportKeyPair",
     "CreatePlacementGroup",
     "AuthorizeSecurityGroupIngress",
@@ -55,11 +55,11 @@ SIDE_BY_SIDE = (
 )
 
 
-def living(aws: AwsClient) -> list[str]:
+def list_running(aws: AwsClient) -> list[str]:
     return [node.instance_id for node in describe(aws, []) if node.state == "running"]
 
 
-def test_what_is_sent_is_what_the_plan_resolves_to(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
+def test_the_requests_sent_are_those_of_the_plan(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
     plan = plan_for(aws)
     before = len(cloud.requests)
     launcher(plan)
@@ -72,12 +72,12 @@ def test_what_is_sent_is_what_the_plan_resolves_to(aws: AwsClient, cloud: Cloud,
         "client_token": run["ClientToken"],
     }
     expected = map(values(ids).resolve, plan.requests)
-    sent = [request for request in cloud.requests[before:] if request[0] not in SIDE_BY_SIDE]
+    sent = [request for request in cloud.requests[before:] if request[0] not in CONCURRENT]
     assert sent == [
-        (item.operation, on_the_wire(item)) for item in expected if item.operation not in SIDE_BY_SIDE
+        (item.operation, serialize(item)) for item in expected if item.operation not in CONCURRENT
     ]
     for item in expected:
-        assert cloud.sent(item.operation)[-1] == on_the_wire(item)
+        assert cloud.sent(item.operation)[-1] == serialize(item)
 
 
 def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
@@ -89,12 +89,12 @@ def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
         ("DescribeSecurityGroups", "SecurityGroups"),
         ("DescribeKeyPairs", "KeyPairs"),
     )
-    found = [node.tags for node in describe(aws, [])]
+    tag_sets = [node.tags for node in describe(aws, [])]
     for operation, key in kinds:
         items = [item for item in aws.paginate(operation, {}, key) if item.get("GroupName") != "default"]
         assert items
-        found += map(tags_of, items)
-    for tags in found:
+        tag_sets += map(tags_of, items)
+    for tags in tag_sets:
         assert tags["awsddp:cluster"] == "demo"
         assert tags["awsddp:id"] == "0a1b2c3d"
         assert tags["awsddp:owner"] == aws.identity().user_id
@@ -116,56 +116,56 @@ def test_nodes_are_numbered_by_the_tag_and_the_launch_index(aws: AwsClient, laun
 
 @pytest.fixture
 def same_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EC2 gives every instance of a launch the index 0."""
+    """Give every instance of a launch the index 0."""
     index = property(lambda _: 0, lambda *_: None)
     monkeypatch.setattr(Instance, "ami_launch_index", index, raising=False)
 
 
-def numbers(nodes: Iterable[Node]) -> dict[str, int]:
+def map_numbers(nodes: Iterable[Node]) -> dict[str, int]:
     return {node.instance_id: node.node for node in nodes}
 
 
 @pytest.mark.usefixtures("same_index")
-def test_nodes_that_share_a_launch_index_are_numbered_by_their_ids_and_stay_so(
+def test_nodes_that_share_a_launch_index_are_numbered_by_their_ids(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
-    first = numbers(launcher(plan_for(aws, nodes=4)))
+    first = map_numbers(launcher(plan_for(aws, nodes=4)))
     assert first == {key: number for number, key in enumerate(sorted(first))}
-    assert numbers(describe(aws, [])) == first
-    gone, *others = sorted(first)
+    assert map_numbers(describe(aws, [])) == first
+    removed, *others = sorted(first)
     for key, reservation in list(cloud.backend.reservations.items()):
-        reservation.instances = [one for one in reservation.instances if one.id != gone]
+        reservation.instances = [instance for instance in reservation.instances if instance.id != removed]
         cloud.backend.reservations[key] = reservation
-    assert numbers(describe(aws, [])) == {key: first[key] for key in others}
-    assert numbers(describe(aws, by_id(others[-1]))) == {others[-1]: 3}
+    assert map_numbers(describe(aws, [])) == {key: first[key] for key in others}
+    assert map_numbers(describe(aws, by_id(others[-1]))) == {others[-1]: 3}
 
 
 @pytest.mark.usefixtures("same_index")
-def test_a_launch_without_indexes_that_was_cut_off_is_numbered_at_once_and_also_where_it_shows_in_part(
+def test_an_interrupted_launch_without_indexes_is_numbered_even_if_listed_in_part(
     aws: AwsClient, launcher: Launcher, clock: Clock, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.fail("CreateTags", *["TagLimitExceeded"] * 2)
     with pytest.raises(CloudError):
         launcher(plan_for(aws, nodes=3))
     clock.sleep(3601)
-    began, every = clock.monotonic(), describe(aws, [])
-    hidden = [max(node.instance_id for node in every)]
+    began, launched = clock.monotonic(), describe(aws, [])
+    hidden = [max(node.instance_id for node in launched)]
 
-    def show_late(aws: AwsClient, filters: Filters) -> list[Node]:
-        found = [node for node in describe(aws, filters) if node.instance_id not in hidden]
+    def list_late(aws: AwsClient, filters: Filters) -> list[Node]:
+        nodes = [node for node in describe(aws, filters) if node.instance_id not in hidden]
         hidden.clear()
-        return found
+        return nodes
 
-    monkeypatch.setattr(instances, "describe", show_late)
-    found = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
-    assert found is not None
-    assert numbers(found) == {key: number for number, key in enumerate(sorted(numbers(every)))}
+    monkeypatch.setattr(instances, "describe", list_late)
+    nodes = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
+    assert nodes is not None
+    assert map_numbers(nodes) == {key: number for number, key in enumerate(sorted(map_numbers(launched)))}
     assert clock.monotonic() - began < 10
     assert {node.tags["awsddp:nodes"] for node in describe(aws, [])} == {"0-2", "1", "2"}
 
 
 @pytest.mark.usefixtures("same_index")
-def test_a_copy_that_somebody_launches_later_renumbers_nobody(
+def test_a_copy_that_was_launched_later_does_not_renumber_the_nodes(
     aws: AwsClient, launcher: Launcher, cloud: Cloud
 ) -> None:
     nodes = launcher(plan_for(aws))
@@ -185,19 +185,19 @@ def test_a_zone_without_capacity_is_followed_by_the_next_with_a_new_token(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     plan = plan_for(aws)
-    cloud.fail("RunInstances", NONE, NONE, status=500)
+    cloud.fail("RunInstances", FULL, FULL, status=500)
     nodes = launcher(plan)
     sent = cloud.sent("RunInstances")
-    assert len({one["ClientToken"] for one in sent}) == 3
+    assert len({form["ClientToken"] for form in sent}) == 3
     assert [intent.zone for intent in launcher.intents] == [plan.zones[0], *plan.zones[:2]]
     assert {node.zone for node in nodes} == {plan.zones[1]}
 
 
-def test_a_placement_group_without_room_is_given_up_in_the_same_zone_and_one_line_says_so(
+def test_a_full_placement_group_is_given_up_in_the_same_zone_with_one_message(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     plan = plan_for(aws)
-    cloud.fail("RunInstances", NONE, status=500, to="Placement.GroupName")
+    cloud.fail("RunInstances", FULL, status=500, to="Placement.GroupName")
     nodes = launcher(plan)
     grouped, alone = cloud.sent("RunInstances")
     assert grouped["Placement.GroupName"] == IDS["name"]
@@ -215,32 +215,32 @@ def test_a_placement_group_without_room_is_given_up_in_the_same_zone_and_one_lin
 def test_nodes_with_efa_stay_in_their_placement_group(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
-    asked = replace(spec(instance_type="g5.48xlarge"), capacity=CapacitySection(efa=True))
-    plan = make_plan(asked, gather_facts(aws, asked, caller_address="10.77.0.1", target="local"))
-    cloud.fail("RunInstances", NONE, status=500, to="Placement.GroupName")
+    requested = replace(spec(instance_type="g5.48xlarge"), capacity=CapacitySection(efa=True))
+    plan = make_plan(requested, gather_facts(aws, requested, caller_address="10.77.0.1", target="local"))
+    cloud.fail("RunInstances", FULL, status=500, to="Placement.GroupName")
     nodes = launcher(plan)
-    assert all("Placement.GroupName" in one for one in cloud.sent("RunInstances"))
+    assert all("Placement.GroupName" in form for form in cloud.sent("RunInstances"))
     assert {node.zone for node in nodes} == {plan.zones[1]}
 
 
 @pytest.mark.parametrize("efa", [True, False])
-def test_no_placement_group_is_made_where_the_key_says_so(aws: AwsClient, cloud: Cloud, efa: bool) -> None:
+def test_no_placement_group_is_made_if_the_key_is_false(aws: AwsClient, cloud: Cloud, efa: bool) -> None:
     capacity = CapacitySection(efa=efa, placement_group=False)
-    asked = replace(spec(instance_type="g5.48xlarge"), capacity=capacity)
-    plan = make_plan(asked, gather_facts(aws, asked, caller_address="10.77.0.1", target="local"))
+    requested = replace(spec(instance_type="g5.48xlarge"), capacity=capacity)
+    plan = make_plan(requested, gather_facts(aws, requested, caller_address="10.77.0.1", target="local"))
     assert not plan.has_request("CreatePlacementGroup")
     assert "Placement" not in plan.request("RunInstances").parameters
     assert plan.placement_why == "none: capacity.placement_group is false"
 
 
-def test_no_capacity_anywhere_names_each_attempt(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
+def test_a_capacity_error_names_each_attempt(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
     plan = without_zones(plan_for(aws), 2)
-    cloud.fail("RunInstances", *[NONE] * 4, status=500)
+    cloud.fail("RunInstances", *[FULL] * 4, status=500)
     with pytest.raises(CapacityError) as caught:
         launcher(plan)
     assert all(zone in caught.value.why for zone in plan.zones)
     assert caught.value.exit_code == 5
-    assert not living(aws)
+    assert not list_running(aws)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_no_capacity_anywhere_names_each_attempt(aws: AwsClient, cloud: Cloud, l
         ("OptInRequired", 4),
     ],
 )
-def test_a_refusal_is_told_and_not_repeated(
+def test_a_refused_launch_is_not_repeated(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, code: str, exit_code: int
 ) -> None:
     cloud.fail("RunInstances", code)
@@ -263,18 +263,18 @@ def test_a_refusal_is_told_and_not_repeated(
     assert len(cloud.sent("RunInstances")) == 1
 
 
-def test_a_lost_reply_is_followed_by_the_same_bytes_and_launches_once(
+def test_a_lost_reply_is_retried_with_the_same_request_and_launches_once(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     cloud.fail("RunInstances", "InternalError", status=500, after=True)
     nodes = launcher(plan_for(aws))
     first, second = cloud.sent("RunInstances")
     assert first == second
-    assert sorted(living(aws)) == sorted(node.instance_id for node in nodes)
+    assert sorted(list_running(aws)) == sorted(node.instance_id for node in nodes)
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_a_launch_that_was_cut_off_is_finished_and_never_doubled(
+def test_an_interrupted_launch_is_finished_and_never_doubled(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock, sent: bool
 ) -> None:
     class Killed(Exception):
@@ -291,22 +291,22 @@ def test_a_launch_that_was_cut_off_is_finished_and_never_doubled(
             launcher(plan_for(aws))
     nodes = resume_launch(aws, launcher.intents[-1], on_event=launcher.events.append)
     assert nodes is not None
-    assert sorted(living(aws)) == sorted(node.instance_id for node in nodes)
+    assert sorted(list_running(aws)) == sorted(node.instance_id for node in nodes)
     assert len(nodes) == 2
 
 
-def test_an_old_intent_is_not_replayed_but_looked_up_by_tag(
+def test_an_old_intent_is_not_replayed_but_found_by_tag(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     clock.sleep(3601)
-    found = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
-    assert found is not None
-    assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
+    resumed = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
+    assert resumed is not None
+    assert [node.instance_id for node in resumed] == [node.instance_id for node in nodes]
     assert len(cloud.sent("RunInstances")) == 1
 
 
-def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the_launch(
+def test_instances_of_another_owner_with_the_same_id_do_not_belong_to_the_launch(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
@@ -316,12 +316,12 @@ def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the
             pair["Value"] = "AIDAOTHER" if pair["Key"] == "awsddp:owner" else pair["Value"]
     aws.call("RunInstances", copied)
     clock.sleep(3601)
-    found = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
-    assert found is not None
-    assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
+    resumed = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
+    assert resumed is not None
+    assert [node.instance_id for node in resumed] == [node.instance_id for node in nodes]
 
 
-def test_a_replay_of_instances_that_ended_says_that_nothing_came(
+def test_a_replay_of_terminated_instances_returns_none(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
@@ -329,24 +329,24 @@ def test_a_replay_of_instances_that_ended_says_that_nothing_came(
     assert resume_launch(aws, launcher.intents[0], on_event=launcher.events.append) is None
 
 
-def test_node_that_was_given_up_is_none_of_its_launch_any_more(
+def test_a_node_that_was_given_up_no_longer_belongs_to_its_launch(
     aws: AwsClient, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
     give_up_nodes(aws, nodes[1:])
-    found = find_launched_nodes(aws, launcher.intents[0], on_event=launcher.events.append)
-    assert found is not None
-    assert [node.node for node in found] == [0]
+    remaining = find_launched_nodes(aws, launcher.intents[0], on_event=launcher.events.append)
+    assert remaining is not None
+    assert [node.node for node in remaining] == [0]
 
 
-def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_takes(
+def test_a_large_cluster_is_described_with_at_most_200_values_per_filter(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.requests.clear()
     ids = [f"i-{number:017x}" for number in range(400)]
-    found = describe(aws, by_id(*ids, *(node.instance_id for node in nodes)))
-    assert {one.instance_id for one in found} == {node.instance_id for node in nodes}
+    described = describe(aws, by_id(*ids, *(node.instance_id for node in nodes)))
+    assert {node.instance_id for node in described} == {node.instance_id for node in nodes}
     sent = cloud.sent("DescribeInstances")
     assert [len([name for name in form if name.startswith("Filter.1.Value.")]) for form in sent] == [
         200,
@@ -355,7 +355,7 @@ def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_
     ]
 
 
-def test_looking_by_tag_ends_after_two_minutes(
+def test_a_search_by_tag_ends_after_two_minutes(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launcher(plan_for(aws))
@@ -385,9 +385,9 @@ def test_a_node_that_runs_without_an_address_yet_is_waited_for(
     launched = launcher(plan_for(aws))
     answers = []
 
-    def late(*asked: Any) -> list[Node]:
+    def late(*args: Any) -> list[Node]:
         hidden: dict[str, None] = {"private_ip": None, "public_ip": None} if not answers else {}
-        answers.append([replace(node, **hidden) for node in describe(*asked)])
+        answers.append([replace(node, **hidden) for node in describe(*args)])
         return answers[-1]
 
     monkeypatch.setattr(instances, "describe", late)
@@ -410,7 +410,7 @@ def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(
     ]
 
 
-def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
+def test_a_node_that_another_command_stopped_is_reported_at_once(
     aws: AwsClient, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
@@ -421,9 +421,9 @@ def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
     def wait(awaited: Sequence[Node]) -> None:
         wait_running(aws, awaited, on_event=lambda event: None, deadline_s=60)
 
-    for look in (lambda: wait(nodes), lambda: check_still_running(aws, nodes)):
+    for check in (lambda: wait(nodes), lambda: check_still_running(aws, nodes)):
         with pytest.raises(NodeError, match=r"node1 \(i-\w+\) is stopped, while it was started") as caught:
-            look()
+            check()
         assert "another command, here or elsewhere" in caught.value.why
         assert caught.value.next == "awsddp up   # starts it again"
     assert clock.monotonic() == began
@@ -431,7 +431,7 @@ def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
         wait([nodes[0], replace(nodes[1], state="stopped")])
 
 
-def test_a_look_that_aws_does_not_answer_ends_nothing(
+def test_a_throttled_check_does_not_end_the_launch(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = launcher(plan_for(aws))
@@ -440,7 +440,7 @@ def test_a_look_that_aws_does_not_answer_ends_nothing(
     check_still_running(aws, nodes)
 
 
-def test_a_poll_that_aws_throttles_goes_on(
+def test_a_throttled_poll_is_repeated(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = launcher(plan_for(aws))
@@ -449,7 +449,7 @@ def test_a_poll_that_aws_throttles_goes_on(
     assert len(wait_running(aws, launched, on_event=launcher.events.append)) == 2
 
 
-def test_a_tag_is_written_once_aws_knows_the_node(
+def test_a_tag_is_retried_until_aws_lists_the_node(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
@@ -458,13 +458,13 @@ def test_a_tag_is_written_once_aws_knows_the_node(
     assert {node.tags["awsddp:nodes"] for node in describe(aws, [])} == {"left"}
 
 
-def test_two_ids_of_one_name_are_both_found(aws: AwsClient, launcher: Launcher) -> None:
+def test_two_clusters_with_one_name_are_both_found(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws)
     launcher(plan)
     launcher(plan, ids={"cluster_id": "ffffffff", "name": "awsddp-demo-ffffffff"})
-    found = find_clusters(aws, "demo", aws.identity().user_id)
-    assert {cluster.id for cluster in found} == {"0a1b2c3d", "ffffffff"}
-    assert all(len(cluster.live) == 2 for cluster in found)
+    clusters = find_clusters(aws, "demo", aws.identity().user_id)
+    assert {cluster.id for cluster in clusters} == {"0a1b2c3d", "ffffffff"}
+    assert all(len(cluster.live) == 2 for cluster in clusters)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_two_ids_of_one_name_are_both_found(aws: AwsClient, launcher: Launcher) 
         ("Client.UserInitiatedShutdown", "node_lost"),
     ],
 )
-def test_reason_for_which_an_instance_ended_is_a_kind_of_cause(code: str, kind: str) -> None:
+def test_the_end_reason_of_an_instance_gives_the_kind_of_cause(code: str, kind: str) -> None:
     described = {"InstanceId": "i-1", "InstanceType": "g5.xlarge", "State": {"Name": "terminated"}}
     reason = {"Code": code, "Message": f"{code}: as EC2 says"}
     assert find_end_cause(node_of({**described, "StateReason": reason})) == (kind, f"{code}: as EC2 says")

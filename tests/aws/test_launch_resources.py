@@ -1,4 +1,4 @@
-"""The key pair and the security group: found again, brought in line, and never somebody else's."""
+"""The key pair and the security group: reused, updated, and never those of others."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from awsddp.plan.launch_plan import make_plan
 from tests.support.moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
 
-def test_what_is_there_is_kept_and_ssh_moves_to_where_the_user_is_now(
+def test_existing_resources_are_reused_and_ssh_opens_for_the_current_address(
     aws: AwsClient, launcher: Launcher
 ) -> None:
     launcher(plan_for(aws))
@@ -25,9 +25,7 @@ def test_what_is_there_is_kept_and_ssh_moves_to_where_the_user_is_now(
     assert len(aws.paginate("DescribeKeyPairs", {"Filters": filters}, "KeyPairs")) == 1
 
 
-def test_a_group_of_our_name_that_does_not_carry_our_id_is_refused(
-    aws: AwsClient, launcher: Launcher
-) -> None:
+def test_a_group_with_the_clusters_name_without_its_id_is_refused(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws)
     vpc = plan.request("CreateSecurityGroup").parameters["VpcId"]
     aws.call("CreateSecurityGroup", {"GroupName": IDS["name"], "Description": "theirs", "VpcId": vpc})
@@ -35,7 +33,7 @@ def test_a_group_of_our_name_that_does_not_carry_our_id_is_refused(
         launcher(plan)
 
 
-def test_a_new_group_is_not_visible_at_once_and_is_waited_for(
+def test_a_new_group_that_is_not_visible_yet_is_waited_for(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     cloud.fail("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound", "InvalidGroup.NotFound")
@@ -46,7 +44,7 @@ def test_a_new_group_is_not_visible_at_once_and_is_waited_for(
 DENIED = "UnauthorizedOperation"
 
 
-def test_what_iam_does_not_see_as_ours_yet_is_asked_for_again(
+def test_a_denial_is_retried_until_iam_sees_the_new_tags(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     cloud.fail("AuthorizeSecurityGroupIngress", DENIED, DENIED)
@@ -58,7 +56,7 @@ def test_what_iam_does_not_see_as_ours_yet_is_asked_for_again(
     assert [len(cloud.sent(name)) for name in ("RunInstances", "TerminateInstances")] == [2, 2]
 
 
-def test_a_denial_is_final_fifteen_seconds_after_we_made_what_it_is_about(
+def test_a_denial_is_final_fifteen_seconds_after_the_creation_of_its_resource(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     cloud.fail("RunInstances", *[DENIED] * 30)
@@ -68,7 +66,7 @@ def test_a_denial_is_final_fifteen_seconds_after_we_made_what_it_is_about(
     assert len(cloud.sent("RunInstances")) < 12
 
 
-def test_a_denial_of_what_we_did_not_make_is_final_at_once(
+def test_a_denial_for_a_resource_of_others_is_final_at_once(
     aws: AwsClient, cloud: Cloud, clock: Clock
 ) -> None:
     cloud.fail("TerminateInstances", DENIED)
@@ -77,7 +75,7 @@ def test_a_denial_of_what_we_did_not_make_is_final_at_once(
     assert clock.monotonic() == 0
 
 
-def test_a_group_that_aws_does_not_list_everywhere_yet_is_waited_for_when_ssh_moves(
+def test_a_group_that_aws_does_not_list_yet_is_waited_for_when_ssh_sources_change(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     launcher(plan_for(aws))

@@ -1,4 +1,4 @@
-"""Who asks AWS: one owner at every command, one login for all regions."""
+"""Logins: the same owner at every command, one login for all regions."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 
 class Sts:
-    """Answers AssumeRole as STS does, and counts."""
+    """Answers AssumeRole as STS does, and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -59,14 +59,14 @@ class Sts:
         }
 
 
-def assumed(profile: str, sts: Sts) -> dict[str, Any]:
-    """Return what STS is asked when a new process logs in with a profile."""
-    one = session_of(Target(region="us-east-1", profile=profile))
-    chain: CredentialResolver = one.get_component("credential_provider")
+def log_in(profile: str, sts: Sts) -> dict[str, Any]:
+    """Log in with a profile as a new process does; return the last request to STS."""
+    session = session_of(Target(region="us-east-1", profile=profile))
+    chain: CredentialResolver = session.get_component("credential_provider")
     chain.get_provider("assume-role")._client_creator = sts
-    found = one.get_credentials()
-    assert found is not None
-    found.get_frozen_credentials()
+    credentials = session.get_credentials()
+    assert credentials is not None
+    credentials.get_frozen_credentials()
     return sts.requests[-1] if sts.requests else {}
 
 
@@ -74,57 +74,55 @@ def test_a_role_without_a_session_name_has_the_same_name_in_each_process(
     configured: Callable[[str], None], tmp_path: Path
 ) -> None:
     configured(f"[profile gpu]\n{ROLE}")
-    first = assumed("gpu", Sts())["RoleSessionName"]
+    first = log_in("gpu", Sts())["RoleSessionName"]
     for entry in (tmp_path / ".aws" / "cli" / "cache").iterdir():
         entry.unlink()
-    assert assumed("gpu", Sts())["RoleSessionName"] == first == session_name()
+    assert log_in("gpu", Sts())["RoleSessionName"] == first == session_name()
     assert re.fullmatch(r"[\w+=,.@-]{2,64}", first, flags=re.ASCII)
 
 
-def test_a_session_name_of_the_profile_stays(configured: Callable[[str], None]) -> None:
+def test_a_session_name_of_the_profile_is_used(configured: Callable[[str], None]) -> None:
     configured(f"[profile gpu]\n{ROLE}role_session_name = mine\n")
-    assert assumed("gpu", Sts())["RoleSessionName"] == "mine"
+    assert log_in("gpu", Sts())["RoleSessionName"] == "mine"
 
 
-def test_a_web_identity_of_the_environment_gets_the_name(
+def test_a_web_identity_of_the_environment_gets_the_session_name(
     configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured("")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/nowhere/token")
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/ci")
-    one = session_of(Target(region="us-east-1"))
-    assert one.full_config["profiles"]["default"] == {"role_session_name": session_name()}
+    session = session_of(Target(region="us-east-1"))
+    assert session.full_config["profiles"]["default"] == {"role_session_name": session_name()}
 
 
-def test_what_sts_gave_is_kept_where_the_aws_cli_keeps_it(
+def test_credentials_of_sts_are_cached_in_the_folder_of_the_aws_cli(
     configured: Callable[[str], None], tmp_path: Path
 ) -> None:
     configured(f"[profile gpu]\n{ROLE}")
     sts = Sts()
-    assumed("gpu", sts)
-    assumed("gpu", sts)
+    log_in("gpu", sts)
+    log_in("gpu", sts)
     assert len(sts.requests) == 1
-    (kept,) = (tmp_path / ".aws" / "cli" / "cache").iterdir()
-    assert json.loads(kept.read_text())["Credentials"]["AccessKeyId"] == "ASIAEXAMPLE"
-    assert kept.stat().st_mode & 0o077 == 0
+    (entry,) = (tmp_path / ".aws" / "cli" / "cache").iterdir()
+    assert json.loads(entry.read_text())["Credentials"]["AccessKeyId"] == "ASIAEXAMPLE"
+    assert entry.stat().st_mode & 0o077 == 0
 
 
-def test_a_login_that_cannot_be_kept_is_good_all_the_same(
-    configured: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_a_login_that_cannot_be_cached_is_valid(configured: Callable[[str], None], tmp_path: Path) -> None:
     configured(f"[profile gpu]\n{ROLE}")
     (tmp_path / ".aws").write_text("no folder, as where the home is read-only")
-    assert assumed("gpu", Sts())["RoleSessionName"] == session_name()
+    assert log_in("gpu", Sts())["RoleSessionName"] == session_name()
 
 
-def test_only_credentials_that_nobody_renews_have_an_end(
+def test_only_credentials_without_renewal_have_an_end(
     configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(f"[profile gpu]\n{ROLE}")
     aws = AwsClient(Target(region="us-east-1", profile="gpu"))
-    one = aws._session
-    one.get_component("credential_provider").get_provider("assume-role")._client_creator = Sts()
-    one.get_credentials().get_frozen_credentials()
+    session = aws._session
+    session.get_component("credential_provider").get_provider("assume-role")._client_creator = Sts()
+    session.get_credentials().get_frozen_credentials()
     assert aws.credentials_end() is None
     ends = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ASIAEXAMPLE")
@@ -133,7 +131,7 @@ def test_only_credentials_that_nobody_renews_have_an_end(
     assert AwsClient(Target(region="us-east-1")).credentials_end() == ends
 
 
-def test_a_name_that_the_next_command_would_not_have_is_refused(
+def test_a_session_name_that_changes_with_each_command_is_refused(
     configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured("")
@@ -144,14 +142,14 @@ def test_a_name_that_the_next_command_would_not_have_is_refused(
         aws.identity()
 
 
-def test_the_gateways_of_all_regions_share_one_login(
+def test_the_clients_of_all_regions_share_one_login(
     configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured("")
-    made = []
+    targets = []
 
     def counted(target: Target, **more: Any) -> Any:
-        made.append(target)
+        targets.append(target)
         return session_of(target, **more)
 
     monkeypatch.setattr(client, "session_of", counted)
@@ -160,5 +158,5 @@ def test_the_gateways_of_all_regions_share_one_login(
     others = [AwsClient(Target(region=name, **keys), login=first) for name in ("eu-west-1", "eu-north-1")]
     for aws in (first, *others):
         aws.credentials_end()
-    assert [target.region for target in made] == ["us-east-1"]
+    assert [target.region for target in targets] == ["us-east-1"]
     assert [aws.region for aws in others] == ["eu-west-1", "eu-north-1"]

@@ -1,4 +1,4 @@
-"""What botocore knows of AWS, read in our way."""
+"""The data files of botocore, read by QuickReader."""
 
 from pathlib import Path
 
@@ -20,5 +20,5 @@ def test_a_description_is_read_as_botocore_reads_it(name: str) -> None:
     assert list(ours) == list(JSONFileLoader().load_file(str(DATA / name)))
 
 
-def test_what_is_not_there_reads_as_none() -> None:
+def test_a_missing_description_is_none() -> None:
     assert QuickReader().load_file(str(DATA / "ec2/2016-11-15/service-3")) is None

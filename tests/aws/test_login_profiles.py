@@ -1,4 +1,4 @@
-"""Profiles of the AWS configuration: who is logged in, or what is said, the exit code and what to type next.
+"""Profiles of the AWS configuration: the identity, or the error, exit code and next step.
 
 botocore reads a real configuration in a folder of the test; STS, SSO and sign-in answer on the loopback.
 """
@@ -37,23 +37,23 @@ sso_role_name = gpu
 """
 LOGIN = f"[profile console]\nlogin_session = {CONSOLE}\n"
 _SOURCE = "role_arn = arn:aws:iam::123456789012:role/gpu\nsource_profile ="
-GIVES = json.dumps({"Version": 1, "AccessKeyId": "AKIAPROCESS", "SecretAccessKey": "secret"})
+PRINTED = json.dumps({"Version": 1, "AccessKeyId": "AKIAPROCESS", "SecretAccessKey": "secret"})
 
 
 def _until(expiration: str) -> str:
     """Return a `credential_process` whose credentials end."""
-    return f"echo '{json.dumps(json.loads(GIVES) | {'Expiration': expiration})}'"
+    return f"echo '{json.dumps(json.loads(PRINTED) | {'Expiration': expiration})}'"
 
 
-def sso_token(home: Path, *, until: datetime = LATER) -> None:
-    """Leave what `aws sso login` leaves."""
+def write_sso(home: Path, *, until: datetime = LATER) -> None:
+    """Write the token that `aws sso login` writes."""
     path = home / ".aws/sso/cache" / f"{hashlib.sha1(b'corp').hexdigest()}.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"accessToken": "token", "expiresAt": f"{until:%FT%TZ}"}))
 
 
-def login_token(home: Path, *, until: datetime = LATER, begun: datetime = BEFORE) -> None:
-    """Leave what `aws login` leaves."""
+def write_login(home: Path, *, until: datetime = LATER, begun: datetime = BEFORE) -> None:
+    """Write the token that `aws login` writes."""
     path = home / ".aws/login/cache" / f"{hashlib.sha256(CONSOLE.encode()).hexdigest()}.json"
     path.parent.mkdir(parents=True)
     kind = serialization.PrivateFormat.TraditionalOpenSSL
@@ -72,15 +72,15 @@ def login_token(home: Path, *, until: datetime = LATER, begun: datetime = BEFORE
     path.write_text(json.dumps(token))
 
 
-def expired(home: Path) -> None:
-    login_token(home, until=BEFORE)
+def write_expired(home: Path) -> None:
+    write_login(home, until=BEFORE)
 
 
-def sso_expired(home: Path) -> None:
-    sso_token(home, until=BEFORE)
+def write_expired_sso(home: Path) -> None:
+    write_sso(home, until=BEFORE)
 
 
-def nothing(home: Path) -> None:
+def write_nothing(home: Path) -> None:
     pass
 
 
@@ -90,39 +90,39 @@ def signin(error: str) -> dict[str, tuple[int, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration and what comes of it: the key that is used, or the exit code, message and next step."""
+    """A configuration, and the access key that is used, or the exit code, message and next step."""
 
     name: str
     config: str
     key: str = ""
     code: int = 0
     message: str = ""
-    next: str = ""
+    hint: str = ""
     why: str = ""
     profile: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
-    left: Callable[[Path], None] = nothing
+    setup: Callable[[Path], None] = write_nothing
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
 
 
 LOAD = "could not load AWS credentials"
 INVALID = "invalid AWS configuration"
-TAKEN = {"SSO": (403, {"code": "ForbiddenException", "message": "No access"})}
+FORBIDDEN = {"SSO": (403, {"code": "ForbiddenException", "message": "No access"})}
 CASES = [
     Case("keys", f"[profile mine]\n{KEYS}", key="AKIAKEYS", profile="mine"),
     Case("role", f"[profile mine]\n{KEYS}[profile gpu]\n{_SOURCE} mine\n", key="ASIAROLE", profile="gpu"),
-    Case("sso", SSO, key="ASIASSO", profile="sso", left=sso_token),
+    Case("sso", SSO, key="ASIASSO", profile="sso", setup=write_sso),
     Case(
         "process",
-        f"[profile mine]\ncredential_process = echo '{GIVES}'\n",
+        f"[profile mine]\ncredential_process = echo '{PRINTED}'\n",
         key="AKIAPROCESS",
         profile="mine",
     ),
-    Case("login", LOGIN, key="ASIACONSOLE", profile="console", left=login_token),
-    Case("login-renewed", LOGIN, key="ASIAREFRESHED", profile="console", left=expired),
+    Case("login", LOGIN, key="ASIACONSOLE", profile="console", setup=write_login),
+    Case("login-renewed", LOGIN, key="ASIAREFRESHED", profile="console", setup=write_expired),
     Case("empty", f"[default]\n{KEYS}", key="AKIAKEYS", environ={"AWS_PROFILE": ""}),
     Case(
-        "empty-beside",
+        "empty-default",
         f"[profile mine]\n{KEYS}",
         key="AKIAKEYS",
         environ={"AWS_DEFAULT_PROFILE": "", "AWS_PROFILE": "mine"},
@@ -132,7 +132,7 @@ CASES = [
         LOGIN,
         code=4,
         message=LOAD,
-        next="log in again: aws login --profile console",
+        hint="log in again: aws login --profile console",
         profile="console",
     ),
     Case(
@@ -140,9 +140,9 @@ CASES = [
         LOGIN,
         code=4,
         message=LOAD,
-        next="log in again: aws login --profile console",
+        hint="log in again: aws login --profile console",
         environ={"AWS_PROFILE": "console"},
-        left=expired,
+        setup=write_expired,
         refusals=signin("TOKEN_EXPIRED"),
     ),
     Case(
@@ -150,9 +150,9 @@ CASES = [
         LOGIN,
         code=4,
         message="permission denied: CreateOAuth2Token",
-        next="ask for the policy SignInLocalDevelopmentAccess, or use another --profile",
+        hint="ask for the policy SignInLocalDevelopmentAccess, or use another --profile",
         profile="console",
-        left=expired,
+        setup=write_expired,
         refusals=signin("INSUFFICIENT_PERMISSIONS"),
     ),
     Case(
@@ -160,7 +160,7 @@ CASES = [
         f"{LOGIN}[profile gpu]\n{_SOURCE} console\n",
         code=4,
         message=LOAD,
-        next="log in again: aws login --profile console",
+        hint="log in again: aws login --profile console",
         profile="gpu",
     ),
     Case(
@@ -168,33 +168,33 @@ CASES = [
         SSO,
         code=4,
         message=LOAD,
-        next="log in again: aws sso login --profile sso",
+        hint="log in again: aws sso login --profile sso",
         profile="sso",
-        left=sso_expired,
+        setup=write_expired_sso,
     ),
     Case(
         "sso-default",
         SSO.replace("profile sso", "default"),
         code=4,
         message=LOAD,
-        next="log in again: aws sso login",
+        hint="log in again: aws sso login",
     ),
     Case(
         "sso-taken-away",
         SSO,
         code=4,
         message="this login no longer has the role that the AWS profile names",
-        next="choose another account or role: aws configure sso --profile sso",
+        hint="choose another account or role: aws configure sso --profile sso",
         profile="sso",
-        left=sso_token,
-        refusals=TAKEN,
+        setup=write_sso,
+        refusals=FORBIDDEN,
     ),
     Case(
         "sso-session-missing",
         SSO.replace("sso-session corp", "sso-session other"),
         code=3,
         message=INVALID,
-        next="see: aws configure list-profiles",
+        hint="see: aws configure list-profiles",
         profile="sso",
     ),
     Case(
@@ -202,7 +202,7 @@ CASES = [
         "[profile bad]\ncredential_process = false\n",
         code=4,
         message=PROGRAM,
-        next="aws configure get credential_process --profile bad",
+        hint="aws configure get credential_process --profile bad",
         profile="bad",
     ),
     *(
@@ -211,7 +211,7 @@ CASES = [
             f"[profile bad]\ncredential_process = {command}\n",
             code=4,
             message=PROGRAM,
-            next="aws configure get credential_process --profile bad",
+            hint="aws configure get credential_process --profile bad",
             profile="bad",
             why=why,
         )
@@ -232,7 +232,7 @@ CASES = [
                 """echo '{"Version":1,"AccessKeyId":5,"SecretAccessKey":null}'""",
                 "profile bad: echo: Expected `str`, got `int`",
             ),
-            ("other-version", "echo '" + GIVES.replace("1", "2") + "'", "profile bad: echo: Invalid enum"),
+            ("other-version", "echo '" + PRINTED.replace("1", "2") + "'", "profile bad: echo: Invalid enum"),
             ("soon", _until("soon"), "profile bad: echo: Invalid timestamp"),
             ("no-zone", _until("2999-01-01T00:00:00"), "profile bad: echo: Expiration has no time zone"),
             (
@@ -247,7 +247,7 @@ CASES = [
         f"[profile bad]\ncredential_process = echo '[1,2]'\n[profile gpu]\n{_SOURCE} bad\n",
         code=4,
         message=PROGRAM,
-        next="aws configure get credential_process --profile bad",
+        hint="aws configure get credential_process --profile bad",
         profile="gpu",
     ),
     Case(
@@ -261,7 +261,7 @@ CASES = [
         "[profile bad]\naws_access_key_id =\naws_secret_access_key =\n",
         code=4,
         message=LOAD,
-        next="log in again: aws configure --profile bad",
+        hint="log in again: aws configure --profile bad",
         profile="bad",
     ),
     Case(
@@ -269,7 +269,7 @@ CASES = [
         f"[profile bad]\nendpoint_url = notaurl\n{KEYS}",
         code=3,
         message="endpoint_url of profile bad is not a URL: 'notaurl'",
-        next="write it as https://HOST or https://HOST:PORT, or remove it",
+        hint="write it as https://HOST or https://HOST:PORT, or remove it",
         profile="bad",
         environ={"AWS_ENDPOINT_URL": ""},
     ),
@@ -278,7 +278,7 @@ CASES = [
         f"[profile bad]\nservices = own\n{KEYS}[services own]\nsts =\n  endpoint_url = //host\n",
         code=3,
         message="endpoint_url of sts in services own is not a URL: '//host'",
-        next="write it as https://HOST or https://HOST:PORT, or remove it",
+        hint="write it as https://HOST or https://HOST:PORT, or remove it",
         profile="bad",
         environ={"AWS_ENDPOINT_URL": ""},
     ),
@@ -288,10 +288,10 @@ CASES = [
             SSO,
             code=3,
             message=f"{name} is not a URL: {url!r}",
-            next="write it as https://HOST or https://HOST:PORT, or remove it",
+            hint="write it as https://HOST or https://HOST:PORT, or remove it",
             profile="sso",
             environ={name: url},
-            left=sso_token,
+            setup=write_sso,
         )
         for name, url in (("AWS_ENDPOINT_URL", "localhost:1"), ("AWS_ENDPOINT_URL_STS", "http://h:port"))
     ),
@@ -300,7 +300,7 @@ CASES = [
         "[profile bad\n",
         code=3,
         message=INVALID,
-        next="correct that file: ",
+        hint="correct that file: ",
         profile="bad",
         why="Unable to parse config file: /",
     ),
@@ -309,7 +309,7 @@ CASES = [
         f"[profile gpu]\n{_SOURCE} nobody\n",
         code=3,
         message=INVALID,
-        next="see: aws configure list-profiles",
+        hint="see: aws configure list-profiles",
         profile="gpu",
     ),
     Case(
@@ -317,21 +317,21 @@ CASES = [
         f"[default]\n{KEYS}",
         code=3,
         message=INVALID,
-        next="see: aws configure list-profiles",
+        hint="see: aws configure list-profiles",
         profile="nobody",
     ),
-    Case("none", "", code=4, message="no AWS credentials found", next="configure them: aws login, aws"),
+    Case("none", "", code=4, message="no AWS credentials found", hint="configure them: aws login, aws"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_profile_logs_in_or_leads_to_the_next_step(
+def test_a_profile_logs_in_or_is_an_error_with_a_next_step(
     case: Case, configured: Callable[[str], object], isolated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(case.config)
     for name, value in case.environ.items():
         monkeypatch.setenv(name, value)
-    case.left(isolated)
+    case.setup(isolated)
     Answers.refusals = case.refusals
     target = Target(region="eu-west-1", profile=case.profile)
     if case.key:
@@ -340,12 +340,12 @@ def test_a_profile_logs_in_or_leads_to_the_next_step(
     with pytest.raises(AwsddpError) as refused:
         AwsClient(target).identity()
     assert (refused.value.exit_code, refused.value.message) == (case.code, case.message)
-    assert refused.value.next.startswith(case.next)
+    assert refused.value.next.startswith(case.hint)
     assert refused.value.why.startswith(case.why)
-    assert "--profile" in case.next or "--profile" not in refused.value.next
+    assert "--profile" in case.hint or "--profile" not in refused.value.next
 
 
-def test_a_login_whose_package_is_missing_says_how_to_add_it(
+def test_a_login_without_its_package_names_the_pip_command(
     configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(LOGIN)
@@ -361,7 +361,7 @@ def test_a_console_login_ends_twelve_hours_after_it_began(
     begun: datetime | None, configured: Callable[[str], object], isolated: Path
 ) -> None:
     configured(LOGIN)
-    login_token(isolated, begun=begun or LATER)
+    write_login(isolated, begun=begun or LATER)
     if begun is None:  # as a login that has no such token
         [path] = (isolated / ".aws/login/cache").iterdir()
         path.write_text(path.read_text().replace("e30.", ""))
@@ -369,7 +369,7 @@ def test_a_console_login_ends_twelve_hours_after_it_began(
     assert ends == (begun.replace(microsecond=0) + timedelta(hours=12) if begun else None)
 
 
-def test_a_region_variable_that_is_set_to_nothing_counts_as_unset(
+def test_an_empty_region_variable_counts_as_unset(
     configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured("[default]\nregion = eu-north-1\n")
@@ -378,16 +378,16 @@ def test_a_region_variable_that_is_set_to_nothing_counts_as_unset(
     assert AwsClient(Target()).region == "eu-north-1"
 
 
-def test_mfa_without_a_terminal_is_a_usage_error_and_asks_nothing(
+def test_mfa_without_a_terminal_is_a_usage_error_without_a_prompt(
     configured: Callable[[str], dict[str, str]],
 ) -> None:
     serial = "mfa_serial = arn:aws:iam::123456789012:mfa/ann\n"
     config = f"[profile mine]\n{KEYS}[profile gpu]\n{_SOURCE} mine\n{serial}"
     environ = os.environ | configured(config)
-    words = [sys.executable, "-m", "awsddp", "--profile", "gpu", "--region", "eu-west-1", "status"]
+    command = [sys.executable, "-m", "awsddp", "--profile", "gpu", "--region", "eu-west-1", "status"]
     began = time.monotonic()
     shown = subprocess.run(
-        words, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
+        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
     )
     assert time.monotonic() - began < 60
     assert shown.returncode == 2
@@ -397,7 +397,7 @@ def test_mfa_without_a_terminal_is_a_usage_error_and_asks_nothing(
 
 
 @pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION", "region of the AWS profile"])
-def test_a_wrong_region_is_blamed_on_what_names_it(
+def test_an_error_for_an_unknown_region_names_its_source(
     name: str, configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
@@ -412,11 +412,11 @@ def test_a_wrong_region_is_blamed_on_what_names_it(
 
 
 @pytest.mark.parametrize("config", ["[profile bad\n", SSO.replace("sso-session corp", "sso-session other")])
-def test_doctor_ends_with_the_code_of_other_verbs_where_the_configuration_is_invalid(
+def test_doctor_has_the_exit_code_of_other_verbs_for_an_invalid_configuration(
     config: str, configured: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
     environ = os.environ | configured(config)
-    words = [sys.executable, "-m", "awsddp", "--profile", "sso", "--region", "eu-west-1", "doctor"]
-    shown = subprocess.run(words, env=environ, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True)
+    command = [sys.executable, "-m", "awsddp", "--profile", "sso", "--region", "eu-west-1", "doctor"]
+    shown = subprocess.run(command, env=environ, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True)
     assert b"FAILED  configuration: invalid AWS configuration" in shown.stdout
     assert shown.returncode == 3

@@ -1,4 +1,4 @@
-"""What is read before a plan is made, and how AWS's refusals are told."""
+"""The facts that are read before a plan, and the errors of AWS."""
 
 from contextlib import suppress
 
@@ -17,7 +17,7 @@ from tests.support.http_answers import BAD_ANSWERS, CUT, answering
 from tests.support.moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
 
-def test_a_plan_can_be_made_from_what_is_read(aws: AwsClient, cloud: Cloud) -> None:
+def test_facts_have_image_offers_subnets_and_quotas(aws: AwsClient, cloud: Cloud) -> None:
     facts = gather_facts(aws, spec(), caller_address="10.77.0.1", target="local")
     assert facts.region == "us-east-1"
     assert facts.image.pretends
@@ -28,7 +28,7 @@ def test_a_plan_can_be_made_from_what_is_read(aws: AwsClient, cloud: Cloud) -> N
     assert facts.quotas == {QUOTA_P[0]: None, QUOTA_G[0]: None}
 
 
-def test_reading_changes_nothing(aws: AwsClient, cloud: Cloud) -> None:
+def test_gathering_facts_changes_nothing(aws: AwsClient, cloud: Cloud) -> None:
     gather_facts(aws, spec(instance_type="p2.8xlarge"), caller_address="10.77.0.1")
     assert {name for name, _ in cloud.requests} <= {
         "GetCallerIdentity",
@@ -43,30 +43,30 @@ def test_reading_changes_nothing(aws: AwsClient, cloud: Cloud) -> None:
     }
 
 
-def test_a_plan_counts_what_runs_of_a_quota_but_for_its_own_cluster(
+def test_a_plan_counts_the_used_vcpus_of_a_quota_without_its_own_cluster(
     aws: AwsClient, cloud: Cloud, launcher: Launcher
 ) -> None:
     cloud.quotas[QUOTA_G[0]] = 16.0
     launcher(plan_for(aws, instance_type="g5.xlarge"))  # 2 x 4 vCPUs
     off = launcher(plan_for(aws, instance_type="g6.xlarge", nodes=1), ids=resource_names("demo", "ffffffff"))
     aws.call("StopInstances", {"InstanceIds": [node.instance_id for node in off]})
-    fitting = plan_for(aws, instance_type="g5.xlarge")
-    assert "8 of 16 vCPUs, of which 8 are in use" in fitting.quota
+    plan = plan_for(aws, instance_type="g5.xlarge")
+    assert "8 of 16 vCPUs, of which 8 are in use" in plan.quota
     with pytest.raises(CloudError) as caught:
         plan_for(aws, instance_type="g5.2xlarge")
     assert caught.value.kind == "quota"
     assert "allows 16 vCPUs in us-east-1, of which 8 are in use" in caught.value.why
     assert "awsddp up --nodes 2 --instance-type" in caught.value.next
-    own = gather_facts(aws, spec(), caller_address="10.77.0.1", cluster_id=IDS["cluster_id"])
-    assert own.used_vcpus == {}
+    facts = gather_facts(aws, spec(), caller_address="10.77.0.1", cluster_id=IDS["cluster_id"])
+    assert facts.used_vcpus == {}
 
 
-def test_instances_that_may_not_be_listed_count_nothing(aws: AwsClient, cloud: Cloud) -> None:
+def test_instances_that_may_not_be_listed_use_no_vcpus(aws: AwsClient, cloud: Cloud) -> None:
     cloud.fail("DescribeInstances", "UnauthorizedOperation")
     assert gather_facts(aws, spec(), caller_address="10.77.0.1").used_vcpus == {}
 
 
-def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws: AwsClient) -> None:
+def test_a_request_for_p2_is_refused_with_its_successor(aws: AwsClient) -> None:
     with pytest.raises(CloudError) as caught:
         plan_for(aws, instance_type="p2.8xlarge")
     assert "2025-03-30" in caught.value.why
@@ -85,32 +85,30 @@ def test_a_type_the_table_lacks_is_described_by_ec2(aws: AwsClient, monkeypatch:
 def test_images_are_found_by_id_name_and_parameter(aws: AwsClient, cloud: Cloud) -> None:
     old = cloud.add_image("My Training Image 1")
     new = cloud.add_image("My Training Image 2 (Amazon Linux 2023)", parameter="/team/image")
-    for asked, expected in (
+    for image, expected in (
         (old, old),
         ("My Training Image *", new),
         ("/team/image", new),
         ("resolve:ssm:/team/image", new),
     ):
-        facts = gather_facts(aws, spec(image=asked), caller_address="10.77.0.1")
+        facts = gather_facts(aws, spec(image=image), caller_address="10.77.0.1")
         assert facts.image.id == expected
     assert facts.image.ssh_user == "ec2-user"
 
 
-def test_a_deprecated_image_is_asked_for_only_where_no_other_has_the_name(
+def test_deprecated_images_are_requested_only_if_no_other_image_has_the_name(
     aws: AwsClient, cloud: Cloud
 ) -> None:
     image = cloud.add_image("My Training Image")
-    for asked, counts in (("My Training *", 1), ("No Such *", 2)):
+    for pattern, count in (("My Training *", 1), ("No Such *", 2)):
         cloud.requests.clear()
         with suppress(ConfigError):
-            assert gather_facts(aws, spec(image=asked), caller_address="10.77.0.1").image.id == image
+            assert gather_facts(aws, spec(image=pattern), caller_address="10.77.0.1").image.id == image
         sent = cloud.sent("DescribeImages")
-        assert [form.get("IncludeDeprecated") for form in sent] == [None, "true"][:counts]
+        assert [form.get("IncludeDeprecated") for form in sent] == [None, "true"][:count]
 
 
-def test_of_the_images_of_a_name_the_newest_torch_is_taken_before_the_newest_date(
-    aws: AwsClient, cloud: Cloud
-) -> None:
+def test_the_newest_torch_is_chosen_before_the_newest_image(aws: AwsClient, cloud: Cloud) -> None:
     name = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu 24.04) {}"
     new = cloud.add_image(name.format("2.13", "20260901"))
     cloud.add_image(name.format("2.9", "20261101"))
@@ -120,22 +118,22 @@ def test_of_the_images_of_a_name_the_newest_torch_is_taken_before_the_newest_dat
 NAME = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) {}"
 
 
-def test_the_default_image_is_the_newest_that_the_table_has_and_needs_no_right_in_ssm(
+def test_the_default_image_is_the_newest_of_the_table_and_needs_no_ssm_permission(
     aws: AwsClient, cloud: Cloud
 ) -> None:
-    known = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
+    image = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
     cloud.add_image(NAME.format("2.13.0", "24.04", "20260830"))  # a pair that the table lacks
-    strange = NAME.format("2.99", "28.04", "20260901")
-    cloud.add_image(strange)
+    unknown = NAME.format("2.99", "28.04", "20260901")
+    cloud.add_image(unknown)
     cloud.fail("GetParameters", "AccessDeniedException")
     plan = plan_for(aws, instance_type="g6.xlarge")
-    assert plan.image.id == known
+    assert plan.image.id == image
     assert (plan.image.shown.torch, plan.image.shown.cuda, plan.image.shown.driver) == ("2.13", "13.0", 595)
-    assert f"a newer image is not known to this version of awsddp: {strange}" in plan.warnings
+    assert f"a newer image is not known to this version of awsddp: {unknown}" in plan.warnings
     assert not cloud.sent("GetParameters")
 
 
-def test_an_image_that_only_looks_like_amazons_is_not_the_default(aws: AwsClient, cloud: Cloud) -> None:
+def test_an_image_with_amazons_name_of_another_owner_is_not_the_default(aws: AwsClient, cloud: Cloud) -> None:
     before = gather_facts(aws, spec(), caller_address="10.77.0.1").image.id
     copied = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
     cloud.backend.amis[copied].owner_alias = None
@@ -143,7 +141,7 @@ def test_an_image_that_only_looks_like_amazons_is_not_the_default(aws: AwsClient
     assert gather_facts(aws, spec(), caller_address="10.77.0.1").image.id == before
 
 
-def test_an_image_with_a_torch_that_the_table_lacks_is_taken_with_a_warning(
+def test_an_image_with_a_torch_that_the_table_lacks_is_used_with_a_warning(
     aws: AwsClient, cloud: Cloud
 ) -> None:
     cloud.add_image(NAME.format("2.99", "28.04", "20260901"))
@@ -152,9 +150,7 @@ def test_an_image_with_a_torch_that_the_table_lacks_is_taken_with_a_warning(
     assert any("does not know PyTorch 2.99's image" in warning for warning in plan.warnings)
 
 
-def test_an_image_whose_name_does_not_tell_the_login_user_is_taken_with_a_warning(
-    aws: AwsClient, cloud: Cloud
-) -> None:
+def test_an_image_name_without_a_known_login_user_is_a_warning(aws: AwsClient, cloud: Cloud) -> None:
     cloud.add_image("My Training Image 1")
     plan = plan_for(aws, instance_type="g6.xlarge", image="My Training *")
     assert plan.ssh_user == "ubuntu"
@@ -162,7 +158,7 @@ def test_an_image_whose_name_does_not_tell_the_login_user_is_taken_with_a_warnin
 
 
 @pytest.mark.parametrize(
-    ("answers", "asked", "told"),
+    ("answers", "filters", "price"),
     [
         ("none to ANY_OF", ["ANY_OF", "TERM_MATCH"], ("AWS Pricing API", 9.0)),
         ("to all", ["ANY_OF"], ("AWS Pricing API", 9.0)),
@@ -170,48 +166,48 @@ def test_an_image_whose_name_does_not_tell_the_login_user_is_taken_with_a_warnin
         ("denied", ["ANY_OF"], ("list price of us-east-1", 0.8048)),
     ],
 )
-def test_one_type_is_asked_for_alone_where_many_at_once_bring_no_price(
-    aws: AwsClient, cloud: Cloud, answers: str, asked: list[str], told: tuple[str, float]
+def test_a_price_is_requested_for_one_type_if_a_request_for_many_has_no_answer(
+    aws: AwsClient, cloud: Cloud, answers: str, filters: list[str], price: tuple[str, float]
 ) -> None:
     cloud.prices = {} if answers == "none" else {"g6.xlarge": 9.0}
     cloud.knows_any_of = answers != "none to ANY_OF"
     if answers == "denied":
         cloud.fail("GetProducts", "AccessDeniedException")
     plan = plan_for(aws, instance_type="g6.xlarge", nodes=1)
-    assert (plan.price.source, plan.price.machines) == told
-    assert cloud.asked_prices == ([] if answers == "denied" else asked)
-    assert len(cloud.sent("GetProducts")) == len(asked)
+    assert (plan.price.source, plan.price.machines) == price
+    assert cloud.asked_prices == ([] if answers == "denied" else filters)
+    assert len(cloud.sent("GetProducts")) == len(filters)
     assert len(",".join(GPU_TYPES)) <= 1024  # what the model allows as a filter's value
 
 
-@pytest.mark.parametrize("asked", ["ami-0123456789abcdef0", "No Such Image*", "/no/such/parameter"])
-def test_an_image_that_is_not_there_names_the_key(aws: AwsClient, asked: str) -> None:
+@pytest.mark.parametrize("image", ["ami-0123456789abcdef0", "No Such Image*", "/no/such/parameter"])
+def test_a_missing_image_is_named_by_its_key(aws: AwsClient, image: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        gather_facts(aws, spec(image=asked), caller_address="10.77.0.1")
+        gather_facts(aws, spec(image=image), caller_address="10.77.0.1")
     assert "cluster.image" in caught.value.message
-    assert asked in caught.value.message
+    assert image in caught.value.message
 
 
-def test_the_address_is_not_asked_for_where_it_is_given(
+def test_the_client_address_is_requested_only_if_it_is_not_configured(
     aws: AwsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    sources: list[str] = []
 
     def answer(source: str) -> str | None:
-        asked.append(source)
+        sources.append(source)
         return "203.0.113.7"
 
     monkeypatch.setattr(facts_module, "_ask_address", answer)
-    closed = ClusterSpec(name="demo", network=NetworkSection(ssh_cidr=("198.51.100.0/24",)))
-    assert gather_facts(aws, closed, caller_address=None).callers == ()
+    restricted = ClusterSpec(name="demo", network=NetworkSection(ssh_cidr=("198.51.100.0/24",)))
+    assert gather_facts(aws, restricted, caller_address=None).callers == ()
     assert gather_facts(aws, spec(), caller_address="10.77.0.1").callers == ("10.77.0.1/32",)
-    assert asked == []
+    assert sources == []
     assert gather_facts(aws, spec(), caller_address=None).callers == ("203.0.113.7/32",)
-    assert sorted(asked) == sorted(facts_module.ADDRESS_SOURCES)
+    assert sorted(sources) == sorted(facts_module.ADDRESS_SOURCES)
 
 
 @pytest.mark.parametrize("raw", [*BAD_ANSWERS, CUT.replace(b"99", b"6") + b"<html>"])
-def test_an_answer_that_is_cut_or_no_address_is_no_address(raw: bytes) -> None:
+def test_a_truncated_or_invalid_answer_is_no_address(raw: bytes) -> None:
     with answering(raw) as source:
         assert facts_module._ask_address(source) is None
     with answering(CUT.replace(b"99", b"12") + b"203.0.113.7\n") as source:
@@ -229,7 +225,7 @@ def test_a_start_without_capacity_is_sent_once(aws: AwsClient, cloud: Cloud) -> 
     assert len(cloud.sent("StartInstances")) == 1
 
 
-def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> None:
+def test_every_call_is_reported_with_its_request_id_and_no_secret(cloud: Cloud) -> None:
     calls: list[Call] = []
     aws = AwsClient(cloud.target, on_call=calls.append)
     cloud.fail("RunInstances", "Unsupported")
@@ -245,7 +241,7 @@ def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> N
     assert identity.request_id
 
 
-def test_no_credentials_say_how_to_get_some() -> None:
+def test_an_error_without_credentials_names_the_command_to_configure_them() -> None:
     with pytest.raises(CloudError) as caught:
         AwsClient(Target(region="us-east-1")).identity()
     assert "no AWS credentials" in caught.value.message
@@ -253,22 +249,20 @@ def test_no_credentials_say_how_to_get_some() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "text"),
     [
         (Target(), "no AWS region"),
         (Target(region="US East; rm -rf"), "unknown AWS region"),
         (Target(region="us-east-1", profile="nobody"), "nobody"),
     ],
 )
-def test_a_place_that_is_none_is_a_configuration_error(target: Target, told: str) -> None:
+def test_an_invalid_region_or_profile_is_a_configuration_error(target: Target, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         AwsClient(target).identity()
-    assert told in str(caught.value)
+    assert text in str(caught.value)
 
 
-def test_keys_of_its_own_make_a_missing_profile_harmless(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_with_keys_ignores_a_missing_profile(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     assert AwsClient(cloud.target).identity().user_id

@@ -1,4 +1,4 @@
-"""How long AWS is waited for."""
+"""How long awsddp waits for AWS."""
 
 import pytest
 

@@ -11,7 +11,7 @@ from tests.support.wheels import wheel
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All there is to install from, as this machine's pip is set to; the current folder is the project."""
+    """A folder of wheels, the only source of the client's pip; the current folder is the project."""
     folder = tmp_path / "index"
     wheel(folder, "small", requires=("torch>=2", "tiny"))
     wheel(folder, "tiny")
@@ -29,6 +29,6 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.chdir(tmp_path)
-    of_pip = Indexes(no_index=True, find_links=("index",))  # as pip tells, which takes half a second
-    monkeypatch.setattr(resolve, "read_pip_indexes", lambda: of_pip)
+    indexes = Indexes(no_index=True, find_links=("index",))  # of `pip config`, which takes half a second
+    monkeypatch.setattr(resolve, "read_pip_indexes", lambda: indexes)
     return folder

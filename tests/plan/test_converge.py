@@ -1,4 +1,4 @@
-"""From what was asked and what exists to the steps between them, by equality."""
+"""The steps from the existing cluster to the requested one."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,11 +17,11 @@ from awsddp.settings.spec import ClusterSpec
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 CREATED = NOW - timedelta(hours=20)
 EXPIRES = CREATED + timedelta(hours=24)
-HERE = "203.0.113.7/32"
+CLIENT = "203.0.113.7/32"
 
 
-def node(number: int, **changes: Any) -> Node:
-    made = Node(
+def make_node(number: int, **changes: Any) -> Node:
+    base = Node(
         node=number,
         instance_id=f"i-{number}",
         state="running",
@@ -31,11 +31,11 @@ def node(number: int, **changes: Any) -> Node:
         launched=CREATED,
         expires=EXPIRES,
     )
-    return replace(made, **changes)
+    return replace(base, **changes)
 
 
-def standing(
-    *nodes: Node, size: int | None = None, opened: tuple[str, ...] = (HERE,), **changes: Any
+def cluster_of(
+    *nodes: Node, size: int | None = None, opened: tuple[str, ...] = (CLIENT,), **changes: Any
 ) -> ExistingCluster:
     cluster = ClusterListing(
         name="demo",
@@ -47,67 +47,67 @@ def standing(
         group="sg-1",
         ssh_cidrs=opened,
     )
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "cluster": cluster,
         "nodes": len(nodes) if size is None else size,
         "instance_type": "g5.xlarge",
         "expires": EXPIRES,
     }
-    return ExistingCluster(**(given | changes))
+    return ExistingCluster(**(fields | changes))
 
 
-def asked(**keys: Any) -> ClusterSpec:
+def request(**keys: Any) -> ClusterSpec:
     return load("demo", environ={}, overrides={key.replace("__", "."): value for key, value in keys.items()})[
         0
     ]
 
 
-def steps(spec: ClusterSpec, exists: ExistingCluster, *, image_id: str = "ami-1") -> Reconciliation:
-    return plan_reconciliation(spec, exists, image_id=image_id, callers=(HERE,), now=NOW)
+def plan(spec: ClusterSpec, existing: ExistingCluster, *, image_id: str = "ami-1") -> Reconciliation:
+    return plan_reconciliation(spec, existing, image_id=image_id, callers=(CLIENT,), now=NOW)
 
 
-PAIR = (node(0), node(1))
+PAIR = (make_node(0), make_node(1))
 LATER = NOW + timedelta(hours=24)
 
 CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
-    "nothing asked, nothing to do": (asked(), standing(*PAIR), ()),
-    "as many as there are": (asked(cluster__nodes=2), standing(*PAIR), ()),
-    "more": (
-        asked(cluster__nodes=4),
-        standing(*PAIR),
+    "nothing requested, nothing to do": (request(), cluster_of(*PAIR), ()),
+    "as many as there are": (request(cluster__nodes=2), cluster_of(*PAIR), ()),
+    "more nodes": (
+        request(cluster__nodes=4),
+        cluster_of(*PAIR),
         (Step(do="launch", numbers=(2, 3)),),
     ),
-    "fewer: the highest go": (
-        asked(cluster__nodes=1),
-        standing(*PAIR),
+    "fewer nodes: the highest numbers end": (
+        request(cluster__nodes=1),
+        cluster_of(*PAIR),
         (Step(do="end", numbers=(1,), instances=("i-1",), why="1 node requested"),),
     ),
-    "one was lost": (
-        asked(),
-        standing(node(0), node(1, state="terminated")),
+    "one node was lost": (
+        request(),
+        cluster_of(make_node(0), make_node(1, state="terminated")),
         (Step(do="launch", numbers=(1,), why="node1 ended"),),
     ),
-    "one is on its way out": (
-        asked(),
-        standing(node(0, state="shutting-down"), node(1)),
+    "one node is shutting down": (
+        request(),
+        cluster_of(make_node(0, state="shutting-down"), make_node(1)),
         (Step(do="launch", numbers=(0,), why="node0 ended"),),
     ),
-    "all were lost": (
-        asked(),
-        standing(size=2),
+    "all nodes were lost": (
+        request(),
+        cluster_of(size=2),
         (Step(do="launch", numbers=(0, 1), why="node0, node1 ended"),),
     ),
-    "one is impaired": (
-        asked(),
-        standing(*PAIR, impaired=frozenset({"i-1"})),
+    "one node is impaired": (
+        request(),
+        cluster_of(*PAIR, impaired=frozenset({"i-1"})),
         (
             Step(do="end", numbers=(1,), instances=("i-1",), why="AWS's status checks report it impaired"),
             Step(do="launch", numbers=(1,)),
         ),
     ),
-    "one is to be replaced": (
-        asked(cluster__replace=("i-1", "i-gone")),
-        standing(*PAIR),
+    "one node is to be replaced": (
+        request(cluster__replace=("i-1", "i-gone")),
+        cluster_of(*PAIR),
         (
             Step(
                 do="end",
@@ -118,27 +118,27 @@ CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
             Step(do="launch", numbers=(1,)),
         ),
     ),
-    "two are stopped: they start with a new term": (
-        asked(),
-        standing(node(0, state="stopped"), node(1, state="stopping")),
+    "two nodes are stopped: they start with a new expiry": (
+        request(),
+        cluster_of(make_node(0, state="stopped"), make_node(1, state="stopping")),
         (
             Step(do="start", numbers=(0, 1), instances=("i-0", "i-1")),
             Step(do="expire", instances=("i-0", "i-1"), value="2026-11-22T12:00:00Z"),
         ),
     ),
     "two clients filled one number: the first stays": (
-        asked(),
-        standing(node(0), node(1), node(1, instance_id="i-9", launched=NOW), size=2),
+        request(),
+        cluster_of(make_node(0), make_node(1), make_node(1, instance_id="i-9", launched=NOW), size=2),
         (Step(do="end", numbers=(1,), instances=("i-9",), why="i-1 is node1 already"),),
     ),
-    "one that the cluster gave up": (
-        asked(),
-        standing(node(-1, instance_id="i-9"), *PAIR, size=2),
+    "a node that the cluster gave up": (
+        request(),
+        cluster_of(make_node(-1, instance_id="i-9"), *PAIR, size=2),
         (Step(do="end", numbers=(-1,), instances=("i-9",), why="2 nodes requested"),),
     ),
     "another type": (
-        asked(cluster__instance_type="g6.xlarge"),
-        standing(*PAIR),
+        request(cluster__instance_type="g6.xlarge"),
+        cluster_of(*PAIR),
         (
             *(
                 Step(
@@ -152,14 +152,14 @@ CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
             Step(do="launch", numbers=(0, 1)),
         ),
     ),
-    "a type that was tried second is as good": (
-        asked(cluster__instance_type="p4d.24xlarge,g5.xlarge"),
-        standing(*PAIR),
+    "the second of two requested types": (
+        request(cluster__instance_type="p4d.24xlarge,g5.xlarge"),
+        cluster_of(*PAIR),
         (),
     ),
     "without GPUs": (
-        asked(local__gpus="off"),
-        standing(node(0)),
+        request(local__gpus="off"),
+        cluster_of(make_node(0)),
         (
             Step(
                 do="end",
@@ -170,176 +170,176 @@ CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
             Step(do="launch", numbers=(0,)),
         ),
     ),
-    "without GPUs, as it was made": (asked(local__gpus="off"), standing(*PAIR, gpus="off"), ()),
-    "GPUs that it has": (asked(cluster__gpus="A10G:1"), standing(*PAIR), ()),
-    "the expiry is said: it counts from now": (
-        asked(cluster__expires="24h"),
-        standing(*PAIR),
+    "still without GPUs": (request(local__gpus="off"), cluster_of(*PAIR, gpus="off"), ()),
+    "GPUs that it has": (request(cluster__gpus="A10G:1"), cluster_of(*PAIR), ()),
+    "the expiry is requested: it counts from now": (
+        request(cluster__expires="24h"),
+        cluster_of(*PAIR),
         (Step(do="expire", instances=("i-0", "i-1"), value="2026-11-22T12:00:00Z"),),
     ),
-    "the expiry is said twice within a minute": (
-        asked(cluster__expires="24h"),
-        standing(
-            *(node(number, expires=LATER - timedelta(seconds=40)) for number in (0, 1)),
+    "the expiry is requested twice within a minute": (
+        request(cluster__expires="24h"),
+        cluster_of(
+            *(make_node(number, expires=LATER - timedelta(seconds=40)) for number in (0, 1)),
             expires=LATER - timedelta(seconds=40),
         ),
         (),
     ),
-    "one was not told the expiry": (
-        asked(),
-        standing(node(0, expires=LATER), node(1), expires=LATER),
+    "one node has an older expiry": (
+        request(),
+        cluster_of(make_node(0, expires=LATER), make_node(1), expires=LATER),
         (Step(do="expire", instances=("i-1",), value="2026-11-22T12:00:00Z"),),
     ),
-    "the user is elsewhere now": (
-        asked(),
-        standing(*PAIR, opened=("198.51.100.9/32", "10.0.0.0/8")),
+    "the client has another address": (
+        request(),
+        cluster_of(*PAIR, opened=("198.51.100.9/32", "10.0.0.0/8")),
         (
             Step(
                 do="open",
-                value=f"10.0.0.0/8, {HERE}",
-                why=f"{HERE} is new, 198.51.100.9/32 is closed",
+                value=f"10.0.0.0/8, {CLIENT}",
+                why=f"{CLIENT} is new, 198.51.100.9/32 is closed",
             ),
         ),
     ),
-    "the user is within a block that is open": (asked(), standing(*PAIR, opened=("203.0.113.0/24",)), ()),
-    "over a jump host from now on": (
-        asked(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0"),
-        standing(*PAIR),
+    "the client is within an open block": (request(), cluster_of(*PAIR, opened=("203.0.113.0/24",)), ()),
+    "a jump host is requested": (
+        request(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0"),
+        cluster_of(*PAIR),
         (
             Step(
                 do="open",
                 value="sg-0123456789abcdef0",
-                why=f"sg-0123456789abcdef0 is new, {HERE} is closed",
+                why=f"sg-0123456789abcdef0 is new, {CLIENT} is closed",
             ),
         ),
     ),
-    "through Systems Manager from now on": (
-        asked(network__jump="ssm"),
-        standing(*(replace(one, profile="arn:aws:iam::1:instance-profile/trainers") for one in PAIR)),
-        (Step(do="open", value="", why=f"{HERE} is closed"),),
+    "Systems Manager is requested": (
+        request(network__jump="ssm"),
+        cluster_of(*(replace(node, profile="arn:aws:iam::1:instance-profile/trainers") for node in PAIR)),
+        (Step(do="open", value="", why=f"{CLIENT} is closed"),),
     ),
-    "a group that somebody named stays": (asked(), standing(*PAIR, opened=("sg-12345678", HERE)), ()),
-    "a group of one's own is left alone": (
-        asked(),
-        standing(*PAIR, cluster=replace(standing(*PAIR).cluster, group=None, ssh_cidrs=None)),
+    "a group that the user opened stays": (request(), cluster_of(*PAIR, opened=("sg-12345678", CLIENT)), ()),
+    "the user's own security group is not changed": (
+        request(),
+        cluster_of(*PAIR, cluster=replace(cluster_of(*PAIR).cluster, group=None, ssh_cidrs=None)),
         (),
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps(case: str) -> None:
-    spec, exists, expected = CASES[case]
-    assert steps(spec, exists).steps == expected
+def test_reconciliation_has_the_expected_steps(case: str) -> None:
+    spec, existing, expected = CASES[case]
+    assert plan(spec, existing).steps == expected
 
 
-def test_what_was_carried_out_needs_no_more_steps() -> None:
-    change = steps(asked(cluster__nodes=3), standing(*PAIR))
-    grown = standing(*PAIR, *(node(number) for number in change.numbers))
-    assert steps(asked(cluster__nodes=3), grown).steps == ()
+def test_a_reconciled_cluster_needs_no_more_steps() -> None:
+    change = plan(request(cluster__nodes=3), cluster_of(*PAIR))
+    grown = cluster_of(*PAIR, *(make_node(number) for number in change.numbers))
+    assert plan(request(cluster__nodes=3), grown).steps == ()
 
 
-def test_what_is_launched_beside_others_is_as_they_are() -> None:
-    change = steps(
-        asked(
+def test_added_nodes_have_the_type_image_and_zone_of_the_existing_nodes() -> None:
+    change = plan(
+        request(
             cluster__nodes=3,
             cluster__instance_type="p4d.24xlarge,g5.xlarge",
             capacity__regions='["eu-west-1"]',
         ),
-        standing(*PAIR),
+        cluster_of(*PAIR),
     )
     spec = change.spec
     assert (spec.cluster.nodes, spec.cluster.instance_type, spec.cluster.image) == (3, "g5.xlarge", "ami-1")
     assert (spec.capacity.regions, change.zone) == ((), "us-east-1b")
-    assert (spec.cluster.expires, spec.network.ssh_cidr) == ("14400s", (HERE,))
+    assert (spec.cluster.expires, spec.network.ssh_cidr) == ("14400s", (CLIENT,))
 
 
-def test_what_takes_the_place_of_all_may_go_anywhere_in_the_region() -> None:
-    change = steps(asked(cluster__instance_type="g6.xlarge"), standing(*PAIR))
+def test_a_cluster_that_is_rebuilt_may_use_any_zone_of_the_region() -> None:
+    change = plan(request(cluster__instance_type="g6.xlarge"), cluster_of(*PAIR))
     assert (change.zone, change.nodes, change.spec.cluster.image) == (None, (), None)
 
 
-def test_after_the_loss_of_all_the_type_stays() -> None:
-    assert steps(asked(), standing(size=2)).spec.cluster.instance_type == "g5.xlarge"
+def test_the_instance_type_stays_after_all_nodes_are_lost() -> None:
+    assert plan(request(), cluster_of(size=2)).spec.cluster.instance_type == "g5.xlarge"
 
 
 @pytest.mark.parametrize(
-    ("asked_before", "now_id", "ended"),
+    ("before", "image_id", "count"),
     [(None, "ami-2", 2), ("ami-1", "ami-2", 2), ("ami-2", "ami-2", 0), (None, "ami-1", 0)],
 )
-def test_another_image_is_one_that_was_not_asked_for_before(
-    asked_before: str | None, now_id: str, ended: int
+def test_nodes_are_rebuilt_only_for_an_image_that_was_not_requested_before(
+    before: str | None, image_id: str, count: int
 ) -> None:
-    change = steps(asked(cluster__image="ami-2"), standing(*PAIR, image=asked_before), image_id=now_id)
-    assert len(change.steps_of("end")) == ended
+    change = plan(request(cluster__image="ami-2"), cluster_of(*PAIR, image=before), image_id=image_id)
+    assert len(change.steps_of("end")) == count
 
 
-def test_a_second_cluster_of_the_name_is_named_and_ended() -> None:
-    other = replace(standing(node(0, instance_id="i-8")).cluster, id="ffffffff")
-    [step] = steps(asked(), standing(*PAIR, others=(other,))).steps
+def test_a_second_cluster_with_the_same_name_is_ended() -> None:
+    other = replace(cluster_of(make_node(0, instance_id="i-8")).cluster, id="ffffffff")
+    [step] = plan(request(), cluster_of(*PAIR, others=(other,))).steps
     assert (step.do, step.instances, step.value) == ("end", ("i-8",), "ffffffff")
     assert "second cluster demo (ffffffff)" in str(step)
 
 
-def test_a_longer_term_in_the_file_moves_the_expiry_and_a_shorter_one_does_not() -> None:
+def test_a_longer_expiry_in_the_file_moves_the_expiry_and_a_shorter_one_does_not() -> None:
     for text, moved in (("48h", True), ("24h", False), ("1h", False)):
         spec, _ = load("demo", environ={"AWSDDP_CLUSTER_EXPIRES": text})
-        assert bool(steps(spec, standing(*PAIR)).steps_of("expire")) is moved, text
+        assert bool(plan(spec, cluster_of(*PAIR)).steps_of("expire")) is moved, text
 
 
 def test_a_budget_ends_a_cluster_earlier_the_more_nodes_it_has() -> None:
-    exists = standing(*PAIR, spent_usd=40.0, rate=Rate(usd_per_hour=40.0))
-    kept = steps(asked(cluster__budget_usd=100.0), exists)
-    assert kept.expires == NOW + timedelta(hours=1.5)
-    grown = steps(asked(cluster__budget_usd=100.0, cluster__nodes=4), exists)
-    assert grown.expires == NOW + timedelta(hours=0.75)
-    assert steps(asked(cluster__budget_usd=1000.0), exists).expires == EXPIRES
-    # What was computed a moment ago is not moved by seconds.
-    again = replace(exists, expires=kept.expires + timedelta(seconds=20))
-    assert steps(asked(cluster__budget_usd=100.0), again).expires == again.expires
+    existing = cluster_of(*PAIR, spent_usd=40.0, rate=Rate(usd_per_hour=40.0))
+    two_nodes = plan(request(cluster__budget_usd=100.0), existing)
+    assert two_nodes.expires == NOW + timedelta(hours=1.5)
+    four_nodes = plan(request(cluster__budget_usd=100.0, cluster__nodes=4), existing)
+    assert four_nodes.expires == NOW + timedelta(hours=0.75)
+    assert plan(request(cluster__budget_usd=1000.0), existing).expires == EXPIRES
+    # A difference of seconds does not move the expiry.
+    repeated = replace(existing, expires=two_nodes.expires + timedelta(seconds=20))
+    assert plan(request(cluster__budget_usd=100.0), repeated).expires == repeated.expires
 
 
-def test_a_budget_on_spot_tells_the_price_that_moves_the_expiry() -> None:
+def test_a_step_that_moves_the_expiry_names_the_assumed_spot_price() -> None:
     rate = Rate(usd_per_hour=40.0, source="the highest spot price of the last 7 days")
-    [step] = steps(asked(cluster__budget_usd=100.0), standing(*PAIR, spent_usd=40.0, rate=rate)).steps
+    [step] = plan(request(cluster__budget_usd=100.0), cluster_of(*PAIR, spent_usd=40.0, rate=rate)).steps
     assert str(step) == (
         "move the expiry to 2026-11-21T13:30:00Z: the budget of $100.00 ($40.00 spent) at up to $40.00 per "
         "hour, the highest spot price of the last 7 days"
     )
 
 
-def test_a_cluster_whose_cost_is_unknown_has_spent_its_budget_at_the_assumed_price_since_its_launch() -> None:
-    exists = standing(*PAIR, spent_usd=None, rate=Rate(usd_per_hour=40.0))  # 20 h old
-    assert steps(asked(cluster__budget_usd=900.0), exists).expires == NOW + timedelta(hours=2.5)
+def test_unknown_spending_is_estimated_at_the_assumed_price_since_the_launch() -> None:
+    existing = cluster_of(*PAIR, spent_usd=None, rate=Rate(usd_per_hour=40.0))  # 20 h old
+    assert plan(request(cluster__budget_usd=900.0), existing).expires == NOW + timedelta(hours=2.5)
 
 
-def test_a_cluster_that_is_rebuilt_has_the_budget_that_is_left_at_the_price_of_its_new_type() -> None:
-    exists = standing(*PAIR, spent_usd=99.0, rate=Rate(usd_per_hour=40.0))
-    change = steps(asked(cluster__budget_usd=100.0, cluster__instance_type="g6.xlarge"), exists)
+def test_a_rebuilt_cluster_has_the_remaining_budget() -> None:
+    existing = cluster_of(*PAIR, spent_usd=99.0, rate=Rate(usd_per_hour=40.0))
+    change = plan(request(cluster__budget_usd=100.0, cluster__instance_type="g6.xlarge"), existing)
     assert (change.nodes, change.spent_usd) == ((), 99.0)
     assert change.spec.cluster.budget_usd == 100.0
 
 
 def test_nodes_without_a_role_are_not_moved_to_systems_manager() -> None:
-    spec = asked(network__jump="ssm", access__instance_profile="arn:aws:iam::1:instance-profile/x/trainers")
-    exists = standing(*PAIR, node(2, profile="arn:aws:iam::1:instance-profile/trainers"))
+    spec = request(network__jump="ssm", access__instance_profile="arn:aws:iam::1:instance-profile/x/trainers")
+    existing = cluster_of(*PAIR, make_node(2, profile="arn:aws:iam::1:instance-profile/trainers"))
     with pytest.raises(
         ConfigError, match=r"network\.jump: node0, node1 without an instance profile"
     ) as refused:
-        steps(spec, exists)
+        plan(spec, existing)
     assert refused.value.next.startswith(
         "for i in i-0 i-1; do aws ec2 associate-iam-instance-profile --instance-id $i "
         "--iam-instance-profile Name=trainers --region us-east-1; done   #"
     )
     # Nodes that are replaced get the role of the spec, and without one nothing is closed either.
     rebuilt = replace(spec, cluster=replace(spec.cluster, replace=("i-0", "i-1")))
-    assert [step.do for step in steps(rebuilt, exists).steps] == ["open", "end", "end", "launch"]
+    assert [step.do for step in plan(rebuilt, existing).steps] == ["open", "end", "end", "launch"]
     with pytest.raises(ConfigError, match=r"needs access\.instance_profile"):
-        steps(replace(rebuilt, access=replace(spec.access, instance_profile=None)), exists)
+        plan(replace(rebuilt, access=replace(spec.access, instance_profile=None)), existing)
 
 
 @pytest.mark.parametrize("price", [40.0, None])
 def test_a_budget_that_is_spent_is_refused(price: float | None) -> None:
-    exists = standing(*PAIR, spent_usd=99.0, rate=Rate(usd_per_hour=price))
+    existing = cluster_of(*PAIR, spent_usd=99.0, rate=Rate(usd_per_hour=price))
     with pytest.raises(ConfigError, match=r"cluster\.budget_usd: \$100\.00 is spent"):
-        steps(asked(cluster__budget_usd=100.0), exists)
+        plan(request(cluster__budget_usd=100.0), existing)

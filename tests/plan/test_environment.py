@@ -1,4 +1,4 @@
-"""What [env] and a project's files mean, before anything is installed."""
+"""Environment plans from [env] and the files of a project."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from awsddp.plan.requirements import read_requirements
 from awsddp.settings.spec import EnvSection
 
 
-def test_a_requirements_file_is_read_with_what_it_includes(tmp_path: Path) -> None:
+def test_a_requirements_file_is_read_with_the_files_that_it_includes(tmp_path: Path) -> None:
     (tmp_path / "base.txt").write_text("-r requirements.txt\nnumpy  # an array\n")
     (tmp_path / "pins.txt").write_text("numpy==2.1\n")
     file = tmp_path / "requirements.txt"
@@ -28,13 +28,13 @@ def test_a_requirements_file_is_read_with_what_it_includes(tmp_path: Path) -> No
         "-e .[dev]\n-e '.[dev]'\n-e ./\n.\n\n# nothing\n"
         "tqdm>=4 ;\\\npython_version > '3'\nplain==1 --hash=sha256:ab\nraw @ https://x/a#sub\n"
     )
-    found = read_requirements(file)
-    assert found.lines == ("numpy", "tqdm>=4 ; python_version > '3'", "plain==1", "raw @ https://x/a#sub")
-    assert found.constraints == ("numpy==2.1",)
-    assert found.indexes == Indexes(extra_index_urls=("https://x/simple",))
+    parsed = read_requirements(file)
+    assert parsed.lines == ("numpy", "tqdm>=4 ; python_version > '3'", "plain==1", "raw @ https://x/a#sub")
+    assert parsed.constraints == ("numpy==2.1",)
+    assert parsed.indexes == Indexes(extra_index_urls=("https://x/simple",))
 
 
-def test_a_requirements_file_as_powershell_writes_it_is_read(tmp_path: Path) -> None:
+def test_a_utf_16_requirements_file_of_powershell_is_read(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_bytes("tqdm ;\\\r\npython_version > '3'\r\n".encode("utf-16"))
     assert read_requirements(file).lines == ("tqdm ; python_version > '3'",)
@@ -47,7 +47,7 @@ def test_a_requirements_file_is_read_in_the_encoding_that_it_names(tmp_path: Pat
     assert read_requirements(file).lines == ("tqdm",)
 
 
-def test_a_file_in_no_encoding_that_it_names_is_to_be_saved_as_utf_8(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_decoded_is_refused_with_advice_to_save_it_as_utf_8(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     for head in ("", "# coding: klingon\n"):
         file.write_bytes(f"{head}tqdm  # für\n".encode("latin-1"))
@@ -56,15 +56,15 @@ def test_a_file_in_no_encoding_that_it_names_is_to_be_saved_as_utf_8(tmp_path: P
         assert refused.value.next == f"save {file} as UTF-8"
 
 
-def test_a_variable_in_a_requirements_file_is_one_of_this_machine(
+def test_a_variable_in_a_requirements_file_is_expanded_on_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDEX_TOKEN", "t")
     file = tmp_path / "requirements.txt"
     file.write_text("--index-url https://${INDEX_TOKEN}@x/simple\nmine @ git+https://x/mine@${NOT_SET}\n")
-    found = read_requirements(file)
-    assert found.indexes == Indexes(index_url="https://t@x/simple")
-    assert found.lines == ("mine @ git+https://x/mine@${NOT_SET}",)
+    parsed = read_requirements(file)
+    assert parsed.indexes == Indexes(index_url="https://t@x/simple")
+    assert parsed.lines == ("mine @ git+https://x/mine@${NOT_SET}",)
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,18 @@ def test_a_variable_in_a_requirements_file_is_one_of_this_machine(
         "https://x/a-1-py3-none-any.whl",
     ],
 )
-def test_every_kind_of_requirement_is_taken_as_it_is(tmp_path: Path, line: str) -> None:
+def test_every_kind_of_requirement_stays_unchanged(tmp_path: Path, line: str) -> None:
     (tmp_path / "requirements.txt").write_text(line + "\n")
     assert read_requirements(tmp_path / "requirements.txt").lines == (line.strip(),)
 
 
-def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
+def test_dependencies_are_read_from_pyproject(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\ndependencies = ['tqdm>=4']\n")
     assert read_requirements(tmp_path / "pyproject.toml").lines == ("tqdm>=4",)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "part"),
     [
         ("requirements.txt", "./wheels/x.whl\n", "line 1: './wheels/x.whl' does not work on a node"),
         (
@@ -110,11 +110,11 @@ def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
         ("uv.lock", "version = 1\n", "uv.lock cannot be read"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_an_invalid_file_is_refused_by_its_path(tmp_path: Path, name: str, text: str, part: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as refused:
         read_requirements(tmp_path / name)
-    assert words in refused.value.message and str(tmp_path) in refused.value.message
+    assert part in refused.value.message and str(tmp_path) in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, name: str, text: s
         ("--editable=./[test]", ("tqdm>=4", "x ; os_name == 'posix'", "y")),
     ],
 )
-def test_the_project_itself_stands_for_its_dependencies(
+def test_a_line_for_the_project_itself_adds_its_dependencies(
     tmp_path: Path, line: str, lines: tuple[str, ...]
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(
@@ -149,7 +149,7 @@ def test_a_project_that_names_no_dependencies_adds_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["requirements.txt", "pyproject.toml"])
 @pytest.mark.parametrize(
-    ("name", "text", "where"),
+    ("name", "text", "source"),
     [
         ("setup.py", "setup(name='mine', install_requires=['six==1.16.0'])", "setup.py"),
         ("setup.cfg", "[options]\ninstall_requires =\n  six\n", "setup.cfg"),
@@ -159,19 +159,19 @@ def test_a_project_that_names_no_dependencies_adds_none(tmp_path: Path) -> None:
     ],
 )
 def test_dependencies_that_only_a_build_knows_are_refused(
-    tmp_path: Path, file: str, name: str, text: str, where: str
+    tmp_path: Path, file: str, name: str, text: str, source: str
 ) -> None:
     (tmp_path / "requirements.txt").write_text("last\n-e .\n")
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as refused:
         read_requirements(tmp_path / file)
-    place = f"{tmp_path / file}{', line 2' if file == 'requirements.txt' else ''}"
-    assert refused.value.message == f"env.file: {place}: {where} decides what the project needs"
+    location = f"{tmp_path / file}{', line 2' if file == 'requirements.txt' else ''}"
+    assert refused.value.message == f"env.file: {location}: {source} decides what the project needs"
     assert "requirements.txt" in refused.value.next
 
 
-def test_extras_that_only_a_build_knows_are_refused_where_they_are_named(tmp_path: Path) -> None:
+def test_extras_that_only_a_build_knows_are_refused_if_requested(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\ndynamic = ['optional-dependencies']\n")
     (tmp_path / "requirements.txt").write_text("-e .\n")
     assert read_requirements(tmp_path / "requirements.txt").lines == ()
@@ -198,7 +198,7 @@ COMPUTED = 'MAJOR = 1\nNUMBER = "1.4"  # the release\nPUT = f"{MAJOR}.5"\nSUM = 
 
 
 @pytest.mark.parametrize(
-    ("version", "found"),
+    ("version", "expected"),
     [
         ('version = "1.2"', "1.2"),
         ('dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {attr = "mine.__version__"}', "1.3"),
@@ -219,7 +219,7 @@ COMPUTED = 'MAJOR = 1\nNUMBER = "1.4"  # the release\nPUT = f"{MAJOR}.5"\nSUM = 
 )
 @pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt", "environment.yml"])
 def test_the_metadata_of_the_project_is_installed_with_its_version_and_entry_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, found: str, file: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, expected: str, file: str
 ) -> None:
     monkeypatch.delenv(SCM_VERSION, raising=False)
     (tmp_path / "code/src/mine").mkdir(parents=True)
@@ -233,8 +233,8 @@ def test_the_metadata_of_the_project_is_installed_with_its_version_and_entry_poi
     env = EnvSection(file=str(tmp_path / "code" / file))
     plan = make_environment_plan(env, internet=True, driver=None, workdir=tmp_path)
     [project] = plan.projects
-    assert project.info == f"my_project-{found}.dist-info" and project.sources == ("code/src",)
-    assert f"Name: My.Project\nVersion: {found}\nRequires-Dist: six\n" in project.metadata
+    assert project.info == f"my_project-{expected}.dist-info" and project.sources == ("code/src",)
+    assert f"Name: My.Project\nVersion: {expected}\nRequires-Dist: six\n" in project.metadata
     assert "[console_scripts]\nmine-train = mine.cli:main\n" in project.entry_points
     assert "[gui_scripts]\nmine-show = mine.cli:show\n" in project.entry_points
     assert "[mine.plugins]\none = mine.plugins:One\n" in project.entry_points
@@ -249,7 +249,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("decides", TABLES)
+@pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize(
     ("variables", "version"),
     [
@@ -260,13 +260,13 @@ TABLES = {
         ({"_FOR_OTHER": "3.1", "_FOR_MY_LIB": "", "": "2.0.dev1"}, "2.0.dev1"),
     ],
 )
-def test_a_version_that_a_build_decides_is_that_of_setuptools_scms_variables_or_of_the_installation_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decides: str, variables: dict[str, str], version: str
+def test_a_dynamic_version_comes_from_setuptools_scm_variables_or_the_local_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, variables: dict[str, str], version: str
 ) -> None:
     monkeypatch.delenv(SCM_VERSION, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(SCM_VERSION + name, value)
-    table = f"[project]\nname = 'My.-lib'\ndynamic = ['version']\n{TABLES[decides]}\n"
+    table = f"[project]\nname = 'My.-lib'\ndynamic = ['version']\n{TABLES[kind]}\n"
     (tmp_path / "pyproject.toml").write_text(table)
     (tmp_path / "mine.py").write_text("MAJOR = 1\nVERSION = f'{MAJOR}.5'\n")
     (tmp_path / "LICENSE").write_text("The license\n")
@@ -278,7 +278,7 @@ def test_a_version_that_a_build_decides_is_that_of_setuptools_scms_variables_or_
     assert project.sources == (str(tmp_path.resolve()),)
 
 
-def test_two_projects_are_installed_and_a_change_of_one_is_another_environment(tmp_path: Path) -> None:
+def test_two_projects_are_installed_and_a_change_of_one_changes_the_stamp(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     for name, folder in (("mine", tmp_path), ("lib", tmp_path / "lib")):
         (folder / "pyproject.toml").write_text(f"[project]\nname = '{name}'\nversion = '1'\n")
@@ -290,7 +290,7 @@ def test_two_projects_are_installed_and_a_change_of_one_is_another_environment(t
         return make_environment_plan(env, internet=True, driver=None, workdir=tmp_path)
 
     before = plan()
-    assert [one.sources for one in before.projects] == [(".",), ("lib",)] and before.has_packages
+    assert [project.sources for project in before.projects] == [(".",), ("lib",)] and before.has_packages
     (tmp_path / "lib/pyproject.toml").write_text("[project]\nname = 'lib'\nversion = '2'\n")
     assert plan().stamp != before.stamp
 
@@ -301,7 +301,7 @@ def test_an_editable_url_is_installed(tmp_path: Path) -> None:
     assert read_requirements(file).lines == ("git+https://x/lib.git@v1#egg=lib", "git+ssh://git@x/other")
 
 
-def test_a_folder_of_wheels_is_relative_to_the_file_that_names_it_and_needs_packages_from_here(
+def test_a_wheel_folder_is_relative_to_its_file_and_requires_packages_from_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -326,7 +326,7 @@ def test_a_folder_of_wheels_is_relative_to_the_file_that_names_it_and_needs_pack
         (None, None, "cpu"),
     ],
 )
-def test_torch_comes_from_the_newest_index_that_the_driver_runs(
+def test_torch_comes_from_the_newest_index_that_the_driver_supports(
     tmp_path: Path, driver: str | None, torch: str | None, index: str
 ) -> None:
     file = tmp_path / "requirements.txt"
@@ -338,7 +338,7 @@ def test_torch_comes_from_the_newest_index_that_the_driver_runs(
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
+    ("env", "fragment"),
     [
         (EnvSection(kind="venv", python="3.7"), "no wheel for Python 3.7"),
         (EnvSection(kind="venv", python="three"), "invalid Python version 'three'"),
@@ -347,15 +347,13 @@ def test_torch_comes_from_the_newest_index_that_the_driver_runs(
         (EnvSection(ca_bundle="/none.pem"), "env.ca_bundle"),
     ],
 )
-def test_an_environment_that_cannot_be_is_refused_before_anything_is_made(
-    env: EnvSection, words: str
-) -> None:
+def test_an_invalid_environment_is_refused(env: EnvSection, fragment: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make_environment_plan(env, internet=True, driver="580.1")
-    assert words in refused.value.message
+    assert fragment in refused.value.message
 
 
-def test_a_torch_that_is_unknown_is_refused_and_one_from_a_folder_of_wheels_has_no_index(
+def test_an_unknown_torch_is_refused_and_torch_from_a_wheel_folder_has_no_index(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "requirements.txt"
@@ -369,7 +367,7 @@ def test_a_torch_that_is_unknown_is_refused_and_one_from_a_folder_of_wheels_has_
     assert plan.torch == ("torch==2.13.0", "torchvision==0.28.*")
 
 
-def test_the_stamp_follows_what_is_installed_and_no_password(tmp_path: Path) -> None:
+def test_the_stamp_depends_on_the_packages_and_not_on_passwords(tmp_path: Path) -> None:
     def stamp(**keys: object) -> str:
         plan = make_environment_plan(EnvSection(**keys), internet=True, driver=None)  # type: ignore[arg-type]
         return plan.stamp
@@ -389,20 +387,20 @@ def test_the_stamp_follows_what_is_installed_and_no_password(tmp_path: Path) -> 
     assert direct == stamp(file=str(file))
 
 
-def test_nodes_without_internet_get_their_packages_through_this_machine() -> None:
-    for internet, where in ((False, "client"), (True, None)):
-        assert make_environment_plan(EnvSection(), internet=internet, driver=None).packages_from == where
-        own = make_environment_plan(EnvSection(packages_from="node"), internet=internet, driver=None)
-        assert own.packages_from == "node"
+def test_nodes_without_internet_get_their_packages_through_the_client() -> None:
+    for internet, source in ((False, "client"), (True, None)):
+        assert make_environment_plan(EnvSection(), internet=internet, driver=None).packages_from == source
+        explicit = make_environment_plan(EnvSection(packages_from="node"), internet=internet, driver=None)
+        assert explicit.packages_from == "node"
 
 
-def test_only_what_torch_is_made_of_is_pinned() -> None:
-    has = {"torch": "2.13.0+cpu", "numpy": "2.4", "nvidia-nccl-cu13": "2.29", "nvidia_cudnn": "9"}
-    assert pin_image_packages(has) == ("nvidia-nccl-cu13==2.29", "nvidia_cudnn==9", "torch==2.13.0+cpu")
+def test_only_torch_and_its_nvidia_packages_are_pinned() -> None:
+    installed = {"torch": "2.13.0+cpu", "numpy": "2.4", "nvidia-nccl-cu13": "2.29", "nvidia_cudnn": "9"}
+    assert pin_image_packages(installed) == ("nvidia-nccl-cu13==2.29", "nvidia_cudnn==9", "torch==2.13.0+cpu")
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("output", "fragment"),
     [
         ("ERROR: No matching distribution found for nope", "no nope for this Python"),
         ("NewConnectionError(...)\nERROR: No matching distribution found for x", "index does not answer"),
@@ -424,15 +422,15 @@ def test_only_what_torch_is_made_of_is_pinned() -> None:
         ("a compiler error", "could not be installed"),
     ],
 )
-def test_the_last_words_of_pip_are_explained(said: str, words: str) -> None:
+def test_the_last_lines_of_an_installer_are_explained(output: str, fragment: str) -> None:
     for internet in (None, False, True):
-        explained = explain_failure(said, name="requirements.txt", internet=internet)
-        assert words in explained.message and "{" not in explained.next
+        explained = explain_failure(output, name="requirements.txt", internet=internet)
+        assert fragment in explained.message and "{" not in explained.next
         assert internet is not False or "packages_from=node" not in explained.next
         assert "\n" not in explained.why
 
 
-WALL = """Looking in indexes: http://h/simple
+LOG = """Looking in indexes: http://h/simple
 WARNING: Retrying (Retry(total=1)) after connection broken by 'NewConnectionError(...)': /simple/a/
 WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError(...)': /simple/a/
 Could not fetch URL http://h/simple/a/: connection error: NewConnectionError(...)
@@ -452,7 +450,7 @@ exit code 1
 def test_pips_retries_are_one_line_with_advice_that_fits_the_nodes(
     internet: bool, packages_from: str | None, advice: list[str]
 ) -> None:
-    explained = explain_failure(WALL, name="requirements.txt", internet=internet, packages_from=packages_from)
+    explained = explain_failure(LOG, name="requirements.txt", internet=internet, packages_from=packages_from)
     assert (
         explained.why == "Could not fetch URL http://h/simple/a/: connection error: NewConnectionError(...)"
     )
@@ -460,20 +458,20 @@ def test_pips_retries_are_one_line_with_advice_that_fits_the_nodes(
 
 
 @pytest.mark.parametrize(
-    ("said", "package"),
+    ("output", "package"),
     [
         ("  ERROR: Failed building wheel for mpi4py\nexit code 1", "mpi4py"),
         ("ERROR: Failed to build 'flash-attn' when getting requirements to build wheel", "flash-attn"),
         ("error: Failed to build `apex==0.1`\n  cause: nvcc: not found", "apex"),
     ],
 )
-def test_a_package_whose_build_fails_is_named_with_its_last_lines(said: str, package: str) -> None:
-    explained = explain_failure(f"gcc: no mpi.h\n{said}", name="requirements.txt")
-    words = f"requirements.txt: {package} has no wheel that fits, and its build on the node failed"
-    assert explained.message == words and "gcc: no mpi.h" in explained.why and "env.setup" in explained.next
+def test_a_package_whose_build_fails_is_named_with_its_last_lines(output: str, package: str) -> None:
+    explained = explain_failure(f"gcc: no mpi.h\n{output}", name="requirements.txt")
+    message = f"requirements.txt: {package} has no wheel that fits, and its build on the node failed"
+    assert explained.message == message and "gcc: no mpi.h" in explained.why and "env.setup" in explained.next
 
 
-def test_nodes_that_differ_are_refused_by_what_differs() -> None:
+def test_nodes_with_different_packages_are_refused_with_the_difference() -> None:
     facts = {0: {"torch": "2.13", "NCCL": None}, 1: {"torch": "2.13", "NCCL": "2.29"}}
     with pytest.raises(NodeError) as refused:
         check_identical_nodes(facts)

@@ -1,4 +1,4 @@
-"""From a spec and facts to a plan, or to a refusal that names what would be right."""
+"""A plan from a spec and facts, or an error that names the correction."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,18 +17,18 @@ from tests.support.plan_facts import DLAMI, FACTS, REFUSED, ZONES, plan
 
 def test_the_price_counts_machines_disks_and_addresses() -> None:
     made = plan(instance_type="g6.48xlarge", disk_gb=200)
-    one = 13.3504 + 200 * 0.08 / 730 + 0.005
-    assert made.price_usd_per_hour == pytest.approx(2 * one, abs=1e-4)
+    node_usd = 13.3504 + 200 * 0.08 / 730 + 0.005
+    assert made.price_usd_per_hour == pytest.approx(2 * node_usd, abs=1e-4)
     assert (made.price.date, made.price.source) == ("2026-07-20", "list price of us-east-1")
 
 
-def test_prices_of_another_region_are_told_as_such() -> None:
+def test_prices_of_another_region_are_a_warning() -> None:
     assert any("us-east-1" in text for text in plan(replace(FACTS, region="eu-west-1")).warnings)
 
 
-@pytest.mark.parametrize(("root_gb", "asked", "expected"), [(75, None, 200), (140, None, 240), (75, 75, 75)])
-def test_the_disk_holds_the_image_and_room_to_work(root_gb: int, asked: int | None, expected: int) -> None:
-    assert plan(replace(FACTS, image=replace(DLAMI, root_gb=root_gb)), disk_gb=asked).disk_gb == expected
+@pytest.mark.parametrize(("root_gb", "disk", "expected"), [(75, None, 200), (140, None, 240), (75, 75, 75)])
+def test_the_disk_has_room_for_the_image_and_files(root_gb: int, disk: int | None, expected: int) -> None:
+    assert plan(replace(FACTS, image=replace(DLAMI, root_gb=root_gb)), disk_gb=disk).disk_gb == expected
 
 
 def test_lost_nodes_are_replaced_under_their_own_numbers() -> None:
@@ -41,13 +41,13 @@ def test_lost_nodes_are_replaced_under_their_own_numbers() -> None:
     assert made.nodes == 4
 
 
-def test_pretended_gpus_are_told() -> None:
+def test_pretended_gpus_are_a_warning() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "pretended"})))
     assert made.pretended
     assert any("gloo on the CPU" in text for text in made.warnings)
 
 
-def test_rehearsed_gpus_are_told_with_the_ranks_that_a_job_has() -> None:
+def test_rehearsed_gpus_are_a_warning_with_the_number_of_ranks() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"})))
     assert made.pretended
     assert plan_to_document(made)["rehearsed"]
@@ -60,7 +60,7 @@ RESERVED = replace(FACTS, reservation=HELD)
 
 
 @pytest.mark.parametrize(
-    ("facts", "asked", "kind", "told"),
+    ("facts", "settings", "kind", "fragments"),
     [
         (
             REFUSED,
@@ -177,12 +177,12 @@ RESERVED = replace(FACTS, reservation=HELD)
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_place_and_the_remedy(
-    facts: Facts, asked: dict[str, Any], kind: type[AwsddpError], told: tuple[str, ...]
+def test_an_impossible_launch_is_refused_with_the_key_and_the_correction(
+    facts: Facts, settings: dict[str, Any], kind: type[AwsddpError], fragments: tuple[str, ...]
 ) -> None:
     with pytest.raises(kind) as caught:
-        plan(facts, **asked)
-    for text in told:
+        plan(facts, **settings)
+    for text in fragments:
         assert text in str(caught.value)
 
 
@@ -203,51 +203,51 @@ SPOT = replace(
 )
 
 
-def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zones_that_are_tried() -> None:
-    wish: dict[str, Any] = {"instance_type": "g5.48xlarge", "spot": True, "budget_usd": 100.0}
-    now = plan(SPOT, **wish).price
-    made = plan(SPOT, **wish)
-    rate = 2 * 9.0 + now.disks + now.addresses
-    assert (now.machines, made.expires_s) == (2 * 6.0, int(100 / rate * 3600))
+def test_a_spot_budget_assumes_the_highest_price_of_7_days_in_the_zones_that_are_tried() -> None:
+    settings: dict[str, Any] = {"instance_type": "g5.48xlarge", "spot": True, "budget_usd": 100.0}
+    price = plan(SPOT, **settings).price
+    made = plan(SPOT, **settings)
+    rate = 2 * 9.0 + price.disks + price.addresses
+    assert (price.machines, made.expires_s) == (2 * 6.0, int(100 / rate * 3600))
     assert str(made.budget) == (
         f"$100.00 at up to ${rate:.2f} per hour, the highest spot price of the last 7 days"
     )
     assert plan_to_document(made)["budget"]["usd_per_hour"] == pytest.approx(rate, abs=1e-4)
-    narrow = plan(SPOT, capacity={"zones": ("us-east-1b", "us-east-1c")}, **wish)
+    narrow = plan(SPOT, capacity={"zones": ("us-east-1b", "us-east-1c")}, **settings)
     assert narrow.budget is not None
     assert narrow.budget.usd_per_hour == pytest.approx(rate - 2 * 2.0, abs=1e-4)
 
 
-def test_spot_nodes_are_warned_of_unless_results_are_saved() -> None:
+def test_spot_nodes_are_a_warning_unless_results_are_saved() -> None:
     saved = replace(SPOT, saving=SaveTarget(uri="s3://results/runs", region=SPOT.region))
     spec = ClusterSpec(cluster=ClusterSection(spot=True), access=AccessSection(instance_profile="training"))
-    warned = [make_plan(spec, facts).warnings for facts in (SPOT, saved)]
-    assert [any(text.startswith("spot nodes") for text in texts) for texts in warned] == [True, False]
+    warnings = [make_plan(spec, facts).warnings for facts in (SPOT, saved)]
+    assert [any(text.startswith("spot nodes") for text in texts) for texts in warnings] == [True, False]
 
 
-@pytest.mark.parametrize("known", [{}, {"us-east-1a": 9.0}])
-def test_a_budget_on_spot_assumes_the_on_demand_price_where_no_history_is_known(
-    known: dict[str, float],
+@pytest.mark.parametrize("history", [{}, {"us-east-1a": 9.0}])
+def test_a_spot_budget_assumes_the_on_demand_price_without_price_history(
+    history: dict[str, float],
 ) -> None:
-    facts = replace(SPOT, highest_spot_prices={"g5.48xlarge": known})
-    wish: dict[str, Any] = {"instance_type": "g5.48xlarge", "budget_usd": 100.0}
-    spot, on_demand = plan(facts, spot=True, **wish), plan(facts, **wish)
+    facts = replace(SPOT, highest_spot_prices={"g5.48xlarge": history})
+    settings: dict[str, Any] = {"instance_type": "g5.48xlarge", "budget_usd": 100.0}
+    spot, on_demand = plan(facts, spot=True, **settings), plan(facts, **settings)
     assert spot.expires_s == on_demand.expires_s
     assert "the on-demand price: the spot prices of the last 7 days are unknown" in str(spot.budget)
     assert str(on_demand.budget) == f"$100.00 at ${on_demand.price_usd_per_hour:.2f} per hour"
 
 
-def test_what_a_cluster_has_cost_is_no_longer_in_its_budget() -> None:
+def test_spent_money_reduces_the_budget() -> None:
     spec = ClusterSpec(name="demo", cluster=ClusterSection(budget_usd=100.0))
-    whole, rest = make_plan(spec, FACTS), make_plan(spec, FACTS, spent_usd=40.0)
-    assert rest.expires_s == pytest.approx(whole.expires_s * 0.6, abs=1)
+    whole, remaining = make_plan(spec, FACTS), make_plan(spec, FACTS, spent_usd=40.0)
+    assert remaining.expires_s == pytest.approx(whole.expires_s * 0.6, abs=1)
     with pytest.raises(ConfigError, match=r"\$100\.00 \(\$99\.50 spent\) at \$26\.\d\d per hour"):
         make_plan(spec, FACTS, spent_usd=99.5)
 
 
-def test_a_v100_is_launched_with_an_image_of_ones_own() -> None:
-    own = replace(DLAMI, name="my image with driver 535")
-    assert plan(replace(FACTS, image=own), instance_type="p3dn.24xlarge").kind.gpu == "V100"
+def test_a_v100_is_launched_with_a_custom_image() -> None:
+    image = replace(DLAMI, name="my image with driver 535")
+    assert plan(replace(FACTS, image=image), instance_type="p3dn.24xlarge").kind.gpu == "V100"
 
 
 def test_a_family_that_the_release_notes_do_not_list_is_a_warning() -> None:
@@ -260,7 +260,7 @@ def test_lost_nodes_are_replaced_in_the_zone_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "asked", "told"),
+    ("facts", "settings", "feature"),
     [
         (
             FACTS,
@@ -279,15 +279,15 @@ def test_lost_nodes_are_replaced_in_the_zone_of_the_others() -> None:
         ),
     ],
 )
-def test_what_nobody_has_tried_is_planned_and_not_launched(
-    facts: Facts, asked: dict[str, Any], told: str
+def test_an_untried_feature_is_planned_and_not_launched(
+    facts: Facts, settings: dict[str, Any], feature: str
 ) -> None:
-    made = plan(facts, **asked)
-    assert any(told in text and "capacity.experimental=true" in text for text in made.warnings)
-    with pytest.raises(ConfigError, match=told):
+    made = plan(facts, **settings)
+    assert any(feature in text and "capacity.experimental=true" in text for text in made.warnings)
+    with pytest.raises(ConfigError, match=feature):
         check_untried_features(made)
-    capacity = {**asked.get("capacity", {}), "experimental": True}
-    check_untried_features(plan(facts, **{**asked, "capacity": capacity}))
+    capacity = {**settings.get("capacity", {}), "experimental": True}
+    check_untried_features(plan(facts, **{**settings, "capacity": capacity}))
 
 
 def test_nodes_are_not_launched_into_a_cluster_that_ends_before_they_are_ready() -> None:
@@ -304,13 +304,13 @@ def test_a_deprecated_image_is_a_warning() -> None:
     assert any("deprecated since 2026-01-02" in text for text in plan(replace(FACTS, image=old)).warnings)
 
 
-def test_the_policy_allows_ssh_sessions_with_ones_own_nodes_and_nothing_else() -> None:
+def test_the_policy_allows_ssh_sessions_with_own_nodes_only() -> None:
     spec = ClusterSpec(name="demo", network=NetworkSection(jump="ssm"))
-    statements = {one["Sid"]: one for one in least_policy(spec)["Statement"]}
-    before = {one["Sid"] for one in least_policy(ClusterSpec(name="demo"))["Statement"]}
-    own, document, sessions = (statements[name] for name in statements if name not in before)
-    assert (own["Action"], own["Resource"]) == (["ssm:StartSession"], ["arn:*:ec2:*:*:instance/*"])
-    assert own["Condition"]["StringEquals"] == {"aws:ResourceTag/awsddp:owner": "${aws:userid}"}
+    statements = {statement["Sid"]: statement for statement in least_policy(spec)["Statement"]}
+    before = {statement["Sid"] for statement in least_policy(ClusterSpec(name="demo"))["Statement"]}
+    nodes, document, sessions = (statements[name] for name in statements if name not in before)
+    assert (nodes["Action"], nodes["Resource"]) == (["ssm:StartSession"], ["arn:*:ec2:*:*:instance/*"])
+    assert nodes["Condition"]["StringEquals"] == {"aws:ResourceTag/awsddp:owner": "${aws:userid}"}
     assert (document["Action"], document["Resource"]) == (
         ["ssm:StartSession"],
         ["arn:*:ssm:*:*:document/AWS-StartSSHSession"],
@@ -318,13 +318,13 @@ def test_the_policy_allows_ssh_sessions_with_ones_own_nodes_and_nothing_else() -
     assert all("session/${aws:user" in resource for resource in sessions["Resource"])
 
 
-def test_the_disk_has_room_for_data_that_no_instance_store_has() -> None:
+def test_the_disk_has_room_for_data_that_fits_no_instance_store() -> None:
     data = Data(name="d", source="s3://b/d", bytes=5 * 10**12, region="eu-west-1", requester_pays=True)
     facts = replace(FACTS, data=(data, Data(name="e", source="s3://e", why="AccessDenied")))
     large, small = plan(facts, instance_type="g6.48xlarge"), plan(facts, instance_type="g6.12xlarge")
     before = plan(instance_type="g6.48xlarge").disk_gb
     assert (large.disk_gb, small.disk_gb) == (before, DLAMI.root_gb + 100 + 5000)
     assert plan(facts, instance_type="g6.12xlarge", disk_gb=250).disk_gb == 250
-    told = "\n".join(large.warnings)
-    assert "d lies in eu-west-1" in told and "$200.00, $0.02 per GB" in told
-    assert "you pay for reading data d" in told and "e is not known: AccessDenied" in told
+    warnings = "\n".join(large.warnings)
+    assert "d lies in eu-west-1" in warnings and "$200.00, $0.02 per GB" in warnings
+    assert "you pay for reading data d" in warnings and "e is not known: AccessDenied" in warnings

@@ -1,7 +1,7 @@
-"""A table: what is asked for, and the plan and the requests that come of it, by equality.
+"""A table of launches: settings and facts, and the plan and the requests that result.
 
-Each case names keys of awsddp.toml, what AWS says (`FACTS`, with changes), and what is to come out: the plan
-in a few words, and how RunInstances differs from the plainest launch.
+Each case has keys of awsddp.toml, facts (`FACTS`, with changes), the expected plan, and how its RunInstances
+differs from that of a launch without settings.
 """
 
 from collections.abc import Mapping
@@ -92,9 +92,9 @@ BLOCK = structs.replace(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is asked for (`spec`), what is so (`facts`), what is planned, how RunInstances then differs.
+    """Settings (`spec`), facts, the expected plan, and the expected differences of RunInstances (`run`).
 
-    `ssh` is from where port 22 is reached, `login` the user that logs in.
+    `ssh` is the source that may reach port 22, `login` the SSH user.
     """
 
     spec: Mapping[str, object] = field(default_factory=dict)
@@ -116,14 +116,14 @@ class Case:
 def nic(
     *, public: bool | None = True, subnet: str = "subnet-x", group: str = "sg-1", **more: Any
 ) -> dict[str, Any]:
-    """An interface of a request; `public` None: nothing is said of a public address."""
-    said = {} if public is None else {"AssociatePublicIpAddress": public}
+    """Return an interface of a request; without AssociatePublicIpAddress if `public` is None."""
+    address = {} if public is None else {"AssociatePublicIpAddress": public}
     return {
         "DeviceIndex": 0,
         "SubnetId": subnet,
         "Groups": [group],
         "DeleteOnTermination": True,
-        **said,
+        **address,
         **more,
     }
 
@@ -138,8 +138,8 @@ def efa_nics(first: str, cards: int) -> list[dict[str, Any]]:
     ]
 
 
-def one(name: str, usd: float, efa: int, **more: Any) -> Case:
-    """The plainest case of a type: it is named, and nothing else."""
+def of_type(name: str, usd: float, efa: int, **more: Any) -> Case:
+    """Return a case that sets the instance type, and `more`."""
     nodes = more.get("nodes", 2)
     return Case(
         spec={"cluster.instance_type": name} | more.pop("spec", {}),
@@ -167,22 +167,22 @@ ON_AMAZON_LINUX: dict[str, Any] = {
 ONE_TIME = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
 CASES = {
     # each family
-    "nothing asked": Case(type="g6.48xlarge", machines_usd=2 * 13.3504, efa=(0, 1)),
-    "g4dn": one("g4dn.12xlarge", 3.912, 1),
-    "g4dn, the smallest": one("g4dn.xlarge", 0.526, 0),
-    "g4dn on bare metal": one("g4dn.metal", 7.824, 1),
-    "g5": one("g5.48xlarge", 16.288, 1),
-    "g6": one("g6.12xlarge", 4.6016, 1),
-    "g6e": one("g6e.48xlarge", 30.13118, 4),
-    "gr6": one("gr6.8xlarge", 2.4464, 1),
-    "g7, whose price is not known": Case(
+    "no settings": Case(type="g6.48xlarge", machines_usd=2 * 13.3504, efa=(0, 1)),
+    "g4dn": of_type("g4dn.12xlarge", 3.912, 1),
+    "g4dn, the smallest": of_type("g4dn.xlarge", 0.526, 0),
+    "g4dn on bare metal": of_type("g4dn.metal", 7.824, 1),
+    "g5": of_type("g5.48xlarge", 16.288, 1),
+    "g6": of_type("g6.12xlarge", 4.6016, 1),
+    "g6e": of_type("g6e.48xlarge", 30.13118, 4),
+    "gr6": of_type("gr6.8xlarge", 2.4464, 1),
+    "g7, with an unknown price": Case(
         spec={"cluster.instance_type": "g7.48xlarge"}, type="g7.48xlarge", efa=(0, 2)
     ),
-    "g7e": one("g7e.48xlarge", 33.14432, 4),
-    "g5g": one("g5g.xlarge", 0.42, 0, facts=replace(FACTS, image=ARM64), run={"ImageId": "ami-4"}),
-    "g6f": one("g6f.xlarge", 0.2375, 0, facts=replace(FACTS, image=AMAZON_LINUX), **ON_AMAZON_LINUX),
-    "gr6f": one("gr6f.4xlarge", 1.066, 0, facts=replace(FACTS, image=AMAZON_LINUX), **ON_AMAZON_LINUX),
-    "p3dn, with an image of one's own": one(
+    "g7e": of_type("g7e.48xlarge", 33.14432, 4),
+    "g5g": of_type("g5g.xlarge", 0.42, 0, facts=replace(FACTS, image=ARM64), run={"ImageId": "ami-4"}),
+    "g6f": of_type("g6f.xlarge", 0.2375, 0, facts=replace(FACTS, image=AMAZON_LINUX), **ON_AMAZON_LINUX),
+    "gr6f": of_type("gr6f.4xlarge", 1.066, 0, facts=replace(FACTS, image=AMAZON_LINUX), **ON_AMAZON_LINUX),
+    "p3dn, with a custom image": of_type(
         "p3dn.24xlarge",
         31.212,
         1,
@@ -190,12 +190,12 @@ CASES = {
         spec={"cluster.image": "ami-3"},
         run={"ImageId": "ami-3", "BlockDeviceMappings": disk(400)},
     ),
-    "p4d": one("p4d.24xlarge", 21.957642, 4),
-    "p4de": one("p4de.24xlarge", 27.44705, 4),
-    "p5, offered in one zone": one("p5.48xlarge", 55.04, 32, zones=("us-east-1b",)),
-    "p5en": one("p5en.48xlarge", 63.296, 16),
-    "p6-b200": one("p6-b200.48xlarge", 113.9328, 8),
-    "p5e, whose price is not known": Case(
+    "p4d": of_type("p4d.24xlarge", 21.957642, 4),
+    "p4de": of_type("p4de.24xlarge", 27.44705, 4),
+    "p5, offered in one zone": of_type("p5.48xlarge", 55.04, 32, zones=("us-east-1b",)),
+    "p5en": of_type("p5en.48xlarge", 63.296, 16),
+    "p6-b200": of_type("p6-b200.48xlarge", 113.9328, 8),
+    "p5e, with an unknown price": Case(
         spec={"cluster.instance_type": "p5e.48xlarge"}, type="p5e.48xlarge", efa=(0, 32)
     ),
     "one that the table lacks: as EC2 describes it": Case(
@@ -210,8 +210,8 @@ CASES = {
         machines_usd=3.0,
     ),
     # how many, which GPUs
-    "one node alone": one("g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1}, makes=ALONE, run={}),
-    "64 nodes": one("g5.xlarge", 1.006, 0, nodes=64, spec={"cluster.nodes": 64}),
+    "one node alone": of_type("g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1}, makes=ALONE, run={}),
+    "64 nodes": of_type("g5.xlarge", 1.006, 0, nodes=64, spec={"cluster.nodes": 64}),
     "gpus by name and count": Case(
         spec={"cluster.gpus": "A100:8"}, type="p4d.24xlarge", machines_usd=2 * 21.957642, efa=(0, 4)
     ),
@@ -228,7 +228,7 @@ CASES = {
         type="g5.xlarge",
         machines_usd=1.8,
     ),
-    "within the budget": one(
+    "within the budget": of_type(
         "g5.xlarge", 1.006, 0, spec={"cluster.budget_usd": 60, "cluster.max_price_usd": 2.5}
     ),
     # spot
@@ -268,8 +268,8 @@ CASES = {
         others=("g5.12xlarge on-demand",),
     ),
     # fail-over
-    "one zone": one("g5.xlarge", 1.006, 0, spec={"capacity.zones": "us-east-1c"}, zones=("us-east-1c",)),
-    "other types after the first": one(
+    "one zone": of_type("g5.xlarge", 1.006, 0, spec={"capacity.zones": "us-east-1c"}, zones=("us-east-1c",)),
+    "other types after the first": of_type(
         "p4d.24xlarge",
         21.957642,
         4,
@@ -317,7 +317,7 @@ CASES = {
         efa=(1, 1),
         run={"NetworkInterfaces": [nic(NetworkCardIndex=0, InterfaceType="efa")]},
     ),
-    "EFA, one of four beside a public address": Case(
+    "EFA, one of four with a public address": Case(
         spec={"cluster.instance_type": "p4d.24xlarge", "capacity.efa": True},
         type="p4d.24xlarge",
         machines_usd=2 * 21.957642,
@@ -361,17 +361,17 @@ CASES = {
         },
     ),
     # network and access
-    "private addresses": one(
+    "private addresses": of_type(
         "g5.xlarge", 1.006, 0, spec=CLOSED, ssh=VPN, run={"NetworkInterfaces": [nic(public=False)]}
     ),
-    "over a jump host, by the block of its address": one(
+    "over a jump host, by the block of its address": of_type(
         "g5.xlarge",
         1.006,
         0,
         spec={"network.jump": "me@bastion:2222", "network.ssh_cidr": "10.0.0.5/32"},
         ssh={"IpRanges": [{"CidrIp": "10.0.0.5/32"}]},
     ),
-    "private, over a jump host, by its group": one(
+    "private, over a jump host, by its group": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -379,10 +379,10 @@ CASES = {
         ssh={"UserIdGroupPairs": [{"GroupId": "sg-0a1b2c3d"}]},
         run={"NetworkInterfaces": [nic(public=False)]},
     ),
-    "a subnet of one's own": one(
+    "a custom subnet": of_type(
         "g5.xlarge", 1.006, 0, facts=OWN_SUBNET, spec={"network.subnet": "subnet-own"}, zones=("us-east-1c",)
     ),
-    "a private subnet of one's own": one(
+    "a custom private subnet": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -392,7 +392,7 @@ CASES = {
         ssh=VPN,
         run={"NetworkInterfaces": [nic(public=False)]},
     ),
-    "a security group of one's own": one(
+    "a custom security group": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -402,7 +402,7 @@ CASES = {
         run={"NetworkInterfaces": [nic(group="sg-own")]},
         uses={"security group": "sg-own"},
     ),
-    "a key pair of one's own": one(
+    "a custom key pair": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -411,7 +411,7 @@ CASES = {
         run={"KeyName": "mine"},
         uses={"key pair": "mine"},
     ),
-    "everything of one's own": one(
+    "custom resources only": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -435,8 +435,8 @@ CASES = {
             "instance profile": "nodes",
         },
     ),
-    "a login name of one's own": one("g5.xlarge", 1.006, 0, spec={"access.user": "admin"}, login="admin"),
-    "an instance profile by name": one(
+    "a custom login name": of_type("g5.xlarge", 1.006, 0, spec={"access.user": "admin"}, login="admin"),
+    "an instance profile by name": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -444,7 +444,7 @@ CASES = {
         run={"IamInstanceProfile": {"Name": "nodes"}},
         uses={"instance profile": "nodes"},
     ),
-    "an instance profile by ARN": one(
+    "an instance profile by ARN": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -452,7 +452,7 @@ CASES = {
         run={"IamInstanceProfile": {"Arn": "arn:aws:iam::1:instance-profile/nodes"}},
         uses={"instance profile": "arn:aws:iam::1:instance-profile/nodes"},
     ),
-    "a KMS key": one(
+    "a KMS key": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -461,7 +461,7 @@ CASES = {
         uses={"KMS key": "alias/ours"},
     ),
     # image and disk
-    "Amazon Linux has another root device": one(
+    "Amazon Linux has another root device": of_type(
         "g5.xlarge",
         1.006,
         0,
@@ -469,27 +469,27 @@ CASES = {
         run={"ImageId": "ami-2", "BlockDeviceMappings": disk(200, "/dev/xvda")},
         login="ec2-user",
     ),
-    "a disk of one's own size": one(
+    "a custom disk size": of_type(
         "g5.xlarge", 1.006, 0, spec={"cluster.disk_gb": 1000}, run={"BlockDeviceMappings": disk(1000)}
     ),
 }
 
 
-def planned(case: Case) -> LaunchPlan:
+def plan_case(case: Case) -> LaunchPlan:
     spec, _ = load("demo", environ={}, overrides={"tags.team": "vision", **case.spec})
     return make_plan(spec, case.facts)
 
 
-WORDS = {
+LABELS = {
     "ImportKeyPair": "key pair",
     "CreateSecurityGroup": "security group",
     "CreatePlacementGroup": "placement group",
 }
 
 
-def launched(case: Case) -> list[str]:
-    """What RunInstances makes, in words."""
-    sent = {**plainest(case), **case.run}
+def list_created(case: Case) -> list[str]:
+    """Return descriptions of what RunInstances creates."""
+    sent = {**plain_launch(case), **case.run}
     nics, [disk] = sent["NetworkInterfaces"], sent["BlockDeviceMappings"]
     several = "s" * (case.nodes > 1)
     many = case.nodes * len(nics)
@@ -503,8 +503,8 @@ def launched(case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_plan(case: Case) -> None:
-    made = planned(case)
+def test_a_case_has_the_expected_plan(case: Case) -> None:
+    made = plan_case(case)
     assert (made.instance_type, made.nodes, made.market) == (case.type, case.nodes, case.market)
     assert (made.zones, made.ssh_user) == (case.zones, case.login)
     assert made.price.machines == (None if case.machines_usd is None else pytest.approx(case.machines_usd))
@@ -515,13 +515,13 @@ def test_the_plan(case: Case) -> None:
     one_subnet = {"subnet": made.subnets[0].id} if len(case.zones) == 1 else {}
     assert shown["uses"] == {**one_subnet, "tags": "team=vision", **case.uses}
     assert shown["makes"] == [
-        *(WORDS[operation] for operation in case.makes if operation in WORDS),
-        *launched(case),
+        *(LABELS[operation] for operation in case.makes if operation in LABELS),
+        *list_created(case),
     ]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_requests(case: Case) -> None:
+def test_a_case_has_the_expected_requests(case: Case) -> None:
     ids = {
         **resource_names("demo", "0a1b2c3d"),
         "security_group": "sg-1",
@@ -530,11 +530,11 @@ def test_the_requests(case: Case) -> None:
     }
     secrets = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
     values = RequestValues(ids=ids, secrets=secrets, now=datetime(2026, 11, 21, 8, 45, tzinfo=UTC))
-    sent = map(values.resolve, planned(case).requests)
-    made = before(case)
+    sent = map(values.resolve, plan_case(case).requests)
+    made = list_requests(case)
     assert [(request.operation, request.parameters) for request in sent] == [
         *((operation, made[operation]) for operation in case.makes),
-        ("RunInstances", {**plainest(case), **case.run}),
+        ("RunInstances", {**plain_launch(case), **case.run}),
     ]
 
 
@@ -551,8 +551,8 @@ def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:
     return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
 
-def before(case: Case) -> dict[str, Any]:
-    """What is made before the launch, each with its tags."""
+def list_requests(case: Case) -> dict[str, Any]:
+    """Return the requests before RunInstances, by operation."""
     name, inside = "awsddp-demo-0a1b2c3d", {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
     login = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **case.ssh}
     return {
@@ -577,15 +577,15 @@ def before(case: Case) -> dict[str, Any]:
     }
 
 
-def plainest(case: Case) -> dict[str, Any]:
-    """RunInstances of a launch that asks for nothing out of the way."""
+def plain_launch(case: Case) -> dict[str, Any]:
+    """Return the parameters of RunInstances of a launch without settings."""
     ours = {"Name": "awsddp-demo", **OURS}
     numbers = {1: "0", 2: "0,1", 64: "0-63"}[case.nodes]
     instance = {**ours, "awsddp:nodes": numbers, "awsddp:expires": "2026-11-22T08:45:00Z"}
     tags = {"instance": instance, "volume": ours, "network-interface": ours}
     if case.market == "spot":
         tags["spot-instances-request"] = ours
-    near = (
+    placement = (
         {"Placement": {"GroupName": "awsddp-demo-0a1b2c3d"}} if "CreatePlacementGroup" in case.makes else {}
     )
     return {
@@ -604,12 +604,12 @@ def plainest(case: Case) -> dict[str, Any]:
         },
         "BlockDeviceMappings": disk(200),
         "NetworkInterfaces": [nic()],
-        **near,
+        **placement,
         "TagSpecifications": [tagged(kind, pairs) for kind, pairs in tags.items()],
     }
 
 
-def test_every_family_and_every_number_of_efa_interfaces_is_among_them() -> None:
+def test_the_cases_have_every_family_and_every_number_of_efa_interfaces() -> None:
     families = {GPU_TYPES[case.type].family for case in CASES.values() if case.type in GPU_TYPES}
     assert families == {kind.family for kind in GPU_TYPES.values()}
     assert {case.efa[0] for case in CASES.values()} == {0, *(kind.efa for kind in GPU_TYPES.values())}

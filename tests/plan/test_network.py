@@ -1,4 +1,4 @@
-"""Who may come in to the nodes."""
+"""Network access to the nodes."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def test_two_ssh_blocks_are_two_rules() -> None:
     assert rules[2]["Ipv6Ranges"] == [{"CidrIpv6": "2001:db8::/48"}]
 
 
-def test_through_systems_manager_no_port_is_open_and_a_role_is_needed() -> None:
+def test_systems_manager_opens_no_port_and_requires_a_role() -> None:
     spec = ClusterSpec(
         name="demo",
         network=NetworkSection(jump="ssm"),

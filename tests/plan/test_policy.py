@@ -1,4 +1,4 @@
-"""What the least policy allows, and what it denies: the acts that would harm others, or reach further."""
+"""What the least policy allows, and what it denies, such as actions on the resources of others."""
 
 import json
 from typing import Any
@@ -45,13 +45,13 @@ def may(action: str, kind: str, context: dict[str, Any]) -> bool:
     return allowed(POLICY, Need(action, resource, {"aws:userid": ME, **context}))
 
 
-def test_nodes_with_efa_may_leave_their_placement_group_as_a_start_without_room_advises() -> None:
+def test_nodes_with_efa_may_leave_their_placement_group() -> None:
     spec = ClusterSpec(name="demo", cluster=ClusterSection(nodes=2), capacity=CapacitySection(efa=True))
     assert "ec2:ModifyInstancePlacement" in json.dumps(least_policy(spec))
 
 
 @pytest.mark.parametrize("action", ENDS)
-def test_what_is_mine_i_may_end_and_what_is_not_i_may_not(action: str) -> None:
+def test_a_user_may_delete_own_resources_and_no_others(action: str) -> None:
     assert may(action, ENDS[action], MINE)
     assert not may(action, ENDS[action], THEIRS)
     assert not may(action, ENDS[action], {})
@@ -67,7 +67,7 @@ def test_what_is_mine_i_may_end_and_what_is_not_i_may_not(action: str) -> None:
         (THEIRS | {"ec2:Attribute": ATTRIBUTE}, False),
     ],
 )
-def test_of_my_instances_attributes_i_may_change_what_a_poweroff_does(
+def test_a_user_may_change_only_the_shutdown_behaviour_of_own_instances(
     context: dict[str, Any], is_allowed: bool
 ) -> None:
     assert may("ModifyInstanceAttribute", "instance", context) is is_allowed
@@ -84,13 +84,13 @@ def test_of_my_instances_attributes_i_may_change_what_a_poweroff_does(
         (MINE, False),  # DeleteTags without keys takes all of them off
     ],
 )
-def test_of_my_instances_tags_i_may_change_those_that_change_and_never_all(
+def test_a_user_may_change_only_the_variable_tags_of_own_instances(
     action: str, context: dict[str, Any], is_allowed: bool
 ) -> None:
     assert may(action, "instance", context) is is_allowed
 
 
-def test_nodes_get_the_role_that_is_named_and_no_other_service_gets_one() -> None:
+def test_nodes_get_the_configured_role_and_no_other_service_gets_it() -> None:
     role = "arn:aws:iam::123456789012:role/trainers"
     assert may("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
     assert not may("iam:PassRole", role, {"iam:PassedToService": "lambda.amazonaws.com"})
@@ -99,7 +99,7 @@ def test_nodes_get_the_role_that_is_named_and_no_other_service_gets_one() -> Non
     assert not may("RunInstances", "instance", NEW | {"ec2:InstanceProfile": f"{ROLE}-admin"})
 
 
-def test_what_is_launched_carries_my_name_and_goes_into_my_own_group() -> None:
+def test_launched_resources_have_the_tag_and_the_group_of_their_owner() -> None:
     for kind in ("volume", "network-interface"):
         assert may("RunInstances", kind, NEW)
         assert not may("RunInstances", kind, {"aws:RequestTag/awsddp:owner": OTHER})
@@ -113,7 +113,7 @@ def test_what_is_launched_carries_my_name_and_goes_into_my_own_group() -> None:
 
 
 @pytest.mark.parametrize(("partition", "suffix"), [("aws-cn", ".cn"), ("aws-us-gov", "")])
-def test_the_policy_holds_in_every_partition(partition: str, suffix: str) -> None:
+def test_the_policy_is_valid_in_every_partition(partition: str, suffix: str) -> None:
     job = JobSpec(data=DATA.data, job=JobSection(save_to="s3://results/runs"))
     access = AccessSection(instance_profile="trainers", kms_key="alias/disks")
     policy = least_policy(ClusterSpec(name="demo", access=access), job)
@@ -135,7 +135,7 @@ def test_the_policy_holds_in_every_partition(partition: str, suffix: str) -> Non
 DATA = JobSpec(data=DataSection(sources=("s3://sets/imagenet", "./here", "hf://datasets/squad")))
 
 
-@pytest.mark.parametrize("of", [role_policy, least_policy])
+@pytest.mark.parametrize("make_policy", [role_policy, least_policy])
 @pytest.mark.parametrize(
     ("action", "resource", "prefix", "is_allowed"),
     [
@@ -150,17 +150,17 @@ DATA = JobSpec(data=DataSection(sources=("s3://sets/imagenet", "./here", "hf://d
         ("s3:ListBucket", "sets", "other/", False),
     ],
 )
-def test_of_s3_its_data_may_be_read_and_nothing_else(
-    of: Any, action: str, resource: str, prefix: str, is_allowed: bool
+def test_only_the_data_of_a_job_may_be_read_from_s3(
+    make_policy: Any, action: str, resource: str, prefix: str, is_allowed: bool
 ) -> None:
-    policy = of(ClusterSpec(name="demo"), DATA)
+    policy = make_policy(ClusterSpec(name="demo"), DATA)
     context = {"s3:prefix": prefix} if action == "s3:ListBucket" else {}
-    found = decide([json.dumps(policy)], action, f"arn:aws:s3:::{resource}", context)
-    assert found == ("allowed" if is_allowed else "implicitDeny")
+    decision = decide([json.dumps(policy)], action, f"arn:aws:s3:::{resource}", context)
+    assert decision == ("allowed" if is_allowed else "implicitDeny")
 
 
 @pytest.mark.parametrize(
-    ("action", "resource", "prefix", "of_nodes", "of_clients"),
+    ("action", "resource", "prefix", "nodes_may", "clients_may"),
     [
         ("s3:PutObject", "results/runs/job/node0/a", "", True, False),
         ("s3:GetObject", "results/runs/job/job.json", "", True, True),
@@ -172,18 +172,18 @@ def test_of_s3_its_data_may_be_read_and_nothing_else(
         ("s3:ListBucketMultipartUploads", "results", "runs/", True, True),
     ],
 )
-def test_nodes_save_below_their_prefix_and_clients_read_there(
-    action: str, resource: str, prefix: str, of_nodes: bool, of_clients: bool
+def test_nodes_save_below_their_prefix_and_clients_read_it(
+    action: str, resource: str, prefix: str, nodes_may: bool, clients_may: bool
 ) -> None:
     job = JobSpec(job=JobSection(save_to="s3://results/runs"))
-    for of, is_allowed in ((role_policy, of_nodes), (least_policy, of_clients)):
-        policies = [json.dumps(of(ClusterSpec(name="demo"), job))]
-        found = decide(policies, action, f"arn:aws:s3:::{resource}", {"s3:prefix": prefix})
-        assert found == ("allowed" if is_allowed else "implicitDeny")
+    for make_policy, is_allowed in ((role_policy, nodes_may), (least_policy, clients_may)):
+        policies = [json.dumps(make_policy(ClusterSpec(name="demo"), job))]
+        decision = decide(policies, action, f"arn:aws:s3:::{resource}", {"s3:prefix": prefix})
+        assert decision == ("allowed" if is_allowed else "implicitDeny")
 
 
 @pytest.mark.parametrize(
-    ("prefix", "own", "others"),
+    ("prefix", "literal", "others"),
     [
         ("r*", "r*", ["r", "rest", "r[*]", "r${*}"]),
         ("a?b", "a?b", ["axb", "ab", "a${?}b"]),
@@ -191,13 +191,13 @@ def test_nodes_save_below_their_prefix_and_clients_read_there(
         ("[ab]$1", "[ab]$1", ["a$1", "[ab]${$}1"]),
     ],
 )
-def test_a_prefix_with_characters_of_policies_means_itself(prefix: str, own: str, others: list[str]) -> None:
+def test_wildcards_in_a_prefix_are_literal(prefix: str, literal: str, others: list[str]) -> None:
     job = JobSpec(
         job=JobSection(save_to=f"s3://results/{prefix}"),
         data=DataSection(sources=(f"in=s3://results/{prefix}",)),
     )
-    for of in (role_policy, least_policy):
-        policies = [json.dumps(of(ClusterSpec(name="demo"), job))]
+    for make_policy in (role_policy, least_policy):
+        policies = [json.dumps(make_policy(ClusterSpec(name="demo"), job))]
 
         def may_in(name: str, policies: list[str] = policies) -> list[str]:
             key, bucket = f"arn:aws:s3:::results/{name}/job/job.json", "arn:aws:s3:::results"
@@ -207,11 +207,11 @@ def test_a_prefix_with_characters_of_policies_means_itself(prefix: str, own: str
                 decide(policies, "s3:ListBucket", bucket, {"s3:prefix": f"{name}/job/"}),
             ]
 
-        assert may_in(own) == ["allowed"] * 3
-        assert {one for name in others for one in may_in(name)} == {"implicitDeny"}
+        assert may_in(literal) == ["allowed"] * 3
+        assert {decision for name in others for decision in may_in(name)} == {"implicitDeny"}
 
 
-def test_the_name_of_a_key_pair_is_no_wildcard() -> None:
+def test_a_wildcard_in_the_name_of_a_key_pair_is_literal() -> None:
     policy = least_policy(ClusterSpec(name="demo", access=AccessSection(key_file="~/.ssh/team-*.pem")))
     mine, other = (f"arn:aws:ec2:us-east-1:123456789012:key-pair/team-{name}" for name in ("*", "b"))
     assert decide([json.dumps(policy)], "ec2:RunInstances", mine, {}) == "allowed"
@@ -219,20 +219,20 @@ def test_the_name_of_a_key_pair_is_no_wildcard() -> None:
 
 
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
-def test_a_folder_that_goes_to_a_bucket_may_be_written_there_and_nothing_else(action: str) -> None:
+def test_a_client_may_write_only_the_data_folders_below_the_prefix(action: str) -> None:
     job = JobSpec(data=DATA.data, job=JobSection(save_to="s3://results/runs"))
     policy = json.dumps(least_policy(ClusterSpec(name="demo"), job))
     keys = ("results/runs/.data/0f/here/one", "results/runs/train-1/job.json", "sets/imagenet/1.tar")
-    found = [decide([policy], action, f"arn:aws:s3:::{key}", {}) for key in keys]
-    assert found == ["allowed", "implicitDeny", "implicitDeny"]
+    decisions = [decide([policy], action, f"arn:aws:s3:::{key}", {}) for key in keys]
+    assert decisions == ["allowed", "implicitDeny", "implicitDeny"]
 
 
-def test_nodes_that_need_nothing_of_s3_have_no_policy() -> None:
+def test_nodes_that_do_not_use_s3_have_no_policy() -> None:
     with pytest.raises(ConfigError, match="the nodes need no rights"):
         role_policy(ClusterSpec(name="demo"), JobSpec())
 
 
-def test_a_bucket_that_a_key_encrypts_needs_the_key() -> None:
+def test_a_policy_for_an_encrypted_bucket_includes_the_key() -> None:
     spec = ClusterSpec(name="demo", access=AccessSection(kms_key="arn:aws:kms:us-east-1:1:key/a"))
     last = role_policy(spec, DATA)["Statement"][-1]
     assert (last["Action"], last["Resource"]) == (

@@ -8,7 +8,7 @@ from awsddp.plan.project import source_folders
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "folders"),
     [
         ('[project]\nname = "x"', ("src",)),
         ('[build-system]\nrequires = ["setuptools"]', ("src",)),
@@ -22,15 +22,15 @@ from awsddp.plan.project import source_folders
         ("not toml", ()),
     ],
 )
-def test_folders_of_a_projects_packages(tmp_path: Path, text: str, found: tuple[str, ...]) -> None:
+def test_source_folders_are_read_from_pyproject(tmp_path: Path, text: str, folders: tuple[str, ...]) -> None:
     for folder in ("src", "python"):
         (tmp_path / folder / "pkg").mkdir(parents=True)
         (tmp_path / folder / "pkg" / "__init__.py").touch()
     (tmp_path / "pyproject.toml").write_text(text)
-    assert source_folders(tmp_path) == found
+    assert source_folders(tmp_path) == folders
 
 
-def test_a_src_that_is_a_package_or_empty_is_no_folder_of_packages(tmp_path: Path) -> None:
+def test_a_src_folder_that_is_a_package_or_empty_is_no_source_folder(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n')
     assert source_folders(tmp_path) == ()
     (tmp_path / "src").mkdir()

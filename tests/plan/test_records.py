@@ -6,7 +6,7 @@ from awsddp.plan.records import plan_to_document
 from tests.support.plan_facts import plan
 
 
-def test_the_document_tells_the_price_by_part_and_why() -> None:
+def test_the_document_has_the_price_by_part_and_the_reason() -> None:
     made = plan_to_document(plan(instance_type="g6.48xlarge", expires="10h"))
     parts = made["price_parts"]
     assert made["price_usd_per_hour"] == pytest.approx(sum(parts.values()), abs=1e-4)

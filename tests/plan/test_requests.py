@@ -1,4 +1,4 @@
-"""The requests of a plan, and what they are resolved to."""
+"""The requests of a plan, and their resolved parameters."""
 
 import json
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ NAME = {"Key": "Name", "Value": "awsddp-demo"}
 INSIDE = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
 
 
-def test_the_requests_that_are_sent() -> None:
+def test_requests_are_resolved_with_ids_secrets_and_times() -> None:
     values = RequestValues(ids=IDS, secrets=SECRETS, now=NOW)
     sent = map(values.resolve, plan(tags={"team": "vision"}).requests)
     assert [(item.operation, item.parameters) for item in sent] == [
@@ -128,7 +128,7 @@ def test_the_requests_that_are_sent() -> None:
     ]
 
 
-def test_the_document_is_json_and_holds_nothing_secret() -> None:
+def test_the_document_is_json_and_has_no_secret() -> None:
     text = json.dumps(plan_to_document(plan()))
     made = json.loads(text)
     assert made["requests"][-1]["parameters"]["UserData"] == {"$secret": "user_data"}
@@ -140,7 +140,7 @@ def test_the_document_is_json_and_holds_nothing_secret() -> None:
     }  # fmt: skip
 
 
-def test_an_id_that_is_not_given_is_no_request() -> None:
+def test_a_request_without_its_id_is_an_error() -> None:
     values = RequestValues(ids=resource_names("demo", "0a1b2c3d"), secrets=SECRETS, now=NOW)
     with pytest.raises(KeyError):
         list(map(values.resolve, plan().requests))

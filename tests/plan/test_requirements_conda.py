@@ -1,4 +1,4 @@
-"""environment.yml as people have it: what conda gets of it, and what is refused before a launch."""
+"""environment.yml: what conda receives, and what is refused before a launch."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ def read(folder: Path, text: str) -> Requirements:
 
 
 def dependencies(folder: Path, text: str) -> list[object]:
-    found: list[object] = msgspec.yaml.decode(read(folder, text).conda)["dependencies"]
-    return found
+    packages: list[object] = msgspec.yaml.decode(read(folder, text).conda)["dependencies"]
+    return packages
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def dependencies(folder: Path, text: str) -> list[object]:
         "dependencies:\n- python=3.10\n- numpy\n- pip:\n  - .\n  - -e .[dev]\n",
     ],
 )
-def test_what_conda_gets_is_the_same_however_it_was_written(tmp_path: Path, text: str) -> None:
+def test_equivalent_files_give_conda_the_same_json(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text).conda == '{"dependencies":["python=3.10","numpy"]}'
 
 
@@ -51,18 +51,18 @@ def test_channels_and_platforms_are_passed_on(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_requirements_below_pip_are_read_as_those_of_a_file(tmp_path: Path) -> None:
+def test_requirements_under_pip_are_read_like_a_requirements_file(tmp_path: Path) -> None:
     (tmp_path / "req").mkdir()
     (tmp_path / "req/base.txt").write_bytes(
         b"tqdm>=4  # a bar\r\n--extra-index-url https://x/simple\r\n--pre\r\n"
     )
     text = "dependencies:\n- pip:\n  - -r req/base.txt\n  - -e git+https://x/lib.git#egg=lib\n  - -e .\n"
     assert dependencies(tmp_path, text) == [{"pip": ["tqdm>=4", "git+https://x/lib.git#egg=lib"]}]
-    found = read(tmp_path, text).indexes
-    assert (found.extra_index_urls, found.pre) == (("https://x/simple",), True)
+    indexes = read(tmp_path, text).indexes
+    assert (indexes.extra_index_urls, indexes.pre) == (("https://x/simple",), True)
 
 
-def test_the_project_itself_below_pip_stands_for_its_dependencies(tmp_path: Path) -> None:
+def test_the_project_itself_under_pip_adds_its_dependencies(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\ndependencies = ['tqdm>=4']\n")
     assert dependencies(tmp_path, "dependencies:\n- python\n- pip:\n  - -e .[dev]\n") == [
         "python",
@@ -70,44 +70,44 @@ def test_the_project_itself_below_pip_stands_for_its_dependencies(tmp_path: Path
     ]
 
 
-def test_its_variables_are_set_for_the_ranks_and_decide_no_installation(tmp_path: Path) -> None:
+def test_variables_of_a_conda_file_are_in_the_plan_and_do_not_change_the_stamp(tmp_path: Path) -> None:
     text = "dependencies: [python]\nvariables:\n  MODE: fast\n  RATIO: 0.5\n  HERE: ${HOME}/x\n"
     plans = [
         make_environment_plan(
             EnvSection(kind="conda", file=str(tmp_path / "environment.yml")), internet=True, driver=None
         )
-        for one in (text, "dependencies: [python]\n")
-        if read(tmp_path, one)
+        for content in (text, "dependencies: [python]\n")
+        if read(tmp_path, content)
     ]
     assert plans[0].variables == {"MODE": "fast", "RATIO": "0.5", "HERE": "${HOME}/x"}
     assert plans[0].stamp == plans[1].stamp and not plans[1].variables
 
 
-def test_its_stamp_holds_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stamp_of_a_conda_file_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         "channels:\n- https://me:${TOKEN}@x/mine\ndependencies:\n- pip:\n  - -i https://${TOKEN}@x/simple\n"
     )
     stamps = set()
     for token in ("one", "other"):
         monkeypatch.setenv("TOKEN", token)
-        found = read(tmp_path, text)
-        assert token in found.conda and token in found.indexes.index_url
-        stamps.add(EnvironmentPlan(kind="conda", conda=found.conda, indexes=found.indexes).stamp)
+        parsed = read(tmp_path, text)
+        assert token in parsed.conda and token in parsed.indexes.index_url
+        stamps.add(EnvironmentPlan(kind="conda", conda=parsed.conda, indexes=parsed.indexes).stamp)
     assert len(stamps) == 1
 
 
-def test_an_environment_yml_says_that_it_is_condas(tmp_path: Path) -> None:
+def test_a_conda_file_implies_the_kind_conda(tmp_path: Path) -> None:
     read(tmp_path, "dependencies: [python]\n")
     file = str(tmp_path / "environment.yml")
     assert make_environment_plan(EnvSection(file=file), internet=True, driver=None).kind == "conda"
     with pytest.raises(ConfigError, match=r'env\.kind = "venv": .* is a conda environment'):
         make_environment_plan(EnvSection(kind="venv", file=file), internet=True, driver=None)
-    for internet, where in ((True, None), (False, "client")):  # in the local cloud as on AWS
+    for internet, source in ((True, None), (False, "client")):  # in the local cloud as on AWS
         plan = make_environment_plan(EnvSection(file=file), internet=internet, driver=None)
-        assert (plan.kind, plan.packages_from) == ("conda", where)
+        assert (plan.kind, plan.packages_from) == ("conda", source)
 
 
-def test_a_file_decides_its_own_python(tmp_path: Path) -> None:
+def test_a_conda_file_decides_its_python(tmp_path: Path) -> None:
     read(tmp_path, "dependencies: [python]\n")
     env = EnvSection(file=str(tmp_path / "environment.yml"), python="3.12")
     with pytest.raises(ConfigError, match=r"env\.python is not for") as refused:
@@ -116,7 +116,7 @@ def test_a_file_decides_its_own_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "fragment"),
     [
         ("name: x\ndependancies:\n- python\n", "has no dependencies"),
         ("dependencies:\n- python\npip:\n- x\n", "unknown or repeated key 'pip'"),
@@ -143,8 +143,8 @@ def test_a_file_decides_its_own_python(tmp_path: Path) -> None:
         ("dependencies:\n- pip:\n  - -f ./wheels\n  - x\n", "'././wheels' does not work on a node"),
     ],
 )
-def test_a_file_that_conda_would_misread_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_that_conda_would_misread_is_refused(tmp_path: Path, text: str, fragment: str) -> None:
     (tmp_path / "pins.txt").write_text("numpy==2.1\n")
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
-    assert words in refused.value.message and str(tmp_path) in refused.value.message
+    assert fragment in refused.value.message and str(tmp_path) in refused.value.message

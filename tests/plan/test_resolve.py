@@ -1,4 +1,4 @@
-"""What uv says of a project's file before anything is launched, from a small index of our own."""
+"""uv resolves a project's file before a launch, here from a small local index."""
 
 import functools
 import http.server
@@ -17,7 +17,7 @@ from tests.support.servers import make_repository, serve_folder
 from tests.support.wheels import sdist, wheel
 
 
-def checked(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
+def check(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
     return check_packages(plan, image_torch=image_torch, machine="x86_64", cache=Path("cache"))
 
 
@@ -57,11 +57,11 @@ def checked(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
         ("from setuptools import setup\n", "line 1: 'from setuptools import setup' is not a req", ""),
     ],
 )
-def test_what_no_node_can_get_is_refused_by_its_place(index: Path, text: str, message: str, why: str) -> None:
+def test_an_unmet_requirement_is_refused_by_its_line(index: Path, text: str, message: str, why: str) -> None:
     Path("more.txt").write_text("numbers2>=3\n")
     Path("pins.txt").write_text("numbers2==3.0\n")
     with pytest.raises(ConfigError) as refused:
-        checked(planned(text))
+        check(planned(text))
     assert message in refused.value.message and why in refused.value.why
     assert refused.value.exit_code == 3 and refused.value.next and "asked" not in refused.value.why
 
@@ -78,26 +78,26 @@ def test_what_no_node_can_get_is_refused_by_its_place(index: Path, text: str, me
         "only-the-image-has-it\n",
     ],
 )
-def test_what_a_node_may_get_is_left_to_the_nodes(index: Path, text: str) -> None:
-    assert checked(planned(text)) == ""
+def test_a_requirement_that_a_node_may_resolve_is_accepted(index: Path, text: str) -> None:
+    assert check(planned(text)) == ""
 
 
-def test_a_python_of_ones_own_decides_too(index: Path) -> None:
-    assert checked(planned("modern\n", kind="venv", python="3.13")) == ""
+def test_the_python_of_a_venv_decides_the_resolution(index: Path) -> None:
+    assert check(planned("modern\n", kind="venv", python="3.13")) == ""
     with pytest.raises(ConfigError, match=r"modern cannot be met") as refused:
-        checked(planned("modern\n", kind="venv", python="3.12"))
+        check(planned("modern\n", kind="venv", python="3.12"))
     assert "requires Python >=3.13" in refused.value.why
     with pytest.raises(ConfigError, match=r"greedy cannot be met"):
-        checked(planned("greedy\n", kind="venv", python="3.12"))
+        check(planned("greedy\n", kind="venv", python="3.12"))
 
 
-def test_an_image_whose_torch_is_unknown_refuses_no_torch(index: Path) -> None:
-    assert checked(planned("greedy\nsmall\ntorch==2.5.1\n"), image_torch=None) == ""
+def test_any_torch_is_accepted_if_the_torch_of_the_image_is_unknown(index: Path) -> None:
+    assert check(planned("greedy\nsmall\ntorch==2.5.1\n"), image_torch=None) == ""
 
 
-def test_a_network_that_is_not_there_blocks_nothing(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_index_does_not_refuse_a_launch(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
-    why = checked(planned("-i http://me:secret@127.0.0.1:9/simple\nsmall\n"))
+    why = check(planned("-i http://me:secret@127.0.0.1:9/simple\nsmall\n"))
     assert "127.0.0.1:9" in why or "refused" in why
     assert "secret" not in why and not Path("cache").exists()
 
@@ -132,18 +132,18 @@ OLD, DYNAMIC = "Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Require
     ],
 )
 @pytest.mark.parametrize("has_old_wheel", [True, False])
-def test_no_code_of_a_package_runs_here(index: Path, line: str, has_old_wheel: bool, info: str) -> None:
-    """What it needs is known only once it is built, wherever in the tree it is."""
+def test_resolving_runs_no_package_code(index: Path, line: str, has_old_wheel: bool, info: str) -> None:
+    """Its dependencies are known only after a build, at any depth of the tree."""
     sdist(index, "to_build", info=info)
     wheel(index, "new", "2.0", requires=("to_build>=1",))
-    if has_old_wheel:  # one that need not be built is not what an unrestricted resolver takes
+    if has_old_wheel:  # an unrestricted resolver prefers the newer version, without a wheel
         wheel(index, "to_build", "0.3")
         wheel(index, "new", "1.0")
     with serve_folder(index) as server:
-        named = line.format(url=f"{server.url}/to_build-1.0.tar.gz")
-        pins, why = chosen(f"tiny\n{named}\n")
+        requirement = line.format(url=f"{server.url}/to_build-1.0.tar.gz")
+        pins, why = chosen(f"tiny\n{requirement}\n")
         assert pins is None and why.replace("-", "_").startswith("a node must build to_build")
-        assert checked(planned(f"tiny\n{named}\n")) == ("" if "url" in line else why)
+        assert check(planned(f"tiny\n{requirement}\n")) == ("" if "url" in line else why)
     assert not (index / "it-ran").exists()
 
 
@@ -157,10 +157,10 @@ def test_no_code_of_a_package_runs_here(index: Path, line: str, has_old_wheel: b
         ("--prefer-binary\nabove", ("above==1.0",)),
     ],
 )
-def test_the_newest_is_chosen_though_it_or_what_it_needs_has_no_wheel(
+def test_the_newest_version_is_chosen_even_if_it_or_a_dependency_has_no_wheel(
     index: Path, line: str, pins: tuple[str, ...]
 ) -> None:
-    """As hydra-core needs antlr4-python3-runtime 4.9.3: held to wheels, a resolver goes back by years."""
+    """hydra-core needs antlr4-python3-runtime 4.9.3, an sdist; with wheels alone it is years older."""
     wheel(index, "static")
     sdist(index, "static", "2.0", info="Metadata-Version: 2.2\nRequires-Dist: tiny")
     wheel(index, "above", "2.0", requires=("static>=2",))
@@ -171,26 +171,26 @@ def test_the_newest_is_chosen_though_it_or_what_it_needs_has_no_wheel(
     assert not (index / "it-ran").exists()
 
 
-def test_what_a_package_without_a_wheel_excludes_is_refused(index: Path) -> None:
+def test_a_conflict_with_a_package_without_a_wheel_is_refused(index: Path) -> None:
     sdist(index, "static", info="Metadata-Version: 2.2\nRequires-Dist: numbers2<2")
     with pytest.raises(ConfigError, match="static and numbers2>=2 exclude each other"):
-        checked(planned("static\nnumbers2>=2\n"))
+        check(planned("static\nnumbers2>=2\n"))
 
 
-def test_what_holds_a_password_is_not_kept(index: Path) -> None:
+def test_a_requirement_with_a_password_is_not_cached(index: Path) -> None:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(index))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
             url = f"http://me:secret@127.0.0.1:{server.server_port}/tiny-1.0-py3-none-any.whl"
             plan = planned(f"tiny @ {url}\n")
-            found = choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
+            choice = choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
         finally:
             server.shutdown()
-    assert found == ((f"tiny @ {url}",), "") and not list(Path("cache").glob("*"))
+    assert choice == ((f"tiny @ {url}",), "") and not list(Path("cache").glob("*"))
 
 
-def test_a_lock_gives_what_the_project_needs_without_what_torch_brings(index: Path) -> None:
+def test_a_lock_gives_the_dependencies_without_those_of_torch(index: Path) -> None:
     file = lock(index)
     assert set(read_requirements(file).lines) == {
         "torch==2.12.1",
@@ -199,44 +199,44 @@ def test_a_lock_gives_what_the_project_needs_without_what_torch_brings(index: Pa
         "numbers2==1.5",
         "tiny==1.0",
     }
-    assert checked(planned(file=str(file))) == ""
+    assert check(planned(file=str(file))) == ""
     with pytest.raises(ConfigError, match=r"needs another torch than the image's 2\.11"):
-        checked(planned(file=str(file)), image_torch="2.11")
+        check(planned(file=str(file)), image_torch="2.11")
 
 
-def test_a_lock_to_a_wheel_of_this_machine_is_refused(index: Path) -> None:
+def test_a_lock_with_a_wheel_of_the_client_is_refused(index: Path) -> None:
     sources = '[tool.uv.sources]\nnumbers2 = { path = "index/numbers2-1.5-py3-none-any.whl" }\n'
     with pytest.raises(ConfigError, match=r"uv\.lock: './index/numbers2-1.5.* does not work on a node"):
         read_requirements(lock(index, PROJECT.replace("[tool.uv.sources]\n", sources)))
 
 
 def test_a_lock_gives_the_urls_and_the_git_commits_of_its_sources(index: Path, tmp_path: Path) -> None:
-    """The commit that was locked, without asking the network again; what they need comes from the index."""
+    """The locked commit is used without a request; dependencies come from the index."""
     bare = make_repository(tmp_path / "served", "gitted")
     wheel(tmp_path / "served", "direct", requires=("tiny",))
     with serve_folder(tmp_path / "served") as server:
-        named = "direct-1.0-py3-none-any.whl"
+        wheel_name = "direct-1.0-py3-none-any.whl"
         sources = (
-            f'[tool.uv.sources]\ndirect = {{ url = "{server.url}/{named}" }}\n'
+            f'[tool.uv.sources]\ndirect = {{ url = "{server.url}/{wheel_name}" }}\n'
             f'gitted = {{ git = "{server.url}/gitted.git" }}\n'
         )
         project = PROJECT.replace("[tool.uv.sources]\n", sources).replace(
             '"numbers2<2"', '"direct", "gitted"'
         )
         file = lock(index, project)
-        asked = len(server.asked)
+        requests = len(server.asked)
         lines = read_requirements(file).lines
         head = subprocess.run(["git", "-C", bare, "rev-parse", "HEAD"], capture_output=True, text=True)
-        assert f"direct @ {server.url}/{named}" in lines
+        assert f"direct @ {server.url}/{wheel_name}" in lines
         assert f"gitted @ git+{server.url}/gitted.git@{head.stdout.strip()}" in lines
-        assert "tiny==1.0" in lines and not [one for one in lines if one.startswith("numbers2")]
-        assert checked(planned(file=str(file))) == "" and len(server.asked) == asked
+        assert "tiny==1.0" in lines and not [line for line in lines if line.startswith("numbers2")]
+        assert check(planned(file=str(file))) == "" and len(server.asked) == requests
         plan = planned(file=str(file))
         pins, why = choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
     assert why == "" and pins is not None and {"direct", "gitted", "tiny"} <= set(map(parse_name, pins))
 
 
-def test_a_lock_names_the_index_that_it_was_made_from(index: Path) -> None:
+def test_the_index_of_a_lock_is_read(index: Path) -> None:
     file = lock(index)
     text = file.read_text().replace(f'registry = "{index}"', 'registry = "https://x/simple"')
     file.write_text(text.replace(f'path = "{index}', 'url = "https://x'))

@@ -8,8 +8,8 @@ from awsddp.plan.requirements import read_requirements
 from tests.support.resolving import chosen, lock
 
 
-def test_settings_of_uv_change_nothing(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes install by pip, which does not know them."""
+def test_the_users_settings_of_uv_are_ignored(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes install with pip, which does not read them."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(Path("config").absolute()))
     file = lock(index)
     Path("others.txt").write_text("tiny==9\n")
