@@ -1,4 +1,4 @@
-"""What verbs do in AWS that need machines beside, and documents of those that return something else."""
+"""Stand-ins for verbs that need nodes: only their calls to AWS; and verbs that return no document."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ from awsddp.session.locate import aws_client_for
 
 
 def trained(session: Session, **choices: object) -> dict[str, Any]:
-    """Do in AWS what `train` does there; what it does beside needs machines."""
+    """Make the calls of `train` to AWS, without nodes."""
     with ready_cluster(session) as cluster:
         power.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
         hold(session.home, {node.instance_id for node in cluster.nodes})
@@ -24,9 +24,9 @@ def trained(session: Session, **choices: object) -> dict[str, Any]:
 
 
 def fetched(session: Session) -> dict[str, Any]:
-    """Do in AWS what `fetch` does there, once the results of the nodes that run are home."""
-    with preconnected_cluster(session) as found:
-        cluster = require_reachable(found)
+    """Make the calls of `fetch` to AWS, after the results of the running nodes were copied."""
+    with preconnected_cluster(session) as preconnected:
+        cluster = require_reachable(preconnected)
         hold(session.home, held(session.home) - {node.instance_id for node in cluster.nodes})
         power.release(cluster.aws, cluster.nodes, "train-1")
         if any(node.unfetched for node in cluster.excluded):
@@ -35,22 +35,22 @@ def fetched(session: Session) -> dict[str, Any]:
 
 
 def held(home: Path) -> set[str]:
-    """Return the instances that hold the only copy of results: of a job that started, and was not fetched."""
+    """Return the instances that hold the only copy of results: of a job that started and was not fetched."""
     return set((home / "held").read_text().split()) if (home / "held").exists() else set()
 
 
 def hold(home: Path, instance_ids: Iterable[str]) -> None:
-    """Write down which instances do."""
+    """Set which instances hold the only copy of results."""
     (home / "held").write_text(" ".join(instance_ids))
 
 
 def detached(session: Session, **choices: Any) -> dict[str, Any]:
-    """Do in AWS what `run --detach` does there."""
+    """Make the calls of `run --detach` to AWS."""
     return _run(session, detach=True, **choices)
 
 
 def ran(session: Session, **choices: Any) -> dict[str, Any]:
-    """`run`, of a job that needs no machine."""
+    """Call `run` with a job that needs no node."""
     return _run(session, detach=False, **choices)
 
 
@@ -66,7 +66,7 @@ def _run(session: Session, *, detach: bool, **choices: Any) -> dict[str, Any]:
 
 
 def checked(session: Session) -> Any:
-    """`doctor`, which as a command exits with 4 where a check failed."""
+    """Return the document of `doctor`. Raises CloudError (exit code 4) if a check failed."""
     document = doctor(session)
     failed = [check.value for check in document.checks if check.ok is False]
     if failed:
@@ -75,10 +75,10 @@ def checked(session: Session) -> Any:
 
 
 def whoami(session: Session) -> dict[str, Any]:
-    """Return who calls, as AWS knows them."""
+    """Return the id by which AWS identifies the caller."""
     return {"owner": aws_client_for(session, Target(region=session.spec.cluster.region)).identity().user_id}
 
 
 def status_all(session: Session) -> dict[str, Any]:
-    """`status --all`, as a document."""
+    """Return what `status --all` lists, as a document."""
     return {"clusters": inventory.status_all(session)}

@@ -1,4 +1,4 @@
-"""Every line of a text in the product that begins as a command, and how one is typed."""
+"""Commands in the texts of the product, and their check by the command line's parser."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tests.support.command_lines import parse
 PACKAGE = Path(__file__).resolve().parents[2] / "awsddp"
 _COMMAND = re.compile(rf"(sudo )?awsddp (-|(?:{'|'.join(VERBS)})\b)")
 _NEXT = re.compile(r"(?: && |; )(?=(?:[^']*'[^']*')*[^']*$)")
-"""What stands between two commands, in no quotes."""
+"""A separator between two commands, outside quotes."""
 _REGEX = re.compile(r"\(--|\(\?")
 
 
@@ -23,34 +23,35 @@ def commands(text: str) -> Iterator[str]:
 
 
 def type_in(text: str) -> list[str]:
-    """Parse every command of a message as the command line does, and return them."""
-    found = list(commands(text))
-    for line in found:
+    """Parse every command of a message as the command line does; return the commands."""
+    lines = list(commands(text))
+    for line in lines:
         parse(line)
-    return found
+    return lines
 
 
 def texts(value: str) -> Iterator[tuple[str, str]]:
-    """Yield each text of the product that is no docstring, and where; `value` stands for what is put in."""
+    """Yield (location, text) of each string of the product but docstrings; `value` fills placeholders."""
     for file in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(file.read_text())
-        apart = {
-            id(one.body[0].value)
-            for one in ast.walk(tree)
-            if isinstance(one, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and one.body
-            and isinstance(one.body[0], ast.Expr)
+        skipped = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
         }
-        apart |= {id(part) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}
-        for one in ast.walk(tree):
-            text = _text(one, value) if id(one) not in apart else None
+        f_strings = (node.values for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+        skipped |= {id(part) for parts in f_strings for part in parts}
+        for node in ast.walk(tree):
+            text = _text(node, value) if id(node) not in skipped else None
             if text and not _REGEX.search(text):
-                yield f"{file.relative_to(PACKAGE)}:{getattr(one, 'lineno', 0)}", text
+                yield f"{file.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}", text
 
 
-def _text(one: ast.AST, value: str) -> str | None:
-    if isinstance(one, ast.Constant) and isinstance(one.value, str):
-        return one.value
-    if isinstance(one, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else value for part in one.values)
+def _text(node: ast.AST, value: str) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else value for part in node.values)
     return None

@@ -1,4 +1,4 @@
-"""Run main.py in this very process: quick, and with nobody else about."""
+"""Run main.py in this process, as a job of one rank."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ LAUNCHER = (
 
 @contextmanager
 def nobody_else(folder: Path) -> Iterator[None]:
-    """No launcher's variables, `folder` for the run, one thread; what main changes is put back.
+    """Set the run folder and one thread, remove a launcher's variables; restore the process afterwards.
 
-    Nothing of the run is ever collected: torch 2.13 may hang where the collector ends a gloo group, as it
-    then waits for a thread that waits for the interpreter.
+    The garbage collector never frees objects of the run: torch 2.13 may hang where it destroys a gloo group,
+    as it then waits for a thread that waits for the interpreter.
     """
     gc.disable()
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)

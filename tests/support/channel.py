@@ -1,4 +1,4 @@
-"""A conda channel of the true layout: packages as archives and their index, served over HTTP."""
+"""A conda channel as conda lays it out: packages as archives and their index, served over HTTP."""
 
 import functools
 import hashlib
@@ -30,7 +30,7 @@ def package(
     files: Mapping[str, str] = {},
     links: Mapping[str, str] = {},
 ) -> None:
-    """Write a package of `files`, by path, and of symbolic links. One of `noarch` is pure Python."""
+    """Write a package of `files`, by path, and of symbolic links. A `noarch` package is pure Python."""
     subdir = "noarch" if noarch else SUBDIR
     index = {"name": name, "version": version, "build": build, "build_number": 0, "subdir": subdir}
     index |= {"depends": list(depends), "license": "MIT", "timestamp": 1_700_000_000_000}
@@ -75,9 +75,9 @@ def module(version: str, *, noarch: bool = False, name: str) -> dict[str, str]:
 
 
 def make_channel(folder: Path, *, base: Path | None = None, own_pip: Path | None = None) -> None:
-    """Fill `folder` with some packages, as conda-forge has them.
+    """Fill `folder` with packages, as conda-forge has them.
 
-    Python and pip are those that run this, or those at the paths `base` and `own_pip` of a node.
+    Python and pip are those of this process, or those at the paths `base` and `own_pip` of a node.
     """
     import pip
 
@@ -92,8 +92,8 @@ def make_channel(folder: Path, *, base: Path | None = None, own_pip: Path | None
             files={"pyvenv.cfg": config},
             links={"bin/python": str(base)},
         )
-    own = {"site-packages/pip": str(own_pip)}
-    package(folder, "pip", pip.__version__, noarch=True, depends=("python >=3.7",), links=own)
+    pip_links = {"site-packages/pip": str(own_pip)}
+    package(folder, "pip", pip.__version__, noarch=True, depends=("python >=3.7",), links=pip_links)
     for version in ("1.24.4", "1.26.4", "2.1.0"):
         package(
             folder,
@@ -112,7 +112,7 @@ def make_channel(folder: Path, *, base: Path | None = None, own_pip: Path | None
 
 
 def write_index(channel: Path) -> None:
-    """Write the repodata.json of each subdir: what each of its archives says of itself."""
+    """Write the repodata.json of each subdir, from the metadata in its archives."""
     for subdir in ("noarch", SUBDIR):
         _write_index(channel / subdir)
 

@@ -17,11 +17,11 @@ class Clock:
         self._page = mmap.mmap(-1, 8)
 
     def read(self) -> float:
-        """Return the seconds that were slept away."""
+        """Return the seconds that all processes slept."""
         return float(struct.unpack("d", self._page[:])[0])
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, for a small part of the time; threads that sleep at once move the clock once."""
+        """Move the clock and sleep 1/FASTER of the time; threads that sleep at once move the clock once."""
         end = self.read() + seconds
         SLEEP(seconds / FASTER)
         self.move(max(end, self.read()))
@@ -31,5 +31,5 @@ class Clock:
         self._page[:] = struct.pack("d", seconds)
 
     def now(self, zone: Any = UTC) -> datetime:
-        """Return the time of day as this clock has it."""
+        """Return the time of day of this clock."""
         return datetime.now(zone) + timedelta(seconds=self.read())

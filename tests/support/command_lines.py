@@ -10,7 +10,7 @@ from awsddp.cli.main import cli
 from awsddp.settings.loader import load
 
 VALUES = {"N": "2", "I": "1", "USD": "5", "TIME": "1h", "MIN:MAX": "1:2", "GB": "300"}
-"""What stands for a value in a line."""
+"""A valid value for each placeholder."""
 
 
 def parse(line: str) -> click.Context:
@@ -22,11 +22,11 @@ def parse(line: str) -> click.Context:
         return click.Context(cli)
     context = cli.make_context("awsddp", words)
     while isinstance(context.command, click.Group) and (context._protected_args or context.args):
-        name, command, rest = context.command.resolve_command(
+        name, command, arguments = context.command.resolve_command(
             context, [*context._protected_args, *context.args]
         )
         assert command is not None
-        context = command.make_context(name, rest, parent=context)
-    given = context.ensure_object(Globals).override
-    load(overrides=dict(text.removeprefix("=").split("=", 1) for text in given), environ={})
+        context = command.make_context(name, arguments, parent=context)
+    assignments = context.ensure_object(Globals).override
+    load(overrides=dict(text.removeprefix("=").split("=", 1) for text in assignments), environ={})
     return context

@@ -1,7 +1,7 @@
 """A `conda` with the commands and options that awsddp uses; rattler parses, solves and installs.
 
-CONDA_MIRROR is the URL of a folder of channels, which are found there instead of at https://conda.anaconda.org;
-CONDA_CACHE a folder for rattler's caches. Like conda it runs pip for what is below `pip:`.
+CONDA_MIRROR is the URL of a folder of channels that replaces https://conda.anaconda.org; CONDA_CACHE is a
+folder for rattler's caches. As conda does, it runs pip for the requirements below `pip:`.
 """
 
 import argparse
@@ -35,13 +35,13 @@ def main() -> None:
         verb.add_argument("--yes", action="store_true")
     args = parser.parse_args()
     document = yaml.safe_load(args.file.read_text()) if "file" in args else {}
-    pip = [line for one in document.get("dependencies", ()) if isinstance(one, dict) for line in one["pip"]]
+    pip = [line for row in document.get("dependencies", ()) if isinstance(row, dict) for line in row["pip"]]
     specs = [
-        one for one in document.get("dependencies", args.__dict__.get("packages")) if isinstance(one, str)
+        spec for spec in document.get("dependencies", args.__dict__.get("packages")) if isinstance(spec, str)
     ]
     channels = document.get("channels", ["conda-forge"])  # as miniforge has it
     specs += ["pip"] if pip and "pip" not in specs else []
-    asyncio.run(make(args.prefix, [one for one in channels if one != "nodefaults"], specs))
+    asyncio.run(make(args.prefix, [name for name in channels if name != "nodefaults"], specs))
     if pip:
         requirements = args.file.with_name("condaenv.requirements.txt")
         requirements.write_text("\n".join(pip))
@@ -51,14 +51,14 @@ def main() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End at once: a thread of rattler that still ends would abort an interpreter that does, too."""
+    """Exit without finalizing the interpreter, which a running thread of rattler would abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 async def make(prefix: Path, channels: list[str], specs: list[str]) -> None:
-    """Solve and install. A failure ends the program with what rattler says of it."""
+    """Solve and install. A failure ends the program with the error of rattler."""
     cache = Path(os.environ["CONDA_CACHE"])
     alias = os.environ.get("CONDA_CHANNEL_ALIAS", "https://conda.anaconda.org")
     mirror = os.environ.get("CONDA_MIRROR")

@@ -1,4 +1,4 @@
-"""A machine that knows a cluster, and a project with results of its jobs."""
+"""A client with the record of a cluster, and a project with the results of its jobs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ BEGAN = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
 
 
 class Desk:
-    """A machine that knows the cluster `default` of two nodes, and a project with results of its jobs."""
+    """A client with the record of the cluster `default` of two nodes, and a project with results."""
 
     def __init__(self, top: Path) -> None:
         self.project = top / "project"
@@ -87,13 +87,13 @@ class Desk:
         return Session(name="default", home=self.folder.root, settings=settings)
 
     def api(self) -> Cluster:
-        """The cluster of the Python API."""
+        """Return the cluster of the Python API."""
         return Cluster()._of(self.session())
 
     def train(
         self, name: str, state: JobState, *, minutes: float = 60, saved: JobState | None = None
     ) -> JobRecord:
-        """Start a job, last seen in a state; `saved` is the state at which its results were fetched."""
+        """Record a job with its last known state; `saved` is the state at which its results were fetched."""
         job = JobRecord(
             job=name,
             state=state,
@@ -120,7 +120,7 @@ class Desk:
         (folder / "job.json").write_bytes(job_reports.encode_job(job))
 
     def located(self, session: Session | None = None) -> LocatedCluster:
-        """The cluster as a search finds it."""
+        """Return the cluster as `find_cluster` yields it."""
         return LocatedCluster(
             session=session or self.session(),
             target=Target(region="us-east-1"),
@@ -140,18 +140,18 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A machine whose cluster is found as its `listed` says; no node of it can be connected to."""
-    made = Desk(tmp_path)
+    """A client whose cluster has the nodes in `listed`; no connection to them is possible."""
+    client = Desk(tmp_path)
 
     @contextlib.contextmanager
     def find_cluster(session: Session, **_: object) -> Iterator[LocatedCluster]:
-        if made.folder.read() is None:
+        if client.folder.read() is None:
             raise NotFoundError("no cluster default")
-        yield made.located(session)
+        yield client.located(session)
 
     for module in FINDERS:
         monkeypatch.setattr(module, "find_cluster", find_cluster)
-    return made
+    return client
 
 
 def one(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:

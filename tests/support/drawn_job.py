@@ -1,4 +1,4 @@
-"""A job that makes what its seed draws. Nodes run it, and a test imports it to know what must come home."""
+"""A job that makes files drawn by its seed. Nodes run it; a test imports it for the expected results."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ KINDS = ("plain", "deep", "runs", "odd", "same", "link", "outside", "closed")
 
 
 def drawn(seed: int, node: int) -> dict[str, str]:
-    """Return what rank `node` makes: a path in the work folder, and what it is."""
+    """Return the files of rank `node`: the kind of each, by its path in the work folder."""
     draw = random.Random(f"{seed} {node}")
     made = {f"always{node}.txt": "plain"}
     for number in range(draw.randint(2, 6)):
@@ -29,30 +29,30 @@ def drawn(seed: int, node: int) -> dict[str, str]:
 
 def content(seed: int, node: int, path: str) -> bytes:
     """Return the bytes of a file; "same.bin" is the same everywhere."""
-    word = f"{seed} {path}" if path == "same.bin" else f"{seed} {node} {path}"
-    return hashlib.sha256(word.encode()).digest() * (1 + len(path) * 50)
+    text = f"{seed} {path}" if path == "same.bin" else f"{seed} {node} {path}"
+    return hashlib.sha256(text.encode()).digest() * (1 + len(path) * 50)
 
 
 def make(seed: int, node: int) -> None:
-    """Make it all in the current folder."""
+    """Make the files in the current folder."""
     for path, kind in drawn(seed, node).items():
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)  # of a job before
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)  # left by an earlier job
         if kind == "link":
-            place.symlink_to(f"always{node}.txt")
+            target.symlink_to(f"always{node}.txt")
         elif kind == "outside":
-            store = Path.home() / f"outside-{seed}-{place.name}"
+            store = Path.home() / f"outside-{seed}-{target.name}"
             store.write_bytes(content(seed, node, path))
-            place.symlink_to(store)
+            target.symlink_to(store)
         else:
-            place.write_bytes(content(seed, node, path))
+            target.write_bytes(content(seed, node, path))
         if kind == "closed":
-            place.chmod(0)
+            target.chmod(0)
 
 
 def main() -> None:
-    """Usage: drawn_job.py SEED RANK SECONDS; a TERM while it waits is answered by a save of 2 s."""
+    """Usage: drawn_job.py SEED RANK SECONDS. On TERM it saves for 2 s and exits with 0."""
     seed, rank, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 
     def save(*_: object) -> None:

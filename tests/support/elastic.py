@@ -1,4 +1,4 @@
-"""The wait for ranks under torch's elastic agent."""
+"""Waits for ranks that torch's elastic agent starts."""
 
 from typing import TYPE_CHECKING
 

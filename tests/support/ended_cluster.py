@@ -1,4 +1,4 @@
-"""A home with a cluster that has ended, and a project with the results of its jobs."""
+"""An awsddp home with a cluster that has ended, and a project with the results of its jobs."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ def at(seconds: float) -> str:
 
 
 class Home:
-    """A home with the cluster `default`, ended, and a project with the results of its jobs."""
+    """An awsddp home with the ended cluster `default`, and a project with the results of its jobs."""
 
     def __init__(self, top: Path) -> None:
         self.project, self.root = top / "project", top / "home"
@@ -38,7 +38,7 @@ class Home:
     def job(
         self, name: str, began: float, *, state: str = "succeeded", slow: float = 1.0, **more: Any
     ) -> Path:
-        """Put the results of a job of four ranks into the project; rank 3 has the pace `slow`."""
+        """Write the results of a job of four ranks into the project; rank 3 has the pace `slow`."""
         folder = self.project / "runs" / name
         (folder / "logs").mkdir(parents=True)
         ranks = [
@@ -49,10 +49,10 @@ class Home:
             (folder / "logs" / f"rank{rank}.log").write_text(
                 "".join(f"rank {rank} line {number}\n" for number in range(60)) + f"{HOSTILE}\n"
             )
-            place = folder / f"node{rank // 2}" / "run"
-            place.mkdir(parents=True, exist_ok=True)
+            target = folder / f"node{rank // 2}" / "run"
+            target.mkdir(parents=True, exist_ok=True)
             pace = slow if rank == 3 else 1.0
-            with (place / "metrics.jsonl").open("a") as file:
+            with (target / "metrics.jsonl").open("a") as file:
                 for step in range(1, 31):
                     row = {"rank": rank, "step": step, "loss": 2.5 / step, "accuracy": step / 40}
                     file.write(json.dumps(row | {"time": 1000 + step / pace}) + "\n")
@@ -61,9 +61,9 @@ class Home:
                 {"rank": rank, "cpu_percent": 400.0 if rank == 3 else 98.5, "network_bytes_per_second": 2e6}
                 for rank in (2 * node, 2 * node + 1)
             ]
-            place = folder / ("logs" if node else ".awsddp")  # there an older awsddp fetched it
-            place.mkdir(exist_ok=True)
-            (place / f"samples{node}.json").write_text(json.dumps({"ranks": sampled}))
+            target = folder / ("logs" if node else ".awsddp")  # an older awsddp wrote samples to .awsddp
+            target.mkdir(exist_ok=True)
+            (target / f"samples{node}.json").write_text(json.dumps({"ranks": sampled}))
         document = {
             "job": name,
             "state": state,

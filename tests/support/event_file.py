@@ -17,7 +17,7 @@ def varint(value: int) -> bytes:
 
 
 def record(step: int, *scalars: tuple[bytes, float | None]) -> bytes:
-    """Return a TFRecord of an Event, as TensorBoard's writers make it."""
+    """Return a TFRecord that holds an Event."""
     values = (field(1, tag) + (b"" if value is None else field(2, value)) for tag, value in scalars)
     event = b"\x09" + struct.pack("<d", 1.5e9) + field(2, step)
     event += b"".join(field(5, field(1, value)) for value in values)

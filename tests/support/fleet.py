@@ -1,4 +1,4 @@
-"""A fleet of nodes on one machine: a home and a loopback address each, and the program as it is sent."""
+"""Nodes on one machine, each with a home and a loopback address, that run the agent's program as sent."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
 
 
 def node_of(number: int) -> Node:
-    """Return a node that runs."""
+    """Return the record of a running node."""
     return Node(
         node=number,
         instance_id=f"i-{number}",
@@ -42,21 +42,21 @@ def node_of(number: int) -> Node:
     )
 
 
-def prepared_of(number: int, **found: Any) -> PreparedNode:
-    """Return what was found on the node of `node_of`."""
+def prepared_of(number: int, **fields: Any) -> PreparedNode:
+    """Return the prepared record of the node of `node_of`, with changed fields."""
     usual = {"home": "/home/ubuntu", "python": "python", "nic": "ens5"}
-    return PreparedNode(node=number, instance_id=f"i-{number}", **{**usual, **found})
+    return PreparedNode(node=number, instance_id=f"i-{number}", **{**usual, **fields})
 
 
-def launch_of(node: int = 0, **given: Any) -> Launch:
-    """Return what launched a job without processes on nodes 0 and 1, a rank each."""
+def launch_of(node: int = 0, **fields: Any) -> Launch:
+    """Return the launch request of a job without processes on nodes 0 and 1, one rank per node."""
     usual = {
         "job": "job",
         "launch": "l",
         "slot": 0,
         "created": "",
         "node": node,
-        "nodes": [{"node": one, "private_ip": "127.0.0.1", "instance_id": f"i-{one}"} for one in (0, 1)],
+        "nodes": [{"node": n, "private_ip": "127.0.0.1", "instance_id": f"i-{n}"} for n in (0, 1)],
         "layout": [[0, 0, 0], [1, 0, 1]],
         "folder": "",
         "workdir": "",
@@ -72,7 +72,7 @@ def launch_of(node: int = 0, **given: Any) -> Launch:
         "outputs": [],
         "defaults": {},
     }
-    return Launch.from_json({**usual, **given})
+    return Launch.from_json({**usual, **fields})
 
 
 class Fleet:
@@ -98,7 +98,7 @@ class Fleet:
         self.jobs: list[str] = []
 
     def write(self, name: str, text: str) -> None:
-        """Put a file into the project folder of every node."""
+        """Write a file into the project folder of every node."""
         for folder in self.workdirs:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
@@ -106,8 +106,8 @@ class Fleet:
     def start(
         self, node: int, *requests: Request[Any] | bytes, close: bool = True
     ) -> subprocess.Popen[bytes]:
-        """Send requests, as SSH would, and return at once; the connection ends, or stays."""
-        messages = [one if isinstance(one, bytes) else calls.encode_request(one) for one in requests]
+        """Start the agent's program with requests on its stdin, as SSH would; `close` ends the stdin."""
+        messages = [item if isinstance(item, bytes) else calls.encode_request(item) for item in requests]
         argv, stdin = program.agent_program()
         process = subprocess.Popen(
             [NODE_PYTHON, *argv[1:]],
@@ -132,7 +132,7 @@ class Fleet:
         return calls.parse_response(out, request=request, node=node, stderr=err)
 
     def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Launch]:
-        """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
+        """Return the launch request of each node for `script` (a file, or its text), two ranks per node."""
         if "\n" in script:
             self.write(f"{job}.py", script)
             script = f"{job}.py"
@@ -143,7 +143,7 @@ class Fleet:
         spec = replace(JobSpec(job=section), env=replace(JobSpec().env, **env))
         with patch.object(
             launch_requests, "FIRST_PORT", self.port - 10 * slot
-        ):  # the hosts share a machine's
+        ):  # the hosts share the ports of a machine
             return launch_requests.make_launch_requests(
                 spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot
             )
@@ -159,11 +159,11 @@ class Fleet:
             calls.parse_response(out, request=request, node=node, stderr=err)
 
     def document(self, node: int, job: str = "job") -> dict[str, Any]:
-        """Return what a node knows of a job, read in this process: a request costs one of its own."""
+        """Return the job document of a node, read in this process, as a request starts another process."""
         return JobFolder(job, self.folder(node, job)).document().to_json()
 
     def told(self, node: int, job: str = "job") -> node_answers.NodeJob:
-        """Return the same as a client has it."""
+        """Return the job document of a node as a client parses it."""
         return node_answers.convert_answer(self.document(node, job), node_answers.NodeJob)
 
     def wait(self, job: str = "job", *, nodes: list[int] | None = None, seconds: float = 60) -> JobRecord:
@@ -178,12 +178,12 @@ class Fleet:
         return self.wait(self.jobs[-1])
 
     def log(self, rank: int, job: str = "job") -> bytes:
-        """Return what a rank has written."""
+        """Return the log of a rank."""
         node = next(entry.node for entry in self.ranks if entry.rank == rank)
         return (self.folder(node, job) / "logs" / f"rank{rank}.log").read_bytes()
 
     def up(self) -> bool:
-        """Tell whether every rank has said that it is up."""
+        """Return True if the log of every rank contains "up"."""
         return all(
             self.folder(rank.node).joinpath("logs", f"rank{rank.rank}.log").exists()
             and b"up" in self.log(rank.rank)
@@ -194,18 +194,18 @@ class Fleet:
         return self.homes[node] / ".awsddp" / "jobs" / job
 
     def follow(self, merger: Merger, node: int, job: str = "job") -> bytes:
-        """Follow a job on a node to its end and return what is shown."""
+        """Follow a job on a node to its end and return the lines for the client."""
         request = requests.Follow(job=job, offsets=merger.attach(node), tail=merger.tail)
         process = self.start(node, request)
         assert process.stdout is not None
-        shown = b""
+        lines = b""
         while data := os.read(process.stdout.fileno(), 100_000):
-            shown += merger.feed(node, data)
+            lines += merger.feed(node, data)
         process.communicate(timeout=10)
-        return shown
+        return lines
 
     def processes(self) -> list[int]:
-        """Return every living process that belongs to a job of the fleet, supervisors too."""
+        """Return the pid of every process of the fleet's jobs, without their supervisors."""
         return [
             pid
             for pid, environ, line in all_processes()
@@ -213,14 +213,14 @@ class Fleet:
         ]
 
     def supervisors(self, node: int) -> list[int]:
-        """Return the pids of a node's supervisors and their guards."""
+        """Return the pids of the supervisors of a node, and of their guards."""
         home = f"HOME={self.homes[node]}".encode()
         return [
             pid for pid, environ, line in all_processes() if home in environ.split(b"\0") and b"-I" in line
         ]
 
     def end(self) -> None:
-        """End whatever a failed test has left."""
+        """Kill the processes that a failed test left."""
         for pid in self.processes() + [
             pid for node in range(len(self.homes)) for pid in self.supervisors(node)
         ]:
@@ -244,7 +244,7 @@ def all_processes() -> Iterator[tuple[int, bytes, list[bytes]]]:
 
 
 def free_ports() -> int:
-    """Return a port that is free together with the next; none that the kernel gives to a connection."""
+    """Return a free port whose successor is free, too, outside the kernel's range for connections."""
     while True:
         port = 12_000 + secrets.randbelow(16_000)
         with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
@@ -255,7 +255,7 @@ def free_ports() -> int:
 
 @pytest.fixture
 def make_fleet(tmp_path: Path) -> Iterator[Callable[[int], Fleet]]:
-    """Makes fleets of so many nodes; whatever runs on them ends with the test."""
+    """A function that makes a fleet of so many nodes; their processes end with the test."""
     fleets: list[Fleet] = []
 
     def make(count: int) -> Fleet:
@@ -266,10 +266,10 @@ def make_fleet(tmp_path: Path) -> Iterator[Callable[[int], Fleet]]:
     for fleet in fleets:
         fleet.end()
         for log in fleet.top.glob("home*/.awsddp/jobs/*/supervisor.log"):
-            sys.stdout.write(f"{log}: {log.read_text()}\n")  # shown where the test failed
+            sys.stdout.write(f"{log}: {log.read_text()}\n")  # pytest shows it if the test failed
 
 
 @pytest.fixture
 def fleet(make_fleet: Callable[[int], Fleet]) -> Fleet:
-    """Two nodes."""
+    """A fleet of two nodes."""
     return make_fleet(2)

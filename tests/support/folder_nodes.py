@@ -1,4 +1,4 @@
-"""Verbs on nodes that are folders of this machine: the real programs, no SSH, and AWS a list of tags."""
+"""Verbs on nodes that are folders of this machine: the real programs, without SSH; AWS is a dict of tags."""
 
 import contextlib
 import itertools
@@ -30,12 +30,11 @@ from awsddp.session import connect
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import load
 from awsddp.state import ClusterFolder, Record
-from tests.support.fleet import Fleet as Homes
-from tests.support.fleet import free_ports
+from tests.support.fleet import Fleet, free_ports
 
 _DO = re.compile(rb'"do": "(\w+)"')
 FINDERS = (connect, down, fetch, remote, status, stop)
-"""The modules that look `find_cluster` up."""
+"""The modules that import `find_cluster`."""
 _CONNECTORS = (
     cluster_sync,
     connect,
@@ -49,16 +48,16 @@ _CONNECTORS = (
     train,
     up,
 )
-"""The modules that look `connect` up."""
+"""The modules that import `connect`."""
 
 
 class Line:
-    """Stands in for the connections to the nodes: each request is answered by the node's own program.
+    """Replaces the connections to the nodes: the agent's program of a node answers each request.
 
-    Nodes that are `cut` are lost as they are asked anything, `mute` ones as they have launched a job.
+    Nodes in `cut` are lost at any request, nodes in `mute` after they have launched a job.
     """
 
-    def __init__(self, homes: Homes, nodes: tuple[Node, ...]) -> None:
+    def __init__(self, homes: Fleet, nodes: tuple[Node, ...]) -> None:
         self.homes = homes
         self.nodes = tuple(node.node for node in nodes)
         self.failures: dict[int, NodeError] = {}
@@ -76,7 +75,7 @@ class Line:
     ) -> dict[int, Result | NodeError]:
         """Answer as `Fleet.request` does."""
         self.asked.append(
-            {node: [one.decode() for one in _DO.findall(data)] for node, data in messages.items()}
+            {node: [name.decode() for name in _DO.findall(data)] for node, data in messages.items()}
         )
         outcomes: dict[int, Result | NodeError] = {}
         for node in messages.keys() & self.cut:
@@ -88,7 +87,7 @@ class Line:
         for node, process in running.items():
             out, err = process.communicate(timeout=60)
             if node in self.mute and b'"do": "launch"' in messages[node]:
-                self.nodes = tuple(one for one in self.nodes if one != node)
+                self.nodes = tuple(number for number in self.nodes if number != node)
                 outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the reply was lost")
                 continue
             whole = on_data(node, out)
@@ -98,7 +97,7 @@ class Line:
     responsive_nodes, nodes_of_job = transport.Fleet.responsive_nodes, transport.Fleet.nodes_of_job
 
     def reconnect(self, nodes: list[int], **_: Any) -> None:
-        """Nothing comes back."""
+        """Reconnect to no node."""
 
     def __enter__(self) -> "Line":
         return self
@@ -108,9 +107,9 @@ class Line:
 
 
 class World:
-    """A cluster of nodes that are folders, seen from one machine. `tags` are those of unfetched jobs."""
+    """A cluster of nodes that are folders, and its client. `tags` names the unfetched jobs by instance."""
 
-    def __init__(self, folder: Path, homes: Homes) -> None:
+    def __init__(self, folder: Path, homes: Fleet) -> None:
         self.homes = homes
         homes.workdirs = [home / "awsddp" / "work" for home in homes.homes]
         for path in homes.workdirs:
@@ -141,16 +140,16 @@ class World:
         )
 
     def session(self, **job: Any) -> Session:
-        """What is asked, with a job section as given."""
+        """Return a session whose job section has these values."""
         overrides = {"sync.workdir": str(self.project), **{f"job.{key}": value for key, value in job.items()}}
         settings = load("default", overrides=overrides, environ={})
-        return Session(name="default", home=self.folder.root, settings=settings, on_event=self._hear)
+        return Session(name="default", home=self.folder.root, settings=settings, on_event=self._record_event)
 
-    def _hear(self, event: Event) -> None:
+    def _record_event(self, event: Event) -> None:
         self.said.append(f"{event.who}: {event.text}" if event.who else event.text)
 
     def line(self, *_: object, **__: object) -> Any:
-        """Fresh connections to all nodes that run; those to nodes that are `cut` break when they are used."""
+        """Return new connections to all running nodes; those to nodes in `cut` break when they are used."""
         self.lines += 1
         line = Line(self.homes, tuple(node for node in self.nodes if node.state == "running"))
         line.cut = set(self.cut)
@@ -158,20 +157,20 @@ class World:
 
     @property
     def listed(self) -> tuple[Node, ...]:
-        """The nodes that live, as AWS lists them now."""
+        """The nodes as AWS lists them now."""
         return tuple(
             replace(node, unfetched=tuple(self.tags.get(node.instance_id, ()))) for node in self.nodes
         )
 
     @property
     def record(self) -> Record:
-        """What this machine remembers."""
+        """The record of the cluster."""
         record = self.folder.read()
         assert record is not None
         return record
 
     def located(self, session: Session | None = None) -> LocatedCluster:
-        """The cluster as a search finds it, all nodes in use."""
+        """Return the cluster as `find_cluster` yields it, all nodes in use."""
         gateway: Any = object()
         return LocatedCluster(
             session=session or self.session(),
@@ -186,26 +185,26 @@ class World:
         )
 
     def connected(self, session: Session | None = None, line: Line | None = None) -> ConnectedCluster:
-        """The cluster as a search finds it, connected by `line`."""
+        """Return the cluster with the connections `line`."""
         fleet: Any = line or self.line()
         return ConnectedCluster(cluster=self.located(session), fleet=fleet)
 
     @contextlib.contextmanager
     def find_cluster(self, session: Session, **_: object) -> Iterator[LocatedCluster]:
-        """Search for the cluster."""
+        """Yield the cluster in place of `connect.find_cluster`."""
         yield self.located(session)
 
     @contextlib.contextmanager
     def connect(self, cluster: LocatedCluster, *_: object, **__: object) -> Iterator[ConnectedCluster]:
-        """Connect to the nodes."""
+        """Yield the connected cluster in place of `connect.connect`."""
         yield ConnectedCluster(cluster=cluster, fleet=self.line())
 
     def set_state(self, number: int, state: str) -> None:
-        """Stop or start a machine."""
+        """Set the state of a node's instance."""
         self.nodes = tuple(replace(node, state=state) if node.node == number else node for node in self.nodes)
 
     def replace_node(self, number: int) -> None:
-        """Lose a machine with all that it holds; another takes its number, as `up` makes it."""
+        """Replace a node by one with a new instance and an empty home, as `up` does after a loss."""
         home = self.homes.homes[number]
         home.rename(home.with_name(f"{home.name}-gone"))
         self.homes.workdirs[number].mkdir(parents=True)
@@ -214,7 +213,7 @@ class World:
             replace(node, instance_id="i-new") if node.node == number else node for node in self.nodes
         )
         prepared = tuple(
-            replace(one, instance_id="i-new") if one.node == number else one for one in self.record.prepared
+            replace(row, instance_id="i-new") if row.node == number else row for row in self.record.prepared
         )
         self.folder.write(replace(self.record, prepared=prepared))
 
@@ -234,8 +233,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Two nodes."""
-    homes = Homes(tmp_path / "nodes", 2)
+    """A cluster of two nodes."""
+    homes = Fleet(tmp_path / "nodes", 2)
     made = World(tmp_path, homes)
     made.folder.key.touch()
     monkeypatch.setattr(power, "keep_on_poweroff", made.keep)
@@ -250,13 +249,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             (workdir.parent / folder / name.name).write_text(name.read_text())
 
     monkeypatch.setattr(sync, "push", push)
-    monkeypatch.setattr(launch_requests, "FIRST_PORT", free_ports())  # the nodes share this machine's
+    monkeypatch.setattr(launch_requests, "FIRST_PORT", free_ports())  # the nodes share this machine's ports
 
     def transfer(words: list[str], names: list[str], **_: object) -> None:
-        for name in names:  # a node's files are this machine's
-            place = Path(words[-1]) / name.lstrip("/")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(name, place)
+        for name in names:  # the files of a node are on this machine
+            target = Path(words[-1]) / name.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(name, target)
 
     monkeypatch.setattr(rsync, "transfer", transfer)
 
@@ -269,7 +268,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def start(world: World, script: str, **job: Any) -> JobRecord:
-    """Start a script of two ranks, one a node."""
+    """Start a script of two ranks, one per node."""
     (world.project / "w.py").write_text(script)
     ranks = layout_ranks([0, 1], gpus=0, world_size=2)
     connected = world.connected(world.session(script="w.py", **job))

@@ -1,9 +1,9 @@
-"""GPUs by their names."""
+"""Architectures of GPUs."""
 
 from awsddp.compat.releases import Architecture, find_architecture
 
 
 def gpu(name: str) -> Architecture:
-    found = find_architecture(name)
-    assert found is not None
-    return found
+    architecture = find_architecture(name)
+    assert architecture is not None
+    return architecture

@@ -1,4 +1,4 @@
-"""A server on loopback that answers one request with the bytes that it was given, whole or cut."""
+"""An HTTP server on loopback that answers one request with given bytes."""
 
 import socket
 import threading
@@ -13,12 +13,12 @@ BAD_ANSWERS = (
     CUT + b'{"instances": [',
     CUT.replace(b"99", b"2") + b"{]",
 )
-"""Answers as a server that dies, or one of another protocol, gives them."""
+"""Answers of a server that dies, and of one with another protocol."""
 
 
 @contextmanager
 def answering(raw: bytes) -> Iterator[str]:
-    """The address of such a server."""
+    """Yield the URL of a server that answers one request with `raw`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -27,7 +27,7 @@ def answering(raw: bytes) -> Iterator[str]:
                 link.recv(65536)
                 link.sendall(raw)
 
-        one = threading.Thread(target=answer, daemon=True)
-        one.start()
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        one.join(10)
+        thread.join(10)

@@ -1,4 +1,4 @@
-"""A small evaluator of IAM policies, and what each call of EC2 and its neighbours needs by them.
+"""An evaluator of IAM policies, and the permissions that each call of EC2 and related services needs.
 
 Modelled are Allow statements with wildcards, `${aws:userid}`, the operators of conditions that awsddp's
 policy uses, and for each call the actions, resources and condition keys of AWS's reference:
@@ -6,7 +6,7 @@ https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 
 Not modelled are Deny, NotAction, NotResource and Principal, boundaries, session and service control policies,
-other partitions and accounts, and the keys that no statement of ours looks at.
+other partitions and accounts, and keys that no statement of awsddp's policy has.
 """
 
 import json
@@ -33,7 +33,7 @@ _MAKES = {
     "ImportKeyPair": "key-pair",
     "CreatePlacementGroup": "placement-group",
 }
-# How a call names what it changes or ends.
+# The parameters that name what a call changes or ends.
 _NAMED = {
     "GroupId": "security-group",
     "KeyName": "key-pair",
@@ -49,7 +49,7 @@ _POLICY, _NEEDS = "policy.json", "needs.jsonl"
 
 @dataclass(frozen=True)
 class Need:
-    """One permission that a call needs: an action on a resource, and what the conditions are held against."""
+    """A permission that a call needs: an action on a resource, and the values for conditions."""
 
     action: str
     resource: str
@@ -58,7 +58,7 @@ class Need:
 
 @contextmanager
 def held_to(policy: Mapping[str, Any], cloud: Path) -> Iterator[list[Need]]:
-    """Hold all calls to a cloud to a policy; what they needed is in the list afterwards."""
+    """Enforce a policy on all calls to a cloud; afterwards the list has the permissions that they needed."""
     needed: list[Need] = []
     (cloud / _NEEDS).write_text("")
     (cloud / _POLICY).write_text(json.dumps(policy))
@@ -69,19 +69,19 @@ def held_to(policy: Mapping[str, Any], cloud: Path) -> Iterator[list[Need]]:
         needed += [Need(**json.loads(line)) for line in (cloud / _NEEDS).read_text().splitlines()]
 
 
-def held(strike: Callable[..., Any], cloud: Path) -> Callable[..., Any]:
-    """Return the daemon's look at a request; it refuses what the policy in the daemon's folder denies."""
+def held(take_fault: Callable[..., Any], cloud: Path) -> Callable[..., Any]:
+    """Return `take_fault` preceded by a check that refuses what the policy in the daemon's folder denies."""
 
     def look(self: EndpointApp, request: Request) -> Any:
         if (cloud / _POLICY).exists():
             user = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].users[USER].id
-            wanted = list(needs(request, self._backend(request), user_id=user))
+            required = list(needs(request, self._backend(request), user_id=user))
             with (cloud / _NEEDS).open("a") as stream:
-                stream.writelines(json.dumps(asdict(need)) + "\n" for need in wanted)
+                stream.writelines(json.dumps(asdict(need)) + "\n" for need in required)
             policy = json.loads((cloud / _POLICY).read_text())
-            if denied := [need for need in wanted if not allowed(policy, need)]:
+            if denied := [need for need in required if not allowed(policy, need)]:
                 raise _denial(denied[0], user, ec2=request.service == "ec2")
-        return strike(self, request)
+        return take_fault(self, request)
 
     return look
 
@@ -97,7 +97,7 @@ def _denial(need: Need, user: str, *, ec2: bool) -> Refusal:
 
 
 def allowed(policy: Mapping[str, Any], need: Need) -> bool:
-    """Whether some statement allows it."""
+    """Return True if a statement allows it."""
     return any(_applies(statement, need) for statement in policy["Statement"])
 
 
@@ -134,7 +134,7 @@ def _holds(operator: str, expected: list[str], key: str, context: Mapping[str, A
 
 
 def needs(request: Request, backend: Any, *, user_id: str) -> Iterator[Need]:
-    """Yield every permission that a call needs, by what it names and by the tags of that."""
+    """Yield every permission that a call needs, from the resources that it names and their tags."""
     for action, resource, context in _needs(request, backend):
         yield Need(action, resource, {**context, "aws:userid": user_id})
 
@@ -167,23 +167,23 @@ def _needs(request: Request, backend: Any) -> Iterator[tuple[str, str, dict[str,
         yield "ec2:CreateTags", _arn(kind, "new"), {**_requested(tags), "ec2:CreateAction": operation}
 
 
-def _elsewhere(action: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what calls of other services need."""
+def _elsewhere(action: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the permissions that calls of other services need."""
     match action:
         case "ssm:GetParameters":
-            for name in asked["Names"]:
+            for name in parameters["Names"]:
                 owner = "" if name.startswith("/aws/service/") else ACCOUNT
                 yield action, f"arn:aws:ssm:us-east-1:{owner}:parameter{name}", {}
         case "iam:GetInstanceProfile":
             profiles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles
-            wanted = [one.arn for one in profiles.values() if one.name == asked["InstanceProfileName"]]
-            yield action, wanted[0], {}
+            arns = [row.arn for row in profiles.values() if row.name == parameters["InstanceProfileName"]]
+            yield action, arns[0], {}
         case "iam:SimulatePrincipalPolicy":
-            yield action, asked["PolicySourceArn"], {}
+            yield action, parameters["PolicySourceArn"], {}
         case "kms:DescribeKey":
-            yield action, *_disk_key(asked["KeyId"])
+            yield action, *_disk_key(parameters["KeyId"])
         case "servicequotas:RequestServiceQuotaIncrease":
-            quota = f"{asked['ServiceCode']}/{asked['QuotaCode']}"
+            quota = f"{parameters['ServiceCode']}/{parameters['QuotaCode']}"
             yield action, f"arn:aws:servicequotas:us-east-1:{ACCOUNT}:{quota}", {}
             yield _first_use(_QUOTA_ROLE)
         case _:
@@ -191,7 +191,7 @@ def _elsewhere(action: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 
 def _first_use(role: str) -> tuple[str, str, dict[str, Any]]:
-    """What the first use of a service in an account needs; each account is a new one here."""
+    """Return the permission for the first use of a service in an account; here each account is new."""
     arn = f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/{role}"
     return "iam:CreateServiceLinkedRole", arn, {"iam:AWSServiceName": role.partition("/")[0]}
 
@@ -219,12 +219,12 @@ def _launch(
 
 
 def _used(form: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield kind and id of what a launch uses that is there already."""
+    """Yield kind and id of the existing resources that a launch uses."""
     nics = _numbered(form, "NetworkInterface")
     subnets = {form[f"{nic}SubnetId"] for nic in nics}
     groups = {
         form.get(f"{nic}SecurityGroupId.1", "default") for nic in nics
-    }  # of the VPC, where none is named
+    }  # the VPC's default group if none is named
     yield from (("subnet", key) for key in subnets)
     yield from (("security-group", key) for key in groups)
     for kind, name in (
@@ -240,14 +240,14 @@ def _used(form: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _disk_key(key: str) -> tuple[str, dict[str, Any]]:
-    """Return the ARN of a KMS key and its aliases. Here each key has the alias by which it is asked for."""
+    """Return the ARN of a KMS key and its aliases. Here each key has the alias by which a call names it."""
     key_id = "from-an-alias" if "alias/" in key else key.rpartition("key/")[2]
     aliases = [f"alias/{key.rpartition('alias/')[2]}"]
     return f"arn:aws:kms:us-east-1:{ACCOUNT}:key/{key_id}", {"kms:ResourceAliases": aliases}
 
 
 def _encrypt(key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what disks with a key of one's own need.
+    """Yield the permissions for disks with a customer-managed key.
 
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     """
@@ -264,7 +264,7 @@ def _encrypt(key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _targets(form: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield kind and id of what a call changes or ends."""
+    """Yield kind and id of the resources that a call changes or ends."""
     yield from ((kind, form[name]) for name, kind in _NAMED.items() if form.get(name))
     for stem in ("InstanceId", "ResourceId"):
         for name in _numbered(form, stem):
@@ -273,12 +273,12 @@ def _targets(form: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 def _numbered(form: Mapping[str, str], stem: str) -> list[str]:
     """Return the prefixes of a numbered list of a form: "Tag.1.", "Tag.2."."""
-    found: list[str] = []
+    names: list[str] = []
     while any(
-        name.startswith(f"{stem}.{len(found) + 1}.") or name == f"{stem}.{len(found) + 1}" for name in form
+        name.startswith(f"{stem}.{len(names) + 1}.") or name == f"{stem}.{len(names) + 1}" for name in form
     ):
-        found.append(f"{stem}.{len(found) + 1}.")
-    return found
+        names.append(f"{stem}.{len(names) + 1}.")
+    return names
 
 
 def _tag_specifications(form: dict[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -288,15 +288,15 @@ def _tag_specifications(form: dict[str, str]) -> Iterator[tuple[str, dict[str, s
 
 
 def _requested(tags: Mapping[str, str]) -> dict[str, Any]:
-    asked = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
-    return asked | ({"aws:TagKeys": list(tags)} if tags else {})
+    conditions = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
+    return conditions | ({"aws:TagKeys": list(tags)} if tags else {})
 
 
 def _tagged(kind: str, key: str, backend: Any) -> dict[str, Any]:
-    """Return the tags that something has, as the keys of conditions."""
+    """Return the tags of a resource, as keys of conditions."""
     named = {"placement-group": getattr(backend, "placement_groups", {}), "key-pair": backend.key_pairs}
-    known = named.get(kind, {}).get(key)
-    tags = backend.tags.get(known.id if known else key, {})
+    resource = named.get(kind, {}).get(key)
+    tags = backend.tags.get(resource.id if resource else key, {})
     return {f"aws:ResourceTag/{name}": value for name, value in dict(tags).items()}
 
 

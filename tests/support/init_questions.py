@@ -1,4 +1,4 @@
-"""Answers the questions of `awsddp init` at a terminal."""
+"""Runs `awsddp init` at a terminal and answers its questions."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from awsddp.cli.main import cli
 def started(
     folder: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, answers: str
 ) -> tuple[dict[str, dict[str, object]], str]:
-    """Return what `init` wrote into the folder, and what the terminal showed."""
+    """Return the configuration that `init` wrote into the folder, and the output on the terminal."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.argv", ["awsddp", "init", *([option] if option else [])])
     master, slave = pty.openpty()

@@ -1,4 +1,4 @@
-"""A cluster of two real local nodes, made once for the tests that only use it."""
+"""A cluster of two nodes of the local cloud, shared by the tests that do not change it."""
 
 import functools
 import json
@@ -25,12 +25,12 @@ def next_steps(document: Any) -> Iterator[str]:
     inner = (
         document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
     )
-    for one in inner:
-        yield from next_steps(one)
+    for value in inner:
+        yield from next_steps(value)
 
 
 class Lab:
-    """A home of its own with a local cloud, and folders to start `awsddp` in."""
+    """A separate awsddp home with a local cloud, and folders to start `awsddp` in."""
 
     def __init__(self, root: Path) -> None:
         make_ready()
@@ -41,10 +41,10 @@ class Lab:
         clean = {
             key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_", "SSH_"))
         }
-        kept = {key: os.environ[key] for key in ("AWSDDP_CACHE",) if key in os.environ}
+        cache = {key: os.environ[key] for key in ("AWSDDP_CACHE",) if key in os.environ}
         self.environ = (
             clean
-            | kept
+            | cache
             | {
                 "HOME": str(root),
                 "AWSDDP_HOME": str(self.home),
@@ -57,7 +57,7 @@ class Lab:
     def run(
         self, *words: str, timeout: float = 170, cwd: Path | None = None, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Start `awsddp` as a user does and return what they would see."""
+        """Run `awsddp` and return its output and exit code; check every JSON document and its next steps."""
         try:
             shown = quick_start.run(
                 words, cwd=cwd or self.project, env=self.environ, text=stdin, timeout=timeout
@@ -71,8 +71,8 @@ class Lab:
         except subprocess.TimeoutExpired as late:
             cloud = self.home / "local"
             logs = [*cloud.glob("daemon.log"), *cloud.glob("nodes/*/console.log")]
-            said = [late.stdout or b"", late.stderr or b"", *(log.read_bytes()[-4000:] for log in logs)]
-            pytest.fail("\n".join([str(late), *(text.decode(errors="replace") for text in said)]))
+            outputs = [late.stdout or b"", late.stderr or b"", *(log.read_bytes()[-4000:] for log in logs)]
+            pytest.fail("\n".join([str(late), *(text.decode(errors="replace") for text in outputs)]))
 
     def json(self, *words: str, code: int = 0, cwd: Path | None = None) -> dict[str, Any]:
         """Start `awsddp --json` and return its document."""
@@ -98,20 +98,20 @@ class Lab:
         )
 
     def script(self, name: str, text: str) -> None:
-        """Put a script into the project."""
+        """Write a script into the project."""
         path = self.project / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     def close(self) -> None:
-        """End whatever is left."""
+        """Stop the local cloud."""
         control.stop(self.home)
 
 
 @functools.cache
 def make_ready() -> None:
-    """Let clients hear what tests send them, also where the tests themselves run in the background; install
-    the nodes' torch where this machine has none yet: no command of a test then says that it does so.
+    """Restore signals that a shell ignores in the background, so that clients receive them; install the
+    nodes' torch if it is missing, so that no command of a test reports the installation.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -121,13 +121,13 @@ def make_ready() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def ready() -> None:
-    """What every lab needs, for clients that are started without one."""
+    """Prepare this machine also for tests that start clients without a lab."""
     make_ready()
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    """A lab with nothing in it."""
+    """A lab without a cluster."""
     made = Lab(tmp_path / "lab")
     yield made
     made.close()
@@ -135,7 +135,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab whose local cloud keeps records only, so that clusters come and go within a second."""
+    """A lab whose local cloud has no hosts, only records, so that clusters start and end within a second."""
     made = Lab(tmp_path_factory.mktemp("records"))
     assert made.run("local", "start", "--no-hosts").returncode == 0
     yield made
@@ -144,7 +144,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab whose cluster `default` has two nodes that are ready: without GPUs, so that ranks cost least."""
+    """A lab whose cluster `default` has two ready nodes, without GPUs, so that ranks start fast."""
     made = Lab(tmp_path_factory.mktemp("lab"))
     shown = made.run("up", "--local", "--nodes", "2", "-y", "-o", "local.gpus=off")
     try:
@@ -158,13 +158,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def story(lab: Lab) -> Story:
-    """A user with an empty folder and a home of their own."""
+    """A user at a terminal, with an empty project and a separate awsddp home."""
     return Story(Terminal(lab.project, lab.environ))
 
 
 @pytest.fixture
 def says(record_property: Callable[[str, object], None]) -> Callable[[str, Story], None]:
-    """Adds a story's count to the summary of the run."""
+    """A function that adds the count of a story to the summary of the test run."""
 
     def add(who: str, story: Story) -> None:
         record_property("says", f"{who}: {story.told().splitlines()[0]}")

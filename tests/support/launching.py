@@ -1,4 +1,4 @@
-"""Start the ranks of a training program as a person would: processes with an environment."""
+"""Starts the ranks of a training program without a launcher: processes with an environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAIN = Path(__file__).resolve().parents[2] / "train"
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank ended."""
+    """The exit code and the output of a rank."""
 
     code: int
     out: str
@@ -25,20 +25,20 @@ class Ended:
 
 
 def gpus_for(ranks: int) -> dict[str, str]:
-    """Return what hides this machine's GPUs from a program of so many ranks, where they are fewer."""
+    """Return the variables that hide the GPUs of this machine if there are fewer than ranks."""
     return {} if torch.cuda.device_count() >= ranks else {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def start(
     command: list[str], *, ranks: int, folder: Path, env: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """Start `command` `ranks` times; they meet through the environment; `folder` is where they work.
+    """Start `command` `ranks` times in `folder`, with the rendezvous in the environment.
 
-    `{rank}` in an argument is the rank. Where there are fewer GPUs than ranks, all train on the CPU.
+    `{rank}` in an argument is the rank. If there are fewer GPUs than ranks, all train on the CPU.
     """
     env = {**gpus_for(ranks), **(env or {})}
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()), "WORLD_SIZE": str(ranks)}
-    common = {**os.environ, **meet, "OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(folder), **env}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()), "WORLD_SIZE": str(ranks)}
+    common = {**os.environ, **rendezvous, "OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(folder), **env}
     folder.mkdir(parents=True, exist_ok=True)
     return [
         subprocess.Popen(
@@ -54,7 +54,7 @@ def start(
 
 
 def wait_all(processes: list[subprocess.Popen[str]], *, timeout_s: float = 180) -> list[Ended]:
-    """Wait for all to end and return how; none outlives the call."""
+    """Wait for all to end and return how they ended; none outlives the call."""
     try:
         ended = [(p, *p.communicate(timeout=timeout_s)) for p in processes]
         return [Ended(process.returncode, out, err) for process, out, err in ended]

@@ -1,4 +1,4 @@
-"""One local cloud with hosts and one of records for the whole room."""
+"""One local cloud with hosts and one with records only, for the whole test session."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="systemd-nspawn and na
 
 @dataclass
 class Cloud:
-    """A running local cloud and its clients, with nothing of ours but endpoint and credentials."""
+    """A running local cloud, and boto3 clients of it that have only its endpoint and credentials."""
 
     home: Path
     info: control.LocalInfo
@@ -43,7 +43,7 @@ class Cloud:
         return str(self.client("ssm").get_parameter(Name=PYTORCH)["Parameter"]["Value"])
 
     def request(self, **changes: Any) -> dict[str, Any]:
-        """A launch that is accepted."""
+        """Return the parameters of a valid RunInstances."""
         return {
             "ImageId": self.image,
             "InstanceType": "g4dn.12xlarge",
@@ -54,36 +54,36 @@ class Cloud:
 
     def instances(self, *ids: str) -> list[dict[str, Any]]:
         pages = self.client("ec2").describe_instances(InstanceIds=list(ids))["Reservations"]
-        found = [instance for page in pages for instance in page["Instances"]]
-        return sorted(found, key=lambda instance: ids.index(instance["InstanceId"]) if ids else 0)
+        instances = [instance for page in pages for instance in page["Instances"]]
+        return sorted(instances, key=lambda instance: ids.index(instance["InstanceId"]) if ids else 0)
 
     def wait(self, state: str, *ids: str) -> list[dict[str, Any]]:
-        until(lambda: {one["State"]["Name"] for one in self.instances(*ids)} == {state})
+        until(lambda: {instance["State"]["Name"] for instance in self.instances(*ids)} == {state})
         return self.instances(*ids)
 
     def kill(self) -> None:
-        """Ends the daemon as nothing else does, and starts it again."""
+        """Kill the daemon with SIGKILL, and start it again."""
         os.kill(control.find_cloud(self.home).pid, 9)
         self.info = control.start(self.home)
 
 
 def fault_add(info: control.LocalInfo, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
-    """Make calls of an operation go wrong, or a node; all faults in force."""
+    """Add a fault to an operation or a node; return all active faults."""
     order = {"add": {"operation": operation, "effect": effect, **choices}}
-    return [msgspec.to_builtins(one) for one in control.send_command(info, order).faults]
+    return [msgspec.to_builtins(fault) for fault in control.send_command(info, order).faults]
 
 
 def fault_clear(info: control.LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
-    """Take one fault away, or all; those that stay."""
-    return [msgspec.to_builtins(one) for one in control.send_command(info, {"clear": number}).faults]
+    """Remove one fault, or all; return the remaining ones."""
+    return [msgspec.to_builtins(fault) for fault in control.send_command(info, {"clear": number}).faults]
 
 
 until = partial(waiting.until, seconds=60)
-"""Wait as `waiting.until`, for as long as a host may take to start."""
+"""`waiting.until` with the time that a host takes to start."""
 
 
 def refusal(call: Callable[..., Any], **parameters: Any) -> str:
-    """The code with which a call was refused."""
+    """Return the error code of a call that must fail."""
     with pytest.raises(ClientError) as caught:
         call(**parameters)
     return str(caught.value.response["Error"]["Code"])
@@ -104,20 +104,20 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 
 def left_over(home: Path) -> dict[str, list[str]]:
-    """All that a local cloud may leave on a machine, by its name."""
+    """Return the processes, mounts, interfaces, files etc. of a local cloud on this machine, by kind."""
     from awsddp.local.machine import CloudPaths
 
-    place = CloudPaths(home)
+    paths = CloudPaths(home)
     loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True).stdout.splitlines()
     ps = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True).stdout.splitlines()
-    found = {
-        "processes": [line for line in ps if str(home) in line or place.tag in line],
+    leftovers = {
+        "processes": [line for line in ps if str(home) in line or paths.tag in line],
         "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(home) in line],
-        "namespaces": [path.name for path in Path("/run/netns").glob(f"*{place.tag}*")],
-        "interfaces": [path.name for path in Path("/sys/class/net").glob(f"*{place.tag}*")],
+        "namespaces": [path.name for path in Path("/run/netns").glob(f"*{paths.tag}*")],
+        "interfaces": [path.name for path in Path("/sys/class/net").glob(f"*{paths.tag}*")],
         "disks": [line for line in loops if str(home) in line],
-        "cgroups": [path for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/{place.cgroup}")],
-        "machines": [str(path) for path in Path("/run/systemd/nspawn").glob(f"*/*{place.tag}*")],
+        "cgroups": [path for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/{paths.cgroup}")],
+        "machines": [str(path) for path in Path("/run/systemd/nspawn").glob(f"*/*{paths.tag}*")],
         "files": [str(path) for path in home.rglob("*")],
     }
-    return {kind: names for kind, names in found.items() if names}
+    return {kind: names for kind, names in leftovers.items() if names}

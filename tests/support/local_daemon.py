@@ -1,4 +1,4 @@
-"""A local cloud's daemon that is killed while it starts."""
+"""A client that is killed while it starts the daemon of a local cloud."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ def quiet(_: Event) -> None:
 
 
 def started_and_killed(home: Path, *, after_s: float) -> None:
-    """A client that is killed while it starts an automatic daemon."""
+    """Kill a client while it starts an automatic daemon."""
     code = (
         "import sys; from pathlib import Path; from awsddp.local import control\n"
         "control.PATIENCE_S = 1.0\n"

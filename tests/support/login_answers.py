@@ -1,4 +1,4 @@
-"""The services of a login: SSO, sign-in, STS."""
+"""The HTTP services of an AWS login: SSO, sign-in, STS."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -32,8 +32,8 @@ class Answers(BaseHTTPRequestHandler):
             "GetCallerIdentity": f"<UserId>{caller}</UserId><Account>123456789012</Account><Arn>arn</Arn>",
             "AssumeRole": user + role_answer(),
         }
-        told = f"<{operation}Result>{answers[operation]}</{operation}Result>"
-        self._send(200, f"<{operation}Response>{told}</{operation}Response>", "text/xml")
+        result = f"<{operation}Result>{answers[operation]}</{operation}Result>"
+        self._send(200, f"<{operation}Response>{result}</{operation}Response>", "text/xml")
 
     def _answer(self, service: str, good: dict[str, Any]) -> None:
         status, refusal = self.refusals.get(service, (200, None))

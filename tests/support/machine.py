@@ -1,4 +1,4 @@
-"""awsddp on one machine: the real verbs in an account where nothing boots."""
+"""The real verbs on one client, in an account of moto, where no instance boots."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.moto_cloud import Cloud, find_cluster
 
 
 class Machine:
-    """`awsddp` on one machine, in an account where nothing boots."""
+    """A client in an account of moto, where no instance boots."""
 
     def __init__(self, home: Path, aws: AwsClient, cloud: Cloud) -> None:
         self.home, self.aws, self.cloud = home, aws, cloud
@@ -25,10 +25,10 @@ class Machine:
         self.questions: list[LaunchPlan | str] = []
 
     def context(self, **keys: Any) -> Session:
-        asked = {"cluster.region": "us-east-1"} | {
+        overrides = {"cluster.region": "us-east-1"} | {
             key.replace("__", "."): value for key, value in keys.items()
         }
-        spec, job = load("demo", file=self.file, environ={}, overrides=asked)
+        spec, job = load("demo", file=self.file, environ={}, overrides=overrides)
         return Session(
             name="demo",
             home=self.home,
@@ -43,15 +43,15 @@ class Machine:
 
     def first(self, **keys: Any) -> ClusterListing:
         """Launch two nodes."""
-        given = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
-        self.up(**(given | keys))
+        usual = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
+        self.up(**(usual | keys))
         return self.cluster
 
     @property
     def cluster(self) -> ClusterListing:
-        found = find_cluster(self.aws, "demo", self.aws.identity().user_id)
-        assert found is not None
-        return found
+        cluster = find_cluster(self.aws, "demo", self.aws.identity().user_id)
+        assert cluster is not None
+        return cluster
 
 
 On = Callable[[str], Machine]

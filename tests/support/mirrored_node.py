@@ -1,4 +1,4 @@
-"""A node that installs from the mirror, and the index behind that."""
+"""A node that installs packages through the mirror, and replies of an index."""
 
 import base64
 import contextlib
@@ -19,7 +19,7 @@ from tests.support.servers import Reply, page
 
 @dataclasses.dataclass
 class Node:
-    """A program of a node, whose requests come to a mirror."""
+    """A program on a node that sends requests to a mirror."""
 
     mirror: Mirror
     port: int
@@ -32,15 +32,15 @@ class Node:
         login: str = "",
         headers: Mapping[str, str] = {},
     ) -> tuple[int, bytes]:
-        """Return the status and the content of an answer."""
-        known = base64.b64encode((login or self.mirror.login).encode()).decode()
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        with contextlib.closing(line):
-            line.request(method, url, body or None, {"Proxy-Authorization": f"Basic {known}", **headers})
-            answer = line.getresponse()
-            content = answer.read()
-        is_zipped = answer.headers["Content-Encoding"] == "gzip"
-        return answer.status, gzip.decompress(content) if is_zipped and content else content
+        """Return the status and the content of the response."""
+        login = "Basic " + base64.b64encode((login or self.mirror.login).encode()).decode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, url, body or None, {"Proxy-Authorization": login, **headers})
+            response = connection.getresponse()
+            content = response.read()
+        is_zipped = response.headers["Content-Encoding"] == "gzip"
+        return response.status, gzip.decompress(content) if is_zipped and content else content
 
     def links(self, url: str) -> list[str]:
         """Return the links of a page."""
@@ -50,7 +50,7 @@ class Node:
 
 
 class _Channel:
-    """A connection of a node, in the shape of paramiko's."""
+    """A connection of a node, with the interface of paramiko's channel."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -64,7 +64,7 @@ class _Channel:
 
 @contextlib.contextmanager
 def mirrored(catalog: Catalog, *, proxy: str = "") -> Iterator[Node]:
-    """Serve a catalog to a node."""
+    """Serve a catalog to a node through a mirror."""
     with socket.create_server(("127.0.0.1", 0)) as server, Mirror(catalog, ca="", proxy=proxy) as mirror:
 
         def accept() -> None:
@@ -91,8 +91,8 @@ REPLIES = {
 }
 
 
-def resolved(really: Callable[..., Any], host: str, port: int, *words: Any, **more: Any) -> Any:
-    """Return the addresses of a host; of one all are private but the first."""
+def resolved(getaddrinfo: Callable[..., Any], host: str, port: int, *options: Any, **keywords: Any) -> Any:
+    """Return the addresses of a host; private.example has a public and a private one."""
     if host != "private.example":
-        return really(host, port, *words, **more)
-    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in ("93.184.215.14", "10.0.0.1")]
+        return getaddrinfo(host, port, *options, **keywords)
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ("93.184.215.14", "10.0.0.1")]

@@ -1,4 +1,4 @@
-"""A moto server on the loopback that remembers what it received, and fails where a test says so."""
+"""A moto server on loopback that records its requests, and fails the calls that a test names."""
 
 import json
 import threading
@@ -47,10 +47,7 @@ def find_cluster(aws: AwsClient, name: str, owner: str) -> ClusterListing | None
 
 @dataclass
 class Fault:
-    """An answer that AWS gives instead of its own: before the call takes effect, or after it.
-
-    Only to calls that have the parameter `to`, where that is named.
-    """
+    """An error response, before the call takes effect or after it; only to calls with the parameter `to`."""
 
     code: str
     message: str = "on purpose"
@@ -61,7 +58,7 @@ class Fault:
 
 @dataclass
 class Cloud:
-    """What the server received (operation, form) and which calls it fails, in order."""
+    """The requests of the server (operation, form), and the faults of its operations, in order."""
 
     endpoint: str = ""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -122,12 +119,12 @@ class Cloud:
 
 
 class Server:
-    """moto's application, wrapped: it remembers, honours ClientToken, and fails on purpose."""
+    """moto's application, wrapped: it records requests, implements ClientToken, and returns faults."""
 
     def __init__(self) -> None:
         self.cloud = Cloud()
         self._app = DomainDispatcherApplication(create_backend_app)
-        self._alone = threading.Lock()  # moto's backends change while they are read
+        self._alone = threading.Lock()  # moto's backends are not thread-safe
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -161,36 +158,36 @@ class Server:
         return [reply]
 
     def _quota(self, operation: str, body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer for EC2's quotas, which moto lacks."""
-        asked = json.loads(body)
-        value = self.cloud.quotas.get(asked["QuotaCode"])
-        known = operation.startswith("Request") or value is not None
-        start("200 OK" if known else "400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
-        if not known:
+        """Answer requests about EC2's quotas, which moto lacks."""
+        parameters = json.loads(body)
+        value = self.cloud.quotas.get(parameters["QuotaCode"])
+        is_known = operation.startswith("Request") or value is not None
+        start("200 OK" if is_known else "400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
+        if not is_known:
             return [b'{"__type": "NoSuchResourceException", "message": "no such quota"}']
         key = "RequestedQuota" if operation.startswith("Request") else "Quota"
         if key == "RequestedQuota":
-            self.cloud.asked_quotas[asked["QuotaCode"]] = asked["DesiredValue"]
+            self.cloud.asked_quotas[parameters["QuotaCode"]] = parameters["DesiredValue"]
         return [json.dumps({key: {"Id": "request-1", "Value": value}}).encode()]
 
     def _products(self, body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
         """Answer as the Pricing API, which moto lacks."""
-        how = next(one["Type"] for one in json.loads(body)["Filters"] if one["Field"] == "instanceType")
-        self.cloud.asked_prices.append(how)
+        kind = next(row["Type"] for row in json.loads(body)["Filters"] if row["Field"] == "instanceType")
+        self.cloud.asked_prices.append(kind)
         products = [
             {
                 "product": {"attributes": {"instanceType": name, "tenancy": tenancy}},
                 "terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(usd)}}}}}},
             }
             for name, price in self.cloud.prices.items()
-            if how == "TERM_MATCH" or self.cloud.knows_any_of
+            if kind == "TERM_MATCH" or self.cloud.knows_any_of
             for tenancy, usd in (("Shared", price), ("Host", 0.0))
         ]
         start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
         return [json.dumps({"PriceList": [json.dumps(product) for product in products]}).encode()]
 
     def _placement(self, environ: dict[str, Any], body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer for placement groups, which moto lacks, as the local cloud does."""
+        """Answer requests about placement groups, which moto lacks, as the local cloud does."""
         try:
             request = read_request({**environ, "wsgi.input": BytesIO(body)})
             call, row = (
@@ -229,7 +226,7 @@ def plan_for(aws: AwsClient, **cluster: Any) -> LaunchPlan:
 
 @dataclass
 class Launcher:
-    """Carries a plan out as `up` does, and keeps what it wrote down and said."""
+    """Carries out a plan as `up` does, and records its intents and events."""
 
     aws: AwsClient
     intents: list[LaunchIntent] = field(default_factory=list)
@@ -255,5 +252,5 @@ class Launcher:
 
 
 def without_zones(plan: LaunchPlan, count: int) -> LaunchPlan:
-    """The plan with only its first `count` zones."""
+    """Return the plan with only its first `count` zones."""
     return replace(plan, subnets=plan.subnets[:count])

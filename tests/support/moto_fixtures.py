@@ -1,4 +1,4 @@
-"""Fixtures: a fresh cloud for each test, and a clock that only sleeping moves."""
+"""Fixtures: a new cloud for each test, and a clock that only `sleep` moves."""
 
 import functools
 import threading
@@ -25,14 +25,14 @@ from tests.support.moto_cloud import NOW, Cloud, Launcher, Server
 
 
 def serving() -> Iterator[Server]:
-    """Yield moto's server, whose patches of moto are there once."""
+    """Yield moto's server; moto and botocore are patched once for all tests."""
     application = Server()
     listener = make_server("127.0.0.1", 0, application, threaded=True)
     application.cloud.endpoint = f"http://127.0.0.1:{listener.server_port}"
     thread = threading.Thread(target=listener.serve_forever, daemon=True)
     thread.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand of them, anew for each test
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand of them, for each test
         bare = VPCBackend.create_default_vpc
 
         def create_default_vpc(backend: Any) -> Any:
@@ -41,12 +41,12 @@ def serving() -> Iterator[Server]:
             return vpc
 
         patch.setattr(VPCBackend, "create_default_vpc", create_default_vpc)
-        folders = tuple(list_of_moto_modules())  # looked for in moto's folder for each request
+        folders = tuple(list_of_moto_modules())  # moto lists its folder for each request
         patch.setattr("moto.backends.list_of_moto_modules", lambda: folders)
         methods = functools.cache(method_names_from_class)
         patch.setattr("moto.core.responses.method_names_from_class", methods)
         offered = InstanceTypeOfferingBackend.describe_instance_type_offerings
-        offers: dict[str, Any] = {}  # thousands of them, looked through by each plan
+        offers: dict[str, Any] = {}  # thousands of them, filtered for each plan
 
         def describe_offerings(backend: Any, location: Any = None, filters: Any = None) -> Any:
             key = f"{backend.region_name} {location} {filters}"
@@ -61,7 +61,7 @@ def serving() -> Iterator[Server]:
         classes: dict[str, Any] = {}
 
         def create_client_class(creator: Any, name: str, model: Any) -> Any:
-            if name == "s3":  # boto3 gives that of S3 methods of its own, this program's sessions do not
+            if name == "s3":  # boto3 adds methods to the S3 class, botocore sessions do not
                 return made(creator, name, model)
             if name not in classes:
                 classes[name] = made(creator, name, model)
@@ -75,7 +75,7 @@ def serving() -> Iterator[Server]:
 
 @pytest.fixture
 def cloud(server: Server) -> Cloud:
-    """A fresh cloud with one Deep Learning AMI that pretends its GPUs."""
+    """A new cloud with one Deep Learning AMI that pretends its GPUs."""
     moto_api_backend.reset()
     server.cloud = Cloud(endpoint=server.cloud.endpoint)
     server.cloud.add_image(
@@ -98,7 +98,7 @@ def aws(gateway: AwsClient, cloud: Cloud) -> AwsClient:
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
-    """The clock of all waits, which only sleeping moves."""
+    """The clock of all waits, which only `sleep` moves."""
     passed = [0.0]
 
     def sleep(seconds: float) -> None:

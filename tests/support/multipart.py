@@ -3,12 +3,12 @@
 from typing import Any
 
 
-def in_parts(s3: Any, named: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """What completes an upload of one part."""
-    begun = s3.create_multipart_upload(**named)["UploadId"]
-    sent = s3.upload_part(**named, UploadId=begun, PartNumber=1, Body=body)
+def in_parts(s3: Any, target: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """Upload one part; return the parameters of CompleteMultipartUpload."""
+    begun = s3.create_multipart_upload(**target)["UploadId"]
+    sent = s3.upload_part(**target, UploadId=begun, PartNumber=1, Body=body)
     return {
-        **named,
+        **target,
         "UploadId": begun,
         "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": sent["ETag"]}]},
     }

@@ -13,6 +13,6 @@ def second(aws: AwsClient, mine: ClusterListing) -> str:
         "awsddp:nodes": "0",
     }
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
-    asked = {"ImageId": mine.nodes[0].image_id, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-    marked = {"TagSpecifications": [{"ResourceType": "instance", "Tags": pairs}]}
-    return str(aws.call("RunInstances", asked | marked)["Instances"][0]["InstanceId"])
+    launch = {"ImageId": mine.nodes[0].image_id, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    tagging = {"TagSpecifications": [{"ResourceType": "instance", "Tags": pairs}]}
+    return str(aws.call("RunInstances", launch | tagging)["Instances"][0]["InstanceId"])

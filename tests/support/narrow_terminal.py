@@ -1,4 +1,4 @@
-"""Pages on a terminal of few columns."""
+"""Pages on a narrow terminal."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from awsddp.cli import doctor_page, table
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Let the pages believe that they are on a terminal of so many columns."""
+    """Set the width of the terminal for the pages."""
     for module in (table, doctor_page):
         monkeypatch.setattr(module, "width", lambda *, stderr=False: columns)
 
 
 def too_long(text: str, columns: int) -> list[str]:
-    """Return the lines that do not fit, but commands and paths, to be copied whole, and lines of a rank."""
+    """Return the lines that do not fit, except commands and paths, which users copy, and lines of ranks."""
     return [
         line
         for line in text.splitlines()

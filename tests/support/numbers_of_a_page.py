@@ -1,6 +1,6 @@
-"""Finds every number of a report page again: in job.json, the metrics or the samples.
+"""Checks every number of a report page against its source: job.json, the metrics or the samples.
 
-On a page a number stands in `<data value="V" title="SOURCE">`; text outside of `<data>`, `<time>`, `<code>`,
+A page has each number in `<data value="V" title="SOURCE">`; text outside of `<data>`, `<time>`, `<code>`,
 `<pre>` and drawings has no digit.
 """
 
@@ -17,7 +17,7 @@ _QUOTED = {"time", "code", "pre", "svg", "style", "title"}
 
 
 class Page(HTMLParser):
-    """The numbers of a page, as (source, value), its times, and the text that has no source."""
+    """The numbers of a page as (source, value), its times, and its text without a source."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -29,14 +29,14 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {key: value or "" for key, value in attrs}
+        attributes = {key: value or "" for key, value in attrs}
         self.tags.append(tag)
         if tag in _QUOTED or tag == "data":
             self._open.append(tag)
         if tag == "data":
-            self.numbers.append((given["title"], given["value"]))
+            self.numbers.append((attributes["title"], attributes["value"]))
         if tag == "time":
-            self.times.append(given["datetime"])
+            self.times.append(attributes["datetime"])
 
     def handle_endtag(self, tag: str) -> None:
         if self._open and tag == self._open[-1]:
@@ -47,27 +47,27 @@ class Page(HTMLParser):
 
 
 def check(page: Page, folder: Path) -> set[str]:
-    """Assert that each number is what its source in `folder`, runs/JOB, says; return the kinds of sources."""
+    """Assert that each number equals its source in `folder`, runs/JOB; return the kinds of sources."""
     job = json.loads((folder / "job.json").read_text())
     files = [folder / f"node{node}/run/metrics.jsonl" for node in {rank["node"] for rank in job["ranks"]}]
     texts = [file.read_text() for file in sorted(files) if file.exists()]
     rows = [json.loads(line) for text in texts for line in text.splitlines()]
     recent = [
         json.loads(line)
-        for text in texts  # docs/results.md: the last 64 KB count for the steps per second
+        for text in texts  # docs/results.md: the steps per second are of the last 64 KB
         for line in text[-64 * 1024 :].splitlines()[len(text) > 64 * 1024 :]
     ]
     assert not re.search(r"\d", page.bare), re.findall(r".*\d.*", page.bare)
     assert page.times == [job["started"]]
     for source, value in page.numbers:
-        kind, _, rest = source.partition(": ")
+        kind, _, path = source.partition(": ")
         match kind:
             case "job.json":
-                expected = _of_job(job, rest)
+                expected = _of_job(job, path)
             case "metrics":
-                expected = _of_metrics(recent if rest.endswith("per_second") else rows, rest)
+                expected = _of_metrics(recent if path.endswith("per_second") else rows, path)
             case "samples":
-                expected = _of_samples(folder, rest)
+                expected = _of_samples(folder, path)
             case _:
                 raise AssertionError(f"a number without a source: {source}")
         assert float(value) == pytest.approx(expected, rel=1e-3, abs=0.001), (source, value)
@@ -91,21 +91,21 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _of_metrics(rows: list[dict[str, Any]], path: str) -> float:
-    name, _, what = path.partition(".")
+    name, _, key = path.partition(".")
     if not name.startswith("rank "):
         first = min(row["rank"] for row in rows if name in row)
         values = [row[name] for row in rows if name in row and row["rank"] == first]
         best = min(values) if name == "loss" else max(values)
-        return float({"last": values[-1], "best": best}[what])
-    own = [row for row in rows if row["rank"] == int(name.removeprefix("rank "))]
-    if what == "steps_per_second":
-        return float((own[-1]["step"] - own[0]["step"]) / (own[-1]["time"] - own[0]["time"]))
-    return float(own[-1][what])
+        return float({"last": values[-1], "best": best}[key])
+    of_rank = [row for row in rows if row["rank"] == int(name.removeprefix("rank "))]
+    if key == "steps_per_second":
+        return float((of_rank[-1]["step"] - of_rank[0]["step"]) / (of_rank[-1]["time"] - of_rank[0]["time"]))
+    return float(of_rank[-1][key])
 
 
 def _of_samples(folder: Path, path: str) -> float:
     rank, _, key = path.removeprefix("rank ").partition(".")
     files = [*folder.glob("logs/samples*.json"), *folder.glob(".awsddp/samples*.json")]
     samples = [json.loads(file.read_text())["ranks"] for file in files]
-    (value,) = (one[key] for some in samples for one in some if one["rank"] == int(rank))
+    (value,) = (row[key] for rows in samples for row in rows if row["rank"] == int(rank))
     return float(value)

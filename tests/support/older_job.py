@@ -1,4 +1,4 @@
-"""A job as an older awsddp wrote it on its node."""
+"""The files of a job that an older awsddp wrote on its node."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The launch of a job with one process."""
+"""The launch request of a job with one process."""
 
 from tests.support.fleet import launch_of
 

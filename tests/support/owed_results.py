@@ -1,4 +1,4 @@
-"""A cluster that owes the results of a job."""
+"""A cluster with unfetched results of a job."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
 
 @pytest.fixture
 def owed(world: World) -> World:
-    """A cluster that owes the results of job `j`, which has succeeded."""
+    """A cluster with the unfetched results of job `j`, which has succeeded."""
     start(world, SAVES, name="j")
     world.homes.wait("j")
     return world
@@ -28,6 +28,6 @@ def at_home(world: World) -> list[str]:
 
 
 def lines(world: World, **options: Any) -> bytes:
-    shown: list[bytes] = []
-    logs(world.session(), job="j", follow=False, on_lines=shown.append, **options)
-    return b"".join(shown)
+    pieces: list[bytes] = []
+    logs(world.session(), job="j", follow=False, on_lines=pieces.append, **options)
+    return b"".join(pieces)

@@ -1,4 +1,4 @@
-"""Launches under another owner, with another id, or that expire at another time."""
+"""Plans of launches with another owner, id or expiry."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ def ids(cluster_id: str) -> dict[str, str]:
 
 
 def tagging(plan: LaunchPlan, **tags: str) -> LaunchPlan:
-    """The plan with other values of our own tags: another owner's, or one that expires another time."""
+    """Return the plan with other values of awsddp's tags, e.g. another owner or expiry."""
 
     def put(value: Any) -> Any:
         match value:
@@ -25,5 +25,5 @@ def tagging(plan: LaunchPlan, **tags: str) -> LaunchPlan:
                 return [put(item) for item in value]
         return value
 
-    changed = tuple(replace(one, parameters=put(one.parameters)) for one in plan.requests)
+    changed = tuple(replace(request, parameters=put(request.parameters)) for request in plan.requests)
     return replace(plan, requests=changed)

@@ -1,3 +1,3 @@
-"""A place in S3 that jobs save to."""
+"""The S3 URI that jobs save to."""
 
 TO = "s3://results/runs"

@@ -1,4 +1,4 @@
-"""Facts of an account, and the plan that is made of them."""
+"""Facts of an account, and plans made from them."""
 
 from dataclasses import replace
 from typing import Any

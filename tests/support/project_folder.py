@@ -1,4 +1,4 @@
-"""A project's folder with odd files, and which of these are sent."""
+"""A project folder with odd file names, and the files of it that sync sends."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A project whose data .gitignore keeps here, and who is asked about it."""
+"""A project whose data .gitignore excludes from sync, and the questions about it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ READS = 'rows = open("data/train.csv").read()\n'
 
 
 class Project:
-    """A project folder, and who is asked about it."""
+    """A project folder, and the questions about it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
@@ -29,16 +29,16 @@ class Project:
             (self.folder / name).write_text(text)
 
     def checked(self, answer: bool | None = None, *, nodes: int = 2, **keys: object) -> Session:
-        """Return the session after the questions, each answered by `answer`."""
-        given = {key.replace("__", "."): value for key, value in keys.items()}
+        """Return the session after all questions were answered by `answer`."""
+        values = {key.replace("__", "."): value for key, value in keys.items()}
         overrides = {
             "sync.workdir": str(self.folder),
             "cluster.nodes": nodes,
             "job.script": "train.py",
-            **given,
+            **values,
         }
-        known = {key: value for key, value in overrides.items() if value is not None}
-        settings = load(environ={}, overrides=known)
+        without_none = {key: value for key, value in overrides.items() if value is not None}
+        settings = load(environ={}, overrides=without_none)
 
         def ask(question: str) -> bool | None:
             self.asked.append(question)
@@ -54,8 +54,8 @@ class Project:
         return ask_about_unsynced_data(session)
 
     def sent(self, session: Session) -> set[str]:
-        """Return the paths that the nodes get."""
-        return {one.path for one in list_project_files(session.job_spec, awsddp_home=self.home).entries}
+        """Return the paths that sync sends to the nodes."""
+        return {entry.path for entry in list_project_files(session.job_spec, awsddp_home=self.home).entries}
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""`awsddp` in a process that need not import boto3, paramiko and rich again: forked from one that has them.
+"""Starts `awsddp` fast: in a fork of a server process that has already imported boto3, paramiko and rich.
 
-awsddp's own modules are imported by each command, as they are by `python -m awsddp`. A command whose
-environment differs in what Python reads as it starts is started by Python itself.
+Each command imports awsddp's own modules, as `python -m awsddp` does. A command whose environment differs in
+variables that Python reads at startup is started as a new Python process.
 """
 
 import array
@@ -39,32 +39,32 @@ LIBRARIES = (
     "rich.table",
 )
 _OF_PYTHON = ("PYTHON", "LANG", "LC_", "TZ", "LD_")
-_HERE = dict(os.environ)
-_alone = threading.Lock()
+_TEST_ENVIRON = dict(os.environ)
+_lock = threading.Lock()
 _servers: dict[int, socket.socket] = {}
-"""That of each process that runs tests, by its id."""
+"""The connection to the server, by the id of the test process."""
 
 
 class Started:
-    """A command that was started; as subprocess.Popen, its `returncode` is that of its end."""
+    """A started command, with the interface of subprocess.Popen."""
 
     def __init__(self, done: int) -> None:
-        self._done, self._said = done, b""
+        self._done, self._buffer = done, b""
         self.returncode: int | None = None
         self.pid = int(self._line(None))
 
     def _line(self, timeout: float | None) -> bytes:
         ends = None if timeout is None else time.monotonic() + timeout
-        while b"\n" not in self._said:
-            left = None if ends is None else max(0.0, ends - time.monotonic())
-            if not select.select([self._done], [], [], left)[0]:
+        while b"\n" not in self._buffer:
+            remaining_s = None if ends is None else max(0.0, ends - time.monotonic())
+            if not select.select([self._done], [], [], remaining_s)[0]:
                 raise subprocess.TimeoutExpired("awsddp", timeout or 0.0)
-            self._said += os.read(self._done, 100) or b"-9\n"
-        line, _, self._said = self._said.partition(b"\n")
+            self._buffer += os.read(self._done, 100) or b"-9\n"
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code once it has ended. Raises TimeoutExpired."""
+        """Wait for the end; return the exit code. Raises TimeoutExpired."""
         if self.returncode is None:
             self.returncode = int(self._line(timeout))
             os.close(self._done)
@@ -78,7 +78,7 @@ class Started:
 def run(
     words: Sequence[str], *, cwd: Path, env: Mapping[str, str], text: str, timeout: float
 ) -> "subprocess.CompletedProcess[str]":
-    """Carry `awsddp` out as subprocess.run would, with `text` on its stdin. Raises TimeoutExpired."""
+    """Run `awsddp` as subprocess.run does, with `text` on its stdin. Raises TimeoutExpired."""
     argv = [sys.executable, "-m", "awsddp", *words]
     if not is_as_here(env):
         return subprocess.run(
@@ -89,9 +89,9 @@ def run(
     started = start(words, cwd=cwd, env=env, streams=(theirs_in, theirs_out, theirs_err))
     for end in (theirs_in, theirs_out, theirs_err):
         os.close(end)
-    writer = threading.Thread(target=_written, args=(ours_in, text.encode()), daemon=True)
+    writer = threading.Thread(target=_write_all, args=(ours_in, text.encode()), daemon=True)
     writer.start()
-    said: dict[int, bytearray] = {out: bytearray(), err: bytearray()}
+    output: dict[int, bytearray] = {out: bytearray(), err: bytearray()}
     ends = time.monotonic() + timeout
     opened = [out, err]
     while opened:
@@ -99,14 +99,14 @@ def run(
         if not ready:
             started.kill()
             started.wait()
-            raise subprocess.TimeoutExpired(argv, timeout, bytes(said[out]), bytes(said[err]))
+            raise subprocess.TimeoutExpired(argv, timeout, bytes(output[out]), bytes(output[err]))
         for end in ready:
             if data := os.read(end, 1 << 16):
-                said[end] += data
+                output[end] += data
             else:
                 opened.remove(end)
                 os.close(end)
-    shown = [bytes(said[end]).decode().replace("\r\n", "\n") for end in (out, err)]
+    shown = [bytes(output[end]).decode().replace("\r\n", "\n") for end in (out, err)]
     return subprocess.CompletedProcess(argv, started.wait(timeout), *shown)
 
 
@@ -118,41 +118,41 @@ def start(
     streams: tuple[int, int, int],
     terminal: bool = False,
 ) -> Started:
-    """Start `awsddp` with these as its stdin, stdout and stderr; `terminal`: they are that of a session."""
+    """Start `awsddp` with `streams` as stdin, stdout and stderr; with `terminal` in a session of its own."""
     ours, theirs = os.pipe()
-    asked = json.dumps([list(words), str(cwd), dict(env), terminal]).encode()
-    with _alone:
-        server = _servers.get(os.getpid()) or _servers.setdefault(os.getpid(), _served())
+    payload = json.dumps([list(words), str(cwd), dict(env), terminal]).encode()
+    with _lock:
+        server = _servers.get(os.getpid()) or _servers.setdefault(os.getpid(), _start_server())
         rights = array.array("i", [*streams, theirs]).tobytes()
-        header = len(asked).to_bytes(8, "big")
+        header = len(payload).to_bytes(8, "big")
         server.sendmsg([header], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        server.sendall(asked)
+        server.sendall(payload)
     os.close(theirs)
     return Started(ours)
 
 
-def _written(end: int, data: bytes) -> None:
+def _write_all(end: int, data: bytes) -> None:
     with open(end, "wb") as stream:
         try:
             stream.write(data)
             stream.flush()
         except BrokenPipeError:
-            return  # who reads no more has ended
+            return  # the command has ended
 
 
 def is_as_here(env: Mapping[str, str]) -> bool:
-    """Tell whether Python would start alike in this environment and in that of the tests."""
+    """Return True if this environment and that of the tests have equal variables of Python."""
 
-    def read(one: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in one.items() if name.startswith(_OF_PYTHON)}
+    def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environ.items() if name.startswith(_OF_PYTHON)}
 
-    return read(env) == read(_HERE)
+    return select_variables(env) == select_variables(_TEST_ENVIRON)
 
 
-def _served() -> socket.socket:
+def _start_server() -> socket.socket:
     ours, theirs = socket.socketpair()
     words = [sys.executable, "-m", "tests.support.quick_start", str(theirs.fileno())]
-    env = {name: value for name, value in _HERE.items() if not name.startswith("AWS_")}
+    env = {name: value for name, value in _TEST_ENVIRON.items() if not name.startswith("AWS_")}
     env |= dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull)
     tree = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(words, cwd=tree, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -162,34 +162,34 @@ def _served() -> socket.socket:
     return ours
 
 
-def _serve(own: socket.socket) -> Sequence[str] | None:
-    """Fork for each request; return in the child what it is to carry out, and None at the end of all."""
+def _serve(connection: socket.socket) -> Sequence[str] | None:
+    """Fork for each request; return the arguments in the child, and None when the test process has closed."""
     running: dict[int, int] = {}
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(awake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests is theirs
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test process
     while True:
-        ready = select.select([own, awake], [], [])[0]
+        ready = select.select([connection, awake], [], [])[0]
         if awake in ready:
             os.read(awake, 1 << 12)
             while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 done = running.pop(ended[0])
                 os.write(done, b"%d\n" % os.waitstatus_to_exitcode(ended[1]))
                 os.close(done)
-        if own not in ready:
+        if connection not in ready:
             continue
-        header, rights, *_ = own.recvmsg(8, socket.CMSG_SPACE(4 * 4))
+        header, rights, *_ = connection.recvmsg(8, socket.CMSG_SPACE(4 * 4))
         if not header:
             return None
         streams = array.array("i")
         streams.frombytes(rights[0][2])
-        size, asked = int.from_bytes(header, "big"), b""
-        while len(asked) < size:
-            asked += own.recv(size - len(asked))
-        words, cwd, env, terminal = json.loads(asked)
+        size, payload = int.from_bytes(header, "big"), b""
+        while len(payload) < size:
+            payload += connection.recv(size - len(payload))
+        words, cwd, env, terminal = json.loads(payload)
         if pid := os.fork():
             running[pid] = streams.pop()
             os.write(running[pid], b"%d\n" % pid)
@@ -199,9 +199,9 @@ def _serve(own: socket.socket) -> Sequence[str] | None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for end in (*running.values(), streams.pop(), own.fileno(), awake, wake):
+        for end in (*running.values(), streams.pop(), connection.fileno(), awake, wake):
             os.close(end)
-        own.detach()
+        connection.detach()
         if terminal:
             os.setsid()
             fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
@@ -215,8 +215,8 @@ def _serve(own: socket.socket) -> Sequence[str] | None:
         return list(words)
 
 
-def _reopened() -> None:
-    """Give this process the streams that Python makes as it starts."""
+def _reopen_streams() -> None:
+    """Open the standard streams as Python does at startup."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, name)
         errors = "backslashreplace" if name == "stderr" else old.errors
@@ -229,7 +229,7 @@ def _reopened() -> None:
 
 
 def _prepare() -> None:
-    """Import the libraries, and have botocore read its descriptions of services once for all commands."""
+    """Import the libraries, and load botocore's service descriptions once for all commands."""
     for library in LIBRARIES:
         importlib.import_module(library)
     models = botocore.loaders.Loader()
@@ -243,8 +243,8 @@ def _prepare() -> None:
 
 if __name__ == "__main__":
     _prepare()
-    found = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if found is not None:
-        _reopened()
-        sys.argv = [str(Path(__file__).parents[2] / "awsddp/__main__.py"), *found]
+    arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if arguments is not None:
+        _reopen_streams()
+        sys.argv = [str(Path(__file__).parents[2] / "awsddp/__main__.py"), *arguments]
         runpy.run_module("awsddp", run_name="__main__", alter_sys=True)

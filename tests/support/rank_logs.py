@@ -1,4 +1,4 @@
-"""Logs of ranks that failed, as Python and torch write them."""
+"""Logs of failed ranks, as Python and torch write them."""
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n'
 

@@ -1,8 +1,8 @@
-"""Answers in the form of AWS's (tests/support/recorded/), given to awsddp's own gateway.
+"""Responses as AWS returns them (tests/support/recorded/), for awsddp's own client of AWS.
 
-Each file says what it was compared with (public logs, recordings and examples, botocore's model), and has an
-answer as boto3 returns it (times as ISO texts), or an error. The fields and their types are AWS's, most
-values our own.
+Each file names its sources (public logs, recordings and examples, botocore's model), and has a response as
+boto3 returns it (times as ISO texts), or an error. The fields and types are those of AWS; most values are
+made up.
 """
 
 import json
@@ -37,13 +37,13 @@ EPOCH = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
 
 @cache
 def recording(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return document
 
 
 @dataclass
 class Replay:
-    """A gateway to which AWS answers as recorded: `answers` has the document of each operation."""
+    """A client of AWS with recorded responses: `answers` has the document of each operation."""
 
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     models: dict[str, OperationModel] = field(default_factory=dict)
@@ -56,27 +56,27 @@ class Replay:
         self.answers = {recording(name)["operation"]: recording(name) for name in names}
 
     def parsed(self, operation: str) -> Any:
-        """The answer of an operation that was played, as botocore returns it."""
+        """Return the recorded response of an operation as botocore returns it."""
         return parsed_as(self.models[operation].output_shape, deepcopy(self.answers[operation]["answer"]))
 
     def _answer(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]]:
         self.models[model.name] = model
-        found = self.answers[model.name]
-        status = found.get("status", 200)
+        document = self.answers[model.name]
+        status = document.get("status", 200)
         metadata = {"HTTPStatusCode": status, "HTTPHeaders": {}, "RequestId": "r-1"}
-        parsed = {"Error": found["error"]} if "error" in found else self.parsed(model.name)
+        parsed = {"Error": document["error"]} if "error" in document else self.parsed(model.name)
         return SimpleNamespace(status_code=status), {**parsed, "ResponseMetadata": metadata}
 
 
 def parsed_as(shape: Shape | None, value: Any) -> Any:
-    """Return a value with its times as botocore returns them. Fails where botocore knows no such field."""
+    """Return a value with parsed times, as botocore does. Raises KeyError for a field that botocore lacks."""
     match shape:
         case StructureShape():
-            return {key: parsed_as(shape.members[key], one) for key, one in value.items()}
+            return {key: parsed_as(shape.members[key], child) for key, child in value.items()}
         case ListShape():
-            return [parsed_as(shape.member, one) for one in value]
+            return [parsed_as(shape.member, child) for child in value]
         case MapShape():
-            return {key: parsed_as(shape.value, one) for key, one in value.items()}
+            return {key: parsed_as(shape.value, child) for key, child in value.items()}
     if shape is not None and shape.type_name == "timestamp":
         return datetime.fromisoformat(value)
     kinds: dict[str, tuple[type, ...]] = {
@@ -134,47 +134,47 @@ PARSERS: dict[tuple[str, ...], Callable[[AwsClient], Any]] = {
         account_resources.list_missing_actions(aws, "arn:aws:iam::123456789012:role/trainers", "s3://runs")
     ),
 }
-"""The parsers of awsddp/aws/ by the recordings that they read."""
+"""The parsers of awsddp/aws/, by the recordings that they read."""
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each field of an answer, of structures and lists too."""
+    """Yield the path of each field of a response, including structures and lists."""
     if isinstance(value, dict):
-        for key, one in value.items():
+        for key, child in value.items():
             yield (*path, key)
-            yield from leaves(one, (*path, key))
+            yield from leaves(child, (*path, key))
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from leaves(one, (*path, index))
+        for index, child in enumerate(value):
+            yield from leaves(child, (*path, index))
 
 
 def without(answer: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a copy of an answer that lacks a field."""
+    """Return a copy of a response without a field."""
     copied = deepcopy(answer)
     *above, last = path
-    place: Any = copied
+    parent: Any = copied
     for key in above:
-        place = place[key]
-    del place[last]
+        parent = parent[key]
+    del parent[last]
     return copied
 
 
 def read_fields(replay: Replay, names: tuple[str, ...]) -> dict[str, set[tuple[str, ...]]]:
-    """Return the fields, by operation, that a parser reads: without which it returns something else."""
-    found: dict[str, set[tuple[str, ...]]] = {}
+    """Return the fields that a parser reads, by operation: those without which its result differs."""
+    fields: dict[str, set[tuple[str, ...]]] = {}
     replay.play(*names)
     before = outcome(replay, names)
     for operation, document in list(replay.answers.items()):
         for path in leaves(document["answer"]):
             replay.answers[operation] = {**document, "answer": without(document["answer"], path)}
             if outcome(replay, names) != before:
-                found.setdefault(operation, set()).add(tuple(key for key in path if isinstance(key, str)))
+                fields.setdefault(operation, set()).add(tuple(key for key in path if isinstance(key, str)))
         replay.answers[operation] = document
-    return found
+    return fields
 
 
 def outcome(replay: Replay, names: tuple[str, ...]) -> Any:
-    """Return what a parser returns, or a text of what it raises."""
+    """Return the result of a parser, or the repr of its exception."""
     try:
         return PARSERS[names](replay.aws)
     except Exception as error:

@@ -1,11 +1,11 @@
-"""Documents, or parts of them, as the records that the methods return."""
+"""JSON documents as objects with attributes."""
 
 from types import SimpleNamespace
 from typing import Any
 
 
 def read(value: Any) -> Any:
-    """Return a document whose keys are attributes; what is no document stays as it is."""
+    """Return a document with its keys as attributes; other values are unchanged."""
     if isinstance(value, dict):
-        return SimpleNamespace(**{key: read(one) for key, one in value.items()})
-    return [read(one) for one in value] if isinstance(value, list | tuple) else value
+        return SimpleNamespace(**{key: read(item) for key, item in value.items()})
+    return [read(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""A session that goes on from the last job's checkpoint."""
+"""A session that resumes from the checkpoint of the last job."""
 
 from pathlib import Path
 

@@ -8,22 +8,22 @@ from tests.support.local_cloud import Cloud
 
 
 def role(records: Cloud, bucket: str, *actions: str, listed: str = "in/*") -> Any:
-    """A client with the credentials of a role that has these rights in the bucket, and listing in `in/`."""
+    """Return (ARN, S3 client) of a role that may do `actions` in the bucket's `in/`, and list `listed`."""
     iam, name = records.client("iam"), f"role-{uuid.uuid4().hex}"
     arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-    at = f"arn:aws:s3:::{bucket}"
-    listing = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": at}
+    bucket_arn = f"arn:aws:s3:::{bucket}"
+    listing = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket_arn}
     statements = [
-        {"Effect": "Allow", "Action": list(actions), "Resource": [at, f"{at}/in/*"]},
+        {"Effect": "Allow", "Action": list(actions), "Resource": [bucket_arn, f"{bucket_arn}/in/*"]},
         {**listing, "Condition": {"StringLike": {"s3:prefix": [listed]}}},
-        {"Effect": "Deny", "Action": "S3:get*", "Resource": f"{at}/in/secret?"},
+        {"Effect": "Deny", "Action": "S3:get*", "Resource": f"{bucket_arn}/in/secret?"},
     ]
     document = json.dumps({"Version": "2012-10-17", "Statement": statements})
     iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
-    given = records.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
+    credentials = records.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
     return arn, records.client(
         "s3",
-        aws_access_key_id=given["AccessKeyId"],
-        aws_secret_access_key=given["SecretAccessKey"],
-        aws_session_token=given["SessionToken"],
+        aws_access_key_id=credentials["AccessKeyId"],
+        aws_secret_access_key=credentials["SecretAccessKey"],
+        aws_session_token=credentials["SessionToken"],
     )

@@ -1,11 +1,11 @@
-"""A job in S3 as its nodes save it (docs/saving.md), made from what its files hold.
+"""A job in S3 as its nodes save it (docs/saving.md), made from the content of its files.
 
-    made = SavedJob({"node0/run/model.pt": b"weights"}, checkpoint="run/model.pt")
-    made.put(store, where)                  # where ends with the job's name
+    job = SavedJob({"node0/run/model.pt": b"weights"}, checkpoint="run/model.pt")
+    job.put(store, uri)                     # uri ends with the job's name
 
-Everything may be changed before `put`: `rows` and `links` by home, `nodes[K]` (nodeK.json) and `index`
-(job.json) without what `put` adds, `checkpoint` (a name, or None) and `of_checkpoint` (its rows), `objects`
-by key. With `secret` the documents are signed. `put` may be called again.
+A test may change everything before `put`: `rows` and `links` by home, `nodes[K]` (nodeK.json) and `index`
+(job.json) without the fields that `put` adds, `checkpoint` (a name, or None) and `of_checkpoint` (its rows),
+`objects` by key. With `secret` the documents are signed. `put` may be called again.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ PAGE_ROWS = 1000
 
 
 class SavedJob:
-    """What the nodes of a job have written."""
+    """The objects of a saved job."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class SavedJob:
         checkpoint: str | None = None,
         secret: str | None = None,
     ) -> None:
-        found = (re.match(r"node(\d+)/", home) for home in files)
-        nodes = sorted({int(match[1]) for match in found if match} | {0})
+        matches = (re.match(r"node(\d+)/", home) for home in files)
+        nodes = sorted({int(match[1]) for match in matches if match} | {0})
         machines = [{"node": node, "instance_id": f"i-{node}"} for node in nodes]
         ranks = [
             {"rank": node, "node": node, "local_rank": 0, "exit_code": 0, "seconds": 1.0} for node in nodes
@@ -54,7 +54,7 @@ class SavedJob:
             "document": document,
         }
         node = {"launch": launch, "look": 1, "pending": [], "pending_files": 0, "ended": True, "error": ""}
-        self.nodes: dict[int, dict[str, Any]] = {one: {"node": one, **node} for one in nodes}
+        self.nodes: dict[int, dict[str, Any]] = {number: {"node": number, **node} for number in nodes}
         self.objects = dict(files)
         self.rows = {home: row(home, body) for home, body in files.items()}
         self.links: dict[str, str] = {}
@@ -66,7 +66,7 @@ class SavedJob:
         }
 
     def grow(self, home: str, body: bytes, *, part_bytes: int = 4) -> None:
-        """Have the job hold a file that grows: parts of which each is longer in S3 by now."""
+        """Add a file that grows: each part is longer in S3 than in the list."""
         parts = []
         for at in range(0, len(body), part_bytes):
             data, key = body[at : at + part_bytes], f"parts/{home}/{at:015}"
@@ -74,50 +74,50 @@ class SavedJob:
             parts.append([key, len(data), "as it was", hashlib.sha256(data).hexdigest()])
         self.rows[home] = {**row(home, body), "parts": parts}
 
-    def put(self, store: Store, where: S3Uri) -> None:
-        """Write all of it, the documents last."""
+    def put(self, store: Store, uri: S3Uri) -> None:
+        """Upload all objects, the documents last."""
         for key, body in self.objects.items():
-            store.put(where, key, body)
+            store.put(uri, key, body)
         for node, document in self.nodes.items():
-            rows = {home: one for home, one in self.rows.items() if self._node(home) == node}
-            links = {home: one for home, one in self.links.items() if self._node(home) == node}
-            pages = self._pages(store, where, f"lists/node{node}", rows, links)
-            self._document(store, where, f"node{node}.json", {**document, "pages": pages})
+            rows = {home: row for home, row in self.rows.items() if self._node(home) == node}
+            links = {home: target for home, target in self.links.items() if self._node(home) == node}
+            pages = self._pages(store, uri, f"lists/node{node}", rows, links)
+            self._document(store, uri, f"node{node}.json", {**document, "pages": pages})
         checkpoint = None
         if self.checkpoint is not None:
-            pages = self._pages(store, where, "lists/checkpoint", self.of_checkpoint, {})
+            pages = self._pages(store, uri, "lists/checkpoint", self.of_checkpoint, {})
             checkpoint = {"name": self.checkpoint, "modified": 1, "pages": pages}
-        self._document(store, where, "job.json", {"checkpoint": checkpoint, **self.index})
+        self._document(store, uri, "job.json", {"checkpoint": checkpoint, **self.index})
 
     def _node(self, home: str) -> int:
-        """Return the node that lists a place: its own, else the first."""
+        """Return the node that lists a home: the one in its name, else the first."""
         match = re.match(r"node(\d+)/|logs/rank(\d+)", home)
         node = int(match[1] or match[2]) if match else 0
         return node if node in self.nodes else min(self.nodes)
 
     def _pages(
-        self, store: Store, where: S3Uri, key: str, rows: Mapping[str, Any], links: Mapping[str, str]
+        self, store: Store, uri: S3Uri, key: str, rows: Mapping[str, Any], links: Mapping[str, str]
     ) -> list[list[Any]]:
         homes, refs = list(rows), []
         for number, at in enumerate(range(0, max(1, len(homes)), PAGE_ROWS)):
             page = {"files": {home: rows[home] for home in homes[at : at + PAGE_ROWS]}}
             body = json.dumps({**page, "links": links if not at else {}}).encode()
-            refs.append([f"{key}-{number}", len(body), store.put(where, f"{key}-{number}", body)])
+            refs.append([f"{key}-{number}", len(body), store.put(uri, f"{key}-{number}", body)])
         return refs
 
-    def _document(self, store: Store, where: S3Uri, name: str, document: Mapping[str, Any]) -> None:
+    def _document(self, store: Store, uri: S3Uri, name: str, document: Mapping[str, Any]) -> None:
         body = json.dumps(document).encode()
-        more = {}
+        options = {}
         if self.secret is not None:
-            more["Metadata"] = {SIGNATURE: signature(self.secret, document["launch"], name, body)}
-        store.put(where, name, body, **more)
+            options["Metadata"] = {SIGNATURE: signature(self.secret, document["launch"], name, body)}
+        store.put(uri, name, body, **options)
 
 
 def row(home: str, body: bytes, *, key: str = "", modified: int = 1) -> dict[str, Any]:
-    """Return how a node lists a file that is one object: its ETag is that of S3's own rule for small ones."""
-    with tempfile.TemporaryDirectory() as made:
-        path = Path(made, "file")
+    """Return the row of a file that is one object; its ETag is the MD5 sum, as in S3 for small objects."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
         path.write_bytes(body)
-        told = sample(path, len(body))
+        digest = sample(path, len(body))
     parts = [[key or home, len(body), hashlib.md5(body).hexdigest(), ""]]
-    return {"size": len(body), "modified": modified, "stamp": [modified, 1], "sample": told, "parts": parts}
+    return {"size": len(body), "modified": modified, "stamp": [modified, 1], "sample": digest, "parts": parts}

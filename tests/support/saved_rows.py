@@ -1,4 +1,4 @@
-"""Rows of the list of what a job saved to S3."""
+"""Rows of the list of saved files."""
 
 from typing import Any
 

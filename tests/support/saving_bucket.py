@@ -1,4 +1,4 @@
-"""A bucket of the local cloud's S3, and made-up nodes that save a job there."""
+"""A bucket of the local cloud's S3, and simulated nodes that save a job there."""
 
 import contextlib
 import hashlib
@@ -42,7 +42,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 
 class Metadata:
-    """The metadata service of a node whose role has these rights in a bucket; no role without a cloud."""
+    """The metadata service of a node whose role has `rights` in a bucket; without a cloud it has no role."""
 
     def __init__(self, cloud: Cloud | None, bucket: str = "", rights: tuple[str, ...] = RIGHTS) -> None:
         role = self._role(cloud, bucket, rights) if cloud else None
@@ -52,12 +52,12 @@ class Metadata:
 
         class Handler(BaseHTTPRequestHandler):
             def do_PUT(self) -> None:
-                self._say("token")
+                self._send("token")
 
             def do_GET(self) -> None:
-                self._say("training" if self.path.endswith("/") else json.dumps(role))
+                self._send("training" if self.path.endswith("/") else json.dumps(role))
 
-            def _say(self, text: str) -> None:
+            def _send(self, text: str) -> None:
                 time.sleep(metadata.slow_s)
                 refused, metadata.refuses = metadata.refuses > 0, max(0, metadata.refuses - 1)
                 self.send_response(404 if refused or (role is None and self.command == "GET") else 200)
@@ -76,15 +76,15 @@ class Metadata:
         arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
         job = JobSpec(job=JobSection(save_to=f"s3://{bucket}/runs"))
         policy = role_policy(ClusterSpec(name="lab"), job)
-        for one in policy["Statement"]:
-            one["Action"] = [action for action in one["Action"] if action in rights or action not in RIGHTS]
-        policy["Statement"] = [one for one in policy["Statement"] if one["Action"]]
+        for row in policy["Statement"]:
+            row["Action"] = [action for action in row["Action"] if action in rights or action not in RIGHTS]
+        policy["Statement"] = [row for row in policy["Statement"] if row["Action"]]
         document = json.dumps(policy)
         iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
-        given = cloud.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
-        keys = {"AccessKeyId": given["AccessKeyId"], "SecretAccessKey": given["SecretAccessKey"]}
+        credentials = cloud.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
+        keys = {"AccessKeyId": credentials["AccessKeyId"], "SecretAccessKey": credentials["SecretAccessKey"]}
         ends = {"Expiration": "2099-01-01T00:00:00Z", "LastUpdated": "2026-01-01T00:00:00Z"}
-        return {"Code": "Success", "Type": "AWS-HMAC", "Token": given["SessionToken"], **keys, **ends}
+        return {"Code": "Success", "Type": "AWS-HMAC", "Token": credentials["SessionToken"], **keys, **ends}
 
 
 class Bucket:
@@ -109,8 +109,8 @@ class Bucket:
             "exclude": [],
         }
         pace = {"look_s": 0.05, "parts_s": 0.1, "beat_s": 0.2}
-        where = {"region": "us-east-1", "endpoint": self.cloud.info.endpoint}
-        return {**usual, **pace, **where, **changes}
+        s3 = {"region": "us-east-1", "endpoint": self.cloud.info.endpoint}
+        return {**usual, **pace, **s3, **changes}
 
     def start(
         self,
@@ -142,8 +142,8 @@ class Bucket:
         return read_answer(out, NameClaimResult, node=0)
 
     def names(self) -> list[str]:
-        found = self.s3.list_objects_v2(Bucket=self.name, Prefix="runs/job-1/").get("Contents", ())
-        return [one["Key"].removeprefix("runs/job-1/") for one in found]
+        rows = self.s3.list_objects_v2(Bucket=self.name, Prefix="runs/job-1/").get("Contents", ())
+        return [row["Key"].removeprefix("runs/job-1/") for row in rows]
 
     def get(self, key: str) -> bytes:
         body: bytes = self.s3.get_object(Bucket=self.name, Key=f"runs/job-1/{key}")["Body"].read()
@@ -155,30 +155,30 @@ class Bucket:
         except ClientError:
             return {}
 
-    def pages(self, named: list[Any]) -> dict[str, Any]:
-        """The files that pages list, each with the ETag that the list names."""
-        found: dict[str, Any] = {}
-        for key, size, etag in named:
-            where = {"Bucket": self.name, "Key": f"runs/job-1/{key}", "IfMatch": etag}
-            body = self.s3.get_object(**where)["Body"].read()
+    def pages(self, refs: list[Any]) -> dict[str, Any]:
+        """Return the rows in the pages of a list; the ETag of each page must be the listed one."""
+        files: dict[str, Any] = {}
+        for key, size, etag in refs:
+            page = {"Bucket": self.name, "Key": f"runs/job-1/{key}", "IfMatch": etag}
+            body = self.s3.get_object(**page)["Body"].read()
             assert len(body) == size
-            found |= json.loads(body).get("files", {})
-        return found
+            files |= json.loads(body).get("files", {})
+        return files
 
     def listed(self, node: int = 0) -> dict[str, Any]:
-        """What a node lists: a row by place. A list that changes meanwhile is read again."""
+        """Return the rows of a node's list, by home. It is read again if it changes during the read."""
         for _ in range(9):
             with contextlib.suppress(ClientError):
                 return self.pages(self.json(f"node{node}.json").get("pages", []))
         raise AssertionError("the list changes faster than it can be read")
 
     def join(self, row: Any) -> bytes | None:
-        """What a reader gets of a row: its parts, as they are listed; None where one is another by now."""
+        """Return the content of a file from its listed parts, or None if a part has changed."""
         bodies = []
         for key, size, etag, digest in row["parts"]:
-            where = {"Bucket": self.name, "Key": f"runs/job-1/{key}"}
+            part = {"Bucket": self.name, "Key": f"runs/job-1/{key}"}
             try:
-                body = self.s3.get_object(**where, **({} if digest else {"IfMatch": etag}))["Body"].read()
+                body = self.s3.get_object(**part, **({} if digest else {"IfMatch": etag}))["Body"].read()
             except ClientError:
                 return None
             body = body[:size] if digest else body
@@ -187,27 +187,27 @@ class Bucket:
         return b"".join(bodies)
 
     def saved(self, home: str, node: int = 0) -> bytes | None:
-        """What a reader gets of a result; None where it is not saved."""
-        found = self.listed(node).get(home)
-        return found and self.join(found)
+        """Return the content of a saved result, or None."""
+        row = self.listed(node).get(home)
+        return row and self.join(row)
 
     def uploads(self) -> list[str]:
-        """The keys of what was begun and not completed."""
-        return [one["Key"] for one in self.s3.list_multipart_uploads(Bucket=self.name).get("Uploads", ())]
+        """Return the keys of incomplete multipart uploads."""
+        return [row["Key"] for row in self.s3.list_multipart_uploads(Bucket=self.name).get("Uploads", ())]
 
     def store(self) -> Store:
-        """S3 as a client sees it."""
+        """Return a store with the credentials of a client."""
         info, session = self.cloud.info, botocore.session.Session()
         session.set_credentials(info.access_key_id, info.secret_access_key)
         return Store(region=info.region, endpoint=info.endpoint, session=session)
 
     @property
     def checkpoint(self) -> Any:
-        """What job.json names, with the rows of its files."""
+        """The checkpoint in job.json, with the rows of its files."""
         for _ in range(9):
-            found = self.json("job.json").get("checkpoint") or {"name": None, "pages": []}
+            checkpoint = self.json("job.json").get("checkpoint") or {"name": None, "pages": []}
             with contextlib.suppress(ClientError):
-                return {**found, "files": self.pages(found["pages"])}
+                return {**checkpoint, "files": self.pages(checkpoint["pages"])}
         raise AssertionError("job.json changes faster than it can be read")
 
     def run(self, count: int = 1, *, starts: bool = True) -> list["Node"]:
@@ -216,7 +216,7 @@ class Bucket:
 
 
 class Node:
-    """A node on which the job runs, and its saver."""
+    """A node on which the job runs, and its uploader."""
 
     def __init__(self, bucket: Bucket, number: int, count: int, *, starts: bool = True) -> None:
         home = bucket.top / f"home{number}"
@@ -225,15 +225,15 @@ class Node:
             path.mkdir(parents=True)
         self.run, self.log = self.jobs / "run", self.jobs / "logs" / f"rank{number}.log"
         every = range(count)
-        machines = [{"node": one, "private_ip": "127.0.0.1", "instance_id": f"i-{one}"} for one in every]
-        layout = [[one, 0, one] for one in every]
+        machines = [{"node": node, "private_ip": "127.0.0.1", "instance_id": f"i-{node}"} for node in every]
+        layout = [[node, 0, node] for node in every]
         self.request = launch_of(number, job="job-1", nodes=machines, layout=layout, workdir=str(self.work))
         self.folder = JobFolder("job-1", self.jobs)
         write_json(self.jobs / "job.json", self.request)
         write_json(self.folder.snapshot, {})
         self.lock = self.folder.acquire_lock()
         self.state("running")
-        write_json(self.folder.saving, {"error": ""})  # the launcher does so
+        write_json(self.folder.saving, {"error": ""})  # as the launcher does
         self.saver: Any = bucket.start("save", home) if starts else None
 
     def state(self, state: str) -> None:

@@ -1,4 +1,4 @@
-"""Holds every JSON document against its published type, and writes docs/schema.json.
+"""Validates JSON documents against their published types, and writes docs/schema.json.
 
 python -m tests.support.schema
 """
@@ -44,7 +44,7 @@ DOCUMENTS: dict[str, Any] = {
     "local stop": documents.StoppedDocument,
     "local fault": list[documents.Fault],
 }
-"""The type of each verb's document, with the option that changes it."""
+"""The document type of each verb, by the verb and the option that changes it."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "schema.json"
 
 
@@ -53,7 +53,7 @@ def schema() -> str:
     kinds = {f"awsddp {name}".strip(): kind for name, kind in DOCUMENTS.items()}
     kinds |= {"error": documents.ErrorDocument, "event": documents.EventLine}
     shapes, parts = msgspec.json.schema_components(kinds.values(), ref_template="#/$defs/{name}")
-    verbs, parts = dict(zip(kinds, _alike(shapes), strict=True)), _alike(parts)
+    verbs, parts = dict(zip(kinds, _normalize(shapes), strict=True)), _normalize(parts)
     return (
         '{"$schema": "https://json-schema.org/draft/2020-12/schema",\n'
         f'"title": "The documents of awsddp --json, schema {SCHEMA}",\n'
@@ -61,15 +61,15 @@ def schema() -> str:
     )
 
 
-def _alike(part: Any) -> Any:
-    """Return a part of the schema as every msgspec makes it: one dedents docstrings, another has no default
-    for a field that is made by a function.
+def _normalize(part: Any) -> Any:
+    """Return a part of the schema without differences between versions of msgspec: some dedent docstrings,
+    some give a default to fields that a function makes.
     """
     if isinstance(part, dict):
-        known = {key: _alike(value) for key, value in part.items() if (key, value) != ("default", {})}
+        copied = {key: _normalize(value) for key, value in part.items() if (key, value) != ("default", {})}
         text = part.get("description")
-        return known | ({"description": cleandoc(text)} if isinstance(text, str) else {})
-    return [_alike(one) for one in part] if isinstance(part, list | tuple) else part
+        return copied | ({"description": cleandoc(text)} if isinstance(text, str) else {})
+    return [_normalize(item) for item in part] if isinstance(part, list | tuple) else part
 
 
 def _rows(items: dict[str, Any]) -> str:
@@ -79,41 +79,41 @@ def _rows(items: dict[str, Any]) -> str:
 def verb_of(words: tuple[str, ...]) -> str:
     """Return the key in DOCUMENTS of a command line."""
     verb = next((word for word in words if word in VERBS), "")
-    held = [key for key in DOCUMENTS if key.split(" ")[0] == verb and set(key.split()) <= set(words)]
-    return max(held, key=len)
+    keys = [key for key in DOCUMENTS if key.split(" ")[0] == verb and set(key.split()) <= set(words)]
+    return max(keys, key=len)
 
 
 def check(document: Any, *words: str) -> None:
-    """Assert that a document, or each of a list, has its schema version, its type, and no key beside it."""
-    for one in document if isinstance(document, list) else [document]:
-        assert one["schema"] == SCHEMA
+    """Assert that a document, or each one of a list, has the schema version, its type, and no other key."""
+    for item in document if isinstance(document, list) else [document]:
+        assert item["schema"] == SCHEMA
     if "--iam-policy" in words:
         return
-    bare: Any = [_bare(one) for one in document] if isinstance(document, list) else _bare(document)
+    bare: Any = [_strip(item) for item in document] if isinstance(document, list) else _strip(document)
     if isinstance(document, dict) and "error" in document:
-        _hold({"error": bare.pop("error")}, documents.ErrorDocument)
+        _validate({"error": bare.pop("error")}, documents.ErrorDocument)
         if not bare:
             return
-    _hold(bare, DOCUMENTS[verb_of(words)])
+    _validate(bare, DOCUMENTS[verb_of(words)])
 
 
-def _bare(document: dict[str, Any]) -> dict[str, Any]:
+def _strip(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != "schema"}
 
 
-def _hold(document: Any, kind: Any) -> None:
-    made = msgspec.to_builtins(msgspec.convert(document, kind))
-    _covers(made, document, "")
+def _validate(document: Any, kind: Any) -> None:
+    typed = msgspec.to_builtins(msgspec.convert(document, kind))
+    _require_keys(typed, document, "")
 
 
-def _covers(made: Any, shown: Any, at: str) -> None:
+def _require_keys(typed: Any, shown: Any, path: str) -> None:
     if isinstance(shown, dict):
-        assert set(shown) <= set(made), f"{at}: {sorted(set(shown) - set(made))} are not in the schema"
+        assert set(shown) <= set(typed), f"{path}: {sorted(set(shown) - set(typed))} are not in the schema"
         for key, value in shown.items():
-            _covers(made[key], value, f"{at}.{key}")
+            _require_keys(typed[key], value, f"{path}.{key}")
     elif isinstance(shown, list):
         for index, value in enumerate(shown):
-            _covers(made[index], value, f"{at}[{index}]")
+            _require_keys(typed[index], value, f"{path}[{index}]")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The seed of everything that the long matrices draw (AWSDDP_SEED=N draws others), and how they draw."""
+"""The seed from which the long matrices draw their cases (AWSDDP_SEED=N for others), and the drawing."""
 
 import os
 import random
@@ -12,7 +12,7 @@ FULL = bool(os.environ.get("AWSDDP_FULL"))
 
 
 def drawn(cases: Sequence[Case], count: int, *, what: str) -> list[Case]:
-    """Return `count` of the cases in their order, drawn by the seed; with AWSDDP_FULL all of them."""
+    """Return `count` cases in their order, drawn by the seed and `what`; with AWSDDP_FULL all of them."""
     if FULL or count >= len(cases):
         return list(cases)
     chosen = random.Random(f"{SEED} {what}").sample(range(len(cases)), count)

@@ -1,4 +1,4 @@
-"""Where packages come from in tests: indexes, with a password or TLS; a proxy that counts; a repository."""
+"""Sources of packages: indexes, with a password or TLS; a proxy that records requests; git repositories."""
 
 import base64
 import datetime
@@ -25,7 +25,7 @@ BUILT_BY = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptoo
 
 @dataclass
 class Served:
-    """A server: its port, and what it was asked, by pip or by anybody, as "GET /path"."""
+    """A server: its port and its requests, all and those of pip, as "GET /path"."""
 
     port: int = 0
     asked: list[str] = field(default_factory=list)
@@ -68,15 +68,15 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def serve_folder(folder: Path, *, tls: Path | None = None) -> Iterator[Served]:
-    """Serve a folder, over TLS with a certificate."""
-    own = type("Folder", (_Quiet,), {"served": Served()})
-    with _running(functools.partial(own, directory=str(folder)), own.served, tls) as served:
+    """Serve a folder; over TLS if there is a certificate."""
+    handler = type("Folder", (_Quiet,), {"served": Served()})
+    with _running(functools.partial(handler, directory=str(folder)), handler.served, tls) as served:
         yield served
 
 
 @dataclass
 class Reply:
-    """What a server answers; names of headers are sent in lower case, as HTTP/2 gateways do."""
+    """A response; names of headers are sent in lower case, as HTTP/2 gateways do."""
 
     body: bytes = b""
     status: int = 200
@@ -93,7 +93,7 @@ def page(*urls: str, base: str = "") -> Reply:
 
 @contextmanager
 def serve_replies(replies: Mapping[str, Reply]) -> Iterator[Served]:
-    """Serve replies by path, 404 for others; what was asked is noted with the login that came."""
+    """Serve replies by path, 404 for others; each request is recorded with its login."""
 
     class Replies(_Quiet):
         served = Served()
@@ -118,15 +118,15 @@ def serve_replies(replies: Mapping[str, Reply]) -> Iterator[Served]:
 
 @contextmanager
 def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
-    """Serve the repositories of a folder by git's own program; "reader" may push, too, with the password."""
-    wanted = "Basic " + base64.b64encode(f"reader:{password}".encode()).decode()
+    """Serve the repositories of a folder by `git http-backend`; "reader" may also push, with the password."""
+    expected = "Basic " + base64.b64encode(f"reader:{password}".encode()).decode()
 
     class Git(_Quiet):
         served = Served()
 
         def do_GET(self) -> None:
             self.served.asked.append(f"{self.command} {self.path}")
-            if password and self.headers.get("Authorization") != wanted:
+            if password and self.headers.get("Authorization") != expected:
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="git"')
                 self.send_header("Content-Length", "0")
@@ -167,16 +167,16 @@ def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
 def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str = "") -> Iterator[Served]:
     """Serve wheels as a simple index below /simple/.
 
-    `files` is where its pages say that the wheels are, else they are served here. It wants `password` of the
-    user "reader". A request of pip for a path that contains `hold` waits until `release` is set.
+    Its pages link to wheels below `files`, or on this server. It requires `password` of the user "reader". A
+    request of pip for a path that contains `hold` waits until `release` is set.
     """
 
     class Index(_Quiet):
         served = Served()
 
         def do_GET(self) -> None:
-            wanted = base64.b64encode(f"reader:{password}".encode()).decode()
-            if password and self.headers.get("Authorization") != f"Basic {wanted}":
+            expected = base64.b64encode(f"reader:{password}".encode()).decode()
+            if password and self.headers.get("Authorization") != f"Basic {expected}":
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="index"')
                 self.send_header("Content-Length", "0")
@@ -187,13 +187,13 @@ def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str 
                 self.served.release.wait(60)
             name = self.path.rstrip("/").rpartition("/")[2].replace("-", "_")
             if self.path.startswith("/simple/"):
-                found = [
-                    one.name for one in sorted(wheels.iterdir()) if one.name.lower().startswith(f"{name}-")
+                names = [
+                    path.name for path in sorted(wheels.iterdir()) if path.name.lower().startswith(f"{name}-")
                 ]
-                if not found:
+                if not names:
                     self.send_error(404)
                     return
-                body = "".join(f'<a href="{files or "/files"}/{one}">{one}</a>\n' for one in found).encode()
+                body = "".join(f'<a href="{files or "/files"}/{row}">{row}</a>\n' for row in names).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/html")
                 self.send_header("Content-Length", str(len(body)))
@@ -212,7 +212,7 @@ def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str 
 
 @contextmanager
 def serve_proxy(*, password: str = "") -> Iterator[Served]:
-    """Run a proxy, which wants `password` of the user "staff"."""
+    """Run a proxy, which requires `password` of the user "staff"."""
 
     class Proxy(http.server.BaseHTTPRequestHandler):
         served = Served()
@@ -233,8 +233,8 @@ def serve_proxy(*, password: str = "") -> Iterator[Served]:
 
         def _through(self, host: str, port: int, first: bytes) -> None:
             self.served.asked.append(f"{self.command} {self.path}")
-            wanted = base64.b64encode(f"staff:{password}".encode()).decode()
-            if password and self.headers.get("Proxy-Authorization") != f"Basic {wanted}":
+            expected = base64.b64encode(f"staff:{password}".encode()).decode()
+            if password and self.headers.get("Proxy-Authorization") != f"Basic {expected}":
                 self.send_response(407)
                 self.send_header("Proxy-Authenticate", 'Basic realm="proxy"')
                 self.send_header("Content-Length", "0")
@@ -262,7 +262,7 @@ def serve_proxy(*, password: str = "") -> Iterator[Served]:
 
 
 def make_certificate(folder: Path) -> Path:
-    """Write a certificate of "localhost", its own authority, and its key into one file; return it."""
+    """Write a self-signed certificate of "localhost" and its key into one file; return the file."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -301,7 +301,7 @@ def certificate_only(file: Path) -> str:
 
 
 def make_repository(folder: Path, name: str, files: Mapping[str, str] = {}) -> Path:
-    """Make a bare git repository of a package, with more files, to be served; return it."""
+    """Make a bare git repository of a package, with more files; return its folder."""
     tree, bare = folder / "tree", folder / f"{name}.git"
     tree.mkdir(parents=True)
     (tree / "setup.py").write_text(f"from setuptools import setup\nsetup(py_modules=[{name!r}])\n")
@@ -309,8 +309,8 @@ def make_repository(folder: Path, name: str, files: Mapping[str, str] = {}) -> P
     (tree / f"{name}.py").write_text("VERSION = '1.0 of git'\n")
     for path, text in files.items():
         (tree / path).write_text(text)
-    who = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "one")):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "one")):
         subprocess.run(["git", "-C", tree, *words], check=True)
     subprocess.run(["git", "clone", "-q", "--bare", tree, bare], check=True)
     subprocess.run(["git", "-C", bare, "update-server-info"], check=True)

@@ -1,4 +1,4 @@
-"""A bucket with the objects of a job, and who reads them."""
+"""A bucket with the objects of a saved job, and a client that reads them."""
 
 import contextlib
 import uuid
@@ -28,12 +28,12 @@ Change = Callable[[SavedJob], object]
 
 
 def job_of_one_file() -> SavedJob:
-    """What a job of one rank has saved: a file, which is a checkpoint."""
+    """Return the saved job of one rank with one file, which is a checkpoint."""
     return SavedJob({HOME: BODY}, checkpoint="run/model.pt")
 
 
 class Shelf:
-    """A bucket with the objects of a job, and who reads them."""
+    """A bucket with the objects of a saved job, and a client that reads them."""
 
     def __init__(self, store: Store, home: Path) -> None:
         self.store, self.s3, self.home = store, store.client, home
@@ -49,7 +49,7 @@ class Shelf:
         self.s3.put_object(Bucket=self.where.bucket, Key=self.where.key(name), Body=body)
 
     def read(self) -> dict[int, NodeFiles]:
-        """Read all of the job, and its checkpoint."""
+        """Download all results of the job, and read its checkpoint."""
         with translate_aws_errors(Target(name="local"), location=str(self.where)):
             saved = StoredJob(self.session, self.store, self.where)
             if saved._index.checkpoint is not None:
@@ -58,26 +58,26 @@ class Shelf:
 
     @contextlib.contextmanager
     def on_get(self, do: Callable[[str], object]) -> Iterator[None]:
-        """Do something before each read of an object, by its key below the job."""
-        events, name, own = self.s3.meta.events, "before-parameter-build.s3.GetObject", uuid.uuid4().hex
+        """Call `do` before each read of an object, with its key below the job."""
+        events, name, unique = self.s3.meta.events, "before-parameter-build.s3.GetObject", uuid.uuid4().hex
 
         def hook(params: dict[str, Any], **_: object) -> None:
             do(params["Key"].removeprefix(f"{self.where.prefix}/"))
 
-        events.register(name, hook, own)
+        events.register(name, hook, unique)
         try:
             yield
         finally:
-            events.unregister(name, unique_id=own)
+            events.unregister(name, unique_id=unique)
 
     @property
     def folder(self) -> Path:
-        """Where the results come."""
+        """The results folder of the job."""
         return self.session.results / "first"
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The results that came, without what awsddp writes itself."""
+        """The downloaded results, without job.json."""
         paths = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "job.json"]
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
 
@@ -98,7 +98,7 @@ def shelf(store: Store, tmp_path: Path) -> Shelf:
 
 
 def put(attribute: str, *keys: Any, to: Any) -> Change:
-    """Change what is found by `keys` in an attribute of the job."""
+    """Return a function that sets the value at `keys` in an attribute of the saved job."""
 
     def change(made: SavedJob) -> None:
         inner: Any = getattr(made, attribute)
@@ -115,7 +115,7 @@ JOB, NODE, PAGE, OF_CHECKPOINT = "job.json", "node0.json", "lists/node0-0", "lis
 def knows(
     shelf: Shelf, save_to: str, target: Target | None = None, *, nodes: tuple[JobNode, ...] = ()
 ) -> None:
-    """Have this machine the cluster's key, and know the job."""
+    """Write the cluster's key and a record with the job on this client."""
     shelf.session.folder.path.mkdir(parents=True)
     shelf.session.folder.key.write_text("the cluster's key")
     of_job = {"job": "first", "state": "running", "cause": None, "ranks": (), "home": "runs/first"}
@@ -123,5 +123,5 @@ def knows(
     now = datetime.now(UTC)
     of_cluster: dict[str, Any] = {"id": "c", "owner": "o", "created": now, "expires": now}
     of_cluster["target"] = target or Target(name="local")
-    more = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
-    shelf.session.folder.write(Record(**of_cluster, **more, jobs=(job,)))
+    machine = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
+    shelf.session.folder.write(Record(**of_cluster, **machine, jobs=(job,)))

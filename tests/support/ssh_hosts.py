@@ -1,4 +1,4 @@
-"""Real nodes of the simplest kind: an OpenSSH server each, with an address and a home of its own."""
+"""Nodes as OpenSSH servers on this machine, each with its own address and home."""
 
 import getpass
 import os
@@ -55,7 +55,7 @@ esac
 
 @dataclass
 class Host:
-    """A server that a test may stop, freeze and start again."""
+    """An SSH server that a test can stop, freeze and start again."""
 
     node: int
     host: str
@@ -103,7 +103,7 @@ class Host:
             self.process = None
 
     def freeze(self) -> None:
-        """Stop sshd and all that it serves, as a machine does that hangs."""
+        """Stop sshd and its sessions by SIGSTOP, as on a machine that hangs."""
         assert self.process is not None
         self.frozen = [self.process.pid, *self.sessions()]
         for pid in self.frozen:
@@ -116,19 +116,19 @@ class Host:
         self.frozen = []
 
     def sessions(self) -> list[int]:
-        """Process ids of all that sshd serves."""
+        """Return the process ids of the sessions of sshd."""
         assert self.process is not None
-        found, todo = [], [self.process.pid]
+        pids, todo = [], [self.process.pid]
         while todo:
             pid = todo.pop()
             with suppress(OSError):
                 for task in Path(f"/proc/{pid}/task").iterdir():
                     todo += [int(child) for child in (task / "children").read_text().split()]
-            found.append(pid)
-        return found[1:]
+            pids.append(pid)
+        return pids[1:]
 
     def script(self, name: str, text: str) -> None:
-        """Put a program of the test's own before the machine's."""
+        """Put a program of the test first on the PATH of the host."""
         path = self.root / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text.format(root=self.root, home=self.home))
@@ -142,7 +142,7 @@ class Host:
 
 @dataclass
 class Lab:
-    """Some hosts, the login key that they accept, and what is known of them."""
+    """Several hosts, the login key that they accept, and their known_hosts."""
 
     folder: Path
     hosts: list[Host]
@@ -150,10 +150,10 @@ class Lab:
     known_hosts: Path
 
     def endpoints(self, jump: Jump | None = None) -> list[Endpoint]:
-        """Return how the hosts are reached; some jump hosts know them by instance id only."""
+        """Return the endpoints of the hosts, with instance ids as addresses for jump hosts that use these."""
         by_id = jump is not None and jump.uses_instance_ids
-        found = [host.endpoint for host in self.hosts]
-        return [replace(one, host=one.instance_id) for one in found] if by_id else found
+        endpoints = [host.endpoint for host in self.hosts]
+        return [replace(row, host=row.instance_id) for row in endpoints] if by_id else endpoints
 
     def fleet(self, *, jump: Jump | None = None, deadline_s: float = 20, **settings: Any) -> Fleet:
         if jump is None:
@@ -174,7 +174,7 @@ class Lab:
         return path
 
     def ssh(self, node: int, command: str, *, jump: Jump | None = None) -> str:
-        """Return what a command prints that the system's ssh runs on a node; no error may be reported."""
+        """Return the output of a command that the system's ssh runs on a node; its stderr must be empty."""
         config = self.write_ssh_config(jump)
         done = subprocess.run(["ssh", "-F", config, f"node{node}", command], capture_output=True, text=True)
         assert not done.stderr, done.stderr
@@ -182,7 +182,7 @@ class Lab:
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    """Poll a condition until a deadline."""
+    """Poll a condition until a deadline. Fails with `what` after it."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -190,7 +190,7 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 20) -> None
 
 
 def make_host(folder: Path, node: int, login: KeyPair) -> Host:
-    """Lay out a host in `folder`; it is not started yet."""
+    """Write the files of a host into `folder`; it is not started yet."""
     address, port = f"127.77.{os.getpid() % 250 + 1}.{node + 1}", free_ports()
     host = Host(node, address, port, folder / f"node{node}", make_key("seed"))
     (host.root / "etc/ssh").mkdir(parents=True)

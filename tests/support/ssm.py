@@ -1,4 +1,4 @@
-"""A stand-in for the aws command line and its plug-in: it takes the same words, and carries bytes to a port.
+"""A replacement for the aws command line and its plug-in: same arguments; it forwards bytes to a port.
 
 As SSM's agent does, it connects from the node itself: in the network namespace that `targets.json` names.
 """
@@ -38,7 +38,7 @@ while data := line.recv(65536):
 
 
 class StandIn:
-    """The programs in a folder for the PATH, and what they were called with."""
+    """The programs in a folder for the PATH, and the command lines of their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class StandIn:
         self.know({})
 
     def know(self, targets: dict[str, tuple[str, str]], **refusal: str) -> None:
-        """Let sessions reach instances: by id the address, and the namespace to connect from ("": ours)."""
+        """Set the instances that sessions reach: (address, namespace to connect from, "" for none) by id."""
         new = self.folder / "targets.new"
         new.write_text(json.dumps({**targets, **refusal}))
         new.replace(self.folder / "targets.json")

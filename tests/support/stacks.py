@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
-    """Ask all nodes and read their answers, as `why` does."""
+    """Request the stacks of all nodes and diagnose the hang, as `why` does."""
     answers = {
         node: read_stacks(msgspec.to_builtins(fleet.ask(node, messages.Stacks(job=job))))
         for node in range(len(fleet.hosts))

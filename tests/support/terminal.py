@@ -1,4 +1,4 @@
-"""A terminal that commands are typed into: what a person sees of them, live rows and all."""
+"""A terminal for commands: what a user sees of them, including live rows."""
 
 import os
 import re
@@ -21,7 +21,7 @@ CTRL_C = "\x03"
 
 @dataclass(frozen=True)
 class Shown:
-    """What one command left in the terminal."""
+    """The output of a command in the terminal."""
 
     command: str
     code: int
@@ -37,17 +37,17 @@ class Shown:
 
 
 class Terminal:
-    """A terminal of `columns` x `lines`, in a folder; `awsddp` is that of this tree."""
+    """A terminal of `columns` x `lines` in a folder; `awsddp` is that of this checkout."""
 
     def __init__(self, cwd: Path, environ: Mapping[str, str], *, columns: int = 80, lines: int = 24) -> None:
         self._cwd, self._size = cwd, (lines, columns)
         self._environ = {**environ, "TERM": "xterm-256color"}
 
     def type(self, command: str, answers: Sequence[tuple[str, str]] = (), *, limit_s: float = 170.0) -> Shown:
-        """Type a command, give each answer once its text has appeared, and return what is seen at the end.
+        """Type a command, type each answer after its text has appeared, and return the screen at the end.
 
-        A question that no answer is given for is answered yes. Raises TimeoutExpired, with all lines, where
-        the command does not end within `limit_s` seconds.
+        Questions without an answer are answered yes. Raises TimeoutExpired, with all lines, if the command
+        does not end within `limit_s` seconds.
         """
         lines, columns = self._size
         screen = pyte.HistoryScreen(columns, lines, history=10_000)
@@ -76,7 +76,7 @@ class Terminal:
             os.close(ours)
         return Shown(command, process.returncode, _all_lines(screen), visible or _stripped(screen.display))
 
-    def _started(self, words: list[str], end: int) -> "quick_start.Started | subprocess.Popen[bytes]":
+    def _start(self, words: list[str], end: int) -> "quick_start.Started | subprocess.Popen[bytes]":
         if words[0] == "awsddp":
             if quick_start.is_as_here(self._environ):
                 streams = (end, end, end)
@@ -89,12 +89,12 @@ class Terminal:
 
 
 def _read(ours: int, ends: float) -> bytes:
-    """Return what the command wrote; nothing once it has ended. Raises TimeoutExpired."""
+    """Return new output of the command; b"" after it has ended. Raises TimeoutExpired."""
     if not select.select([ours], [], [], max(0.0, ends - time.monotonic()))[0]:
         raise subprocess.TimeoutExpired("", 0.0)
     try:
         return os.read(ours, 1 << 16)
-    except OSError:  # the last one that had the terminal open has ended
+    except OSError:  # the last process that had the terminal open has ended
         return b""
 
 
@@ -111,7 +111,7 @@ def _stripped(lines: Sequence[str]) -> list[str]:
 
 @dataclass
 class Story:
-    """A user at a terminal of 80x24, and what went wrong for them."""
+    """The commands of a user at a terminal of 80x24, and their failures."""
 
     terminal: Terminal
     commands: int = 0
@@ -128,17 +128,17 @@ class Story:
         never: Sequence[str] = (),
         order: Sequence[str] = (),
     ) -> str:
-        """Type a command. Stumbles: a pattern of `says` missing, of `never` there, `order` not kept."""
+        """Type a command. A stumble: `says` is missing, `never` occurs, or `order` is violated (patterns)."""
         shown = self.terminal.type(command, answers)
         self.commands += 1
         if shown.code != code:
             self.failed.append(f"{command}: exit {shown.code}\n{shown.text}")
         flat = re.sub(r"\s+", " ", shown.text)
-        wrong = [f"{command}: does not say {one}" for one in says if not re.search(one, flat)]
-        wrong += [f"{command}: says {one}" for one in never if re.search(one, flat)]
-        places = [flat.find(one) for one in order]
-        wrong += [f"{command}: not in this order: {order}"] * (places != sorted(places) or -1 in places)
-        self.stumbles += [f"{one}\n{shown.text}" for one in wrong]
+        wrong = [f"{command}: does not say {pattern}" for pattern in says if not re.search(pattern, flat)]
+        wrong += [f"{command}: says {pattern}" for pattern in never if re.search(pattern, flat)]
+        offsets = [flat.find(text) for text in order]
+        wrong += [f"{command}: not in this order: {order}"] * (offsets != sorted(offsets) or -1 in offsets)
+        self.stumbles += [f"{problem}\n{shown.text}" for problem in wrong]
         return shown.text
 
     def told(self) -> str:

@@ -1,4 +1,4 @@
-"""What a local cloud leaves on a machine while it runs."""
+"""The namespaces, interfaces, mounts and processes of a running local cloud."""
 
 import os
 import subprocess
@@ -9,10 +9,10 @@ def traces(home: Path) -> list[str]:
     """Return the namespaces, interfaces, mounts and processes that belong to the daemon of `home`."""
     from awsddp.local.machine import CloudPaths
 
-    mark = CloudPaths(home).tag
+    tag = CloudPaths(home).tag
     return sorted(
-        [f"namespace {line}" for line in _lines("ip", "netns", "list") if mark in line]
-        + [f"interface {line}" for line in _lines("ip", "-o", "link") if mark in line]
+        [f"namespace {line}" for line in _lines("ip", "netns", "list") if tag in line]
+        + [f"interface {line}" for line in _lines("ip", "-o", "link") if tag in line]
         + [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(home) in line]
         + [f"process {pid}" for pid in _processes(home)]
     )
@@ -23,12 +23,12 @@ def _lines(*words: str) -> list[str]:
 
 
 def _processes(home: Path) -> list[str]:
-    found = []
+    pids = []
     for pid in Path("/proc").glob("[0-9]*"):
         try:
-            known = (pid / "environ").read_bytes() + (pid / "cmdline").read_bytes()
+            text = (pid / "environ").read_bytes() + (pid / "cmdline").read_bytes()
         except OSError:
             continue
-        if os.fsencode(home) in known and int(pid.name) != os.getpid():
-            found.append(pid.name)
-    return found
+        if os.fsencode(home) in text and int(pid.name) != os.getpid():
+            pids.append(pid.name)
+    return pids

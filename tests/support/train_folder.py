@@ -1,4 +1,4 @@
-"""The training programs are started as files: their folder is what Python finds their neighbours in."""
+"""Puts train/ on sys.path, as its programs run as scripts and import their neighbours."""
 
 from __future__ import annotations
 

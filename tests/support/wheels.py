@@ -1,4 +1,4 @@
-"""Packages of our own, so that no test needs an index."""
+"""Packages made by the tests, which need no index."""
 
 import io
 import subprocess
@@ -20,23 +20,23 @@ def wheel(
     text: str = "",
     python: str = "",
 ) -> None:
-    """Write a wheel whose one module holds its version, and `text`."""
+    """Write a wheel with one module, which holds its version and `text`."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-{tag}.whl", "w") as file:
         file.writestr(f"{name}.py", f"VERSION = {version!r}\n{text}")
-        needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+        needs = "".join(f"Requires-Dist: {name}\n" for name in requires)
         needs += f"Requires-Python: {python}\n" if python else ""
-        needs += "".join(f"Provides-Extra: {one}\n" for one in extras)
+        needs += "".join(f"Provides-Extra: {name}\n" for name in extras)
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-{tag}\n")
         file.writestr(f"{info}/RECORD", "")
 
 
 def sdist(folder: Path, name: str, version: str = "1.0", *, info: str = "Metadata-Version: 2.2") -> None:
-    """Write the source of a package, with its metadata but for its name and version.
+    """Write the sdist of a package with the metadata `info`, name and version.
 
-    Its build backend lies in the archive, so that nothing has to be installed to run it.
+    Its build backend is in the archive, so that running it needs no installation.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {
@@ -52,25 +52,25 @@ def sdist(folder: Path, name: str, version: str = "1.0", *, info: str = "Metadat
 
 
 def installed_wheel(folder: Path, name: str) -> None:
-    """Write the wheel of a package of pure Python that is installed here, with its own code."""
-    of = metadata.distribution(name)
+    """Write the wheel of an installed package of pure Python, with its own code."""
+    distribution = metadata.distribution(name)
     folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / f"{name}-{of.version}-py3-none-any.whl", "w") as file:
-        for path in of.files or ():
-            made_here = path.name in ("INSTALLER", "REQUESTED", "RECORD") or path.suffix == ".pyc"
-            if not made_here and ".." not in path.parts:
+    with zipfile.ZipFile(folder / f"{name}-{distribution.version}-py3-none-any.whl", "w") as file:
+        for path in distribution.files or ():
+            is_generated = path.name in ("INSTALLER", "REQUESTED", "RECORD") or path.suffix == ".pyc"
+            if not is_generated and ".." not in path.parts:
                 file.write(path.locate(), path)
-        file.writestr(f"{name}-{of.version}.dist-info/RECORD", "")
+        file.writestr(f"{name}-{distribution.version}.dist-info/RECORD", "")
 
 
 def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
-    """Make a Python as an image has it, with pip and something that calls itself torch; return its path."""
+    """Make the Python of an image, with pip and a fake torch; return its path."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next(folder.glob("lib/python3*/site-packages"))
     import pip
 
-    own = Path(pip.__file__).parent
-    for part in (own, *own.parent.glob("pip-*.dist-info")):
+    pip_folder = Path(pip.__file__).parent
+    for part in (pip_folder, *pip_folder.parent.glob("pip-*.dist-info")):
         (packages / part.name).symlink_to(part)
     (packages / "torch").mkdir()
     (packages / "torch/__init__.py").write_text(torch_text(torch))
@@ -85,14 +85,14 @@ def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
 
 
 def add(image: Path, name: str, version: str, *, needs: str = "") -> None:
-    """Have an image say that it holds a package; `needs` is a part of its metadata."""
+    """Add the metadata of a package to an image; `needs` are more lines of it."""
     info = next(image.glob("lib/python3*/site-packages")) / f"{name}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
 
 
 def torch_text(version: str) -> str:
-    """Return the module that calls itself torch."""
+    """Return the code of the fake torch."""
     return (
         f"__version__ = {version!r}\nclass version:\n    cuda = None\nclass cuda:\n"
         "    is_available = staticmethod(lambda: False)\n"

@@ -1,6 +1,6 @@
-"""Started on W ranks: is DistributedDataParallel with batch B / W one process with B, for every model here?
+"""Compares DistributedDataParallel on W ranks, batch B / W, with one process, batch B, for each model.
 
-Prints a JSON line: {model: {"off": relative error of the worst gradient, "alike": the same weights on all}}.
+Prints a JSON line: {model: {"off": relative error of the worst gradient, "alike": equal weights on all}}.
 """
 
 import json
@@ -38,16 +38,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def criterion(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss as the model's own program takes it: ten outputs are classes."""
+    """Return the loss of the model's own program: ten outputs are classes."""
     if outputs.shape[1] == 10:
         return nn.functional.cross_entropy(outputs, labels)
     return nn.functional.mse_loss(outputs, labels[:, None].expand_as(outputs).to(outputs.dtype))
 
 
 def compare(name: str, world: group.World, *, batch: int, steps: int) -> dict[str, object]:
-    """Return how far a gradient is from the whole batch's; whether the weights are alike after `steps`."""
+    """Return the error of the gradients, and whether the weights of all ranks are equal after `steps`."""
     build, shape = MODELS[name]
-    torch.manual_seed(world.rank)  # it is DDP that makes the weights alike, not the seed
+    torch.manual_seed(world.rank)  # DDP makes the weights equal, not the seed
     net = build().double()
     ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
     random = torch.Generator().manual_seed(7)
@@ -72,15 +72,15 @@ def compare(name: str, world: group.World, *, batch: int, steps: int) -> dict[st
 
 
 def main() -> None:
-    """Join the group, compare the models that argv names, print."""
+    """Join the group, compare the models in argv, print the results."""
     steps, *names = sys.argv[1:]
     world = group.find_world()
     group.join(world, device=CPU, timeout_s=120)
-    found = {
+    results = {
         name: compare(name, world, batch=2 * world.size if int(steps) else 8, steps=int(steps))
         for name in names or MODELS
     }
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(results))
     group.leave()
 
 

@@ -1,9 +1,9 @@
-"""A cloud and a laptop that cost a moment: the ground of the matrices of kills and faults.
+"""A cloud and a client that start fast, for the matrices of kills and faults.
 
-The cloud is the local cloud's daemon without hosts, forked with its imports made. A command is a forked
-process, too, so that SIGKILL takes from it what it takes from the real one: all but the disk. Both are put
-back to where they were at any time, as whatever counts is in their folders. One clock serves all, which only
-sleeping moves: what waits two minutes waits a second here.
+The cloud is the local cloud's daemon without hosts, forked with its imports done. A command is a forked
+process, too, so that it loses at SIGKILL what the real one loses: everything but the disk. Both can be
+restored to a saved state, as their state is in their folders. All share one clock, which only `sleep` moves:
+a wait of two minutes takes a second.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ PRELOADED = (
 )  # for all children
 Phase = Literal["before it is sent", "before the reply", "before it is written down"]
 PHASES: tuple[Phase, ...] = ("before it is sent", "before the reply", "before it is written down")
-# What an account may hold that costs or blocks something: the operation, the key of its answer.
+# The resources of an account that cost or block something: the operation, the key of its response.
 KINDS = {
     "describe_instances": "Reservations",
     "describe_volumes": "Volumes",
@@ -81,11 +81,11 @@ KINDS = {
 
 
 def yes(what: object) -> None:
-    """Agree to everything."""
+    """Confirm everything."""
 
 
 def tags(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of anything that EC2 described."""
+    """Return the tags of a resource as EC2 describes it."""
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or described.get("TagSet", ())}
 
 
@@ -94,7 +94,7 @@ _MODELS = Loader()  # the models of the services are read once for all commands
 
 @functools.cache
 def _warm() -> None:
-    """Read here, once, what each daemon and each command would read for itself."""
+    """Load once what each daemon and each command would load for itself."""
     for service in ("ec2", "sts", "ssm", "service-quotas", "pricing"):
         get_service_model(service)
         _session().create_client(service, region_name=REGION)
@@ -104,7 +104,7 @@ def _warm() -> None:
 
 
 class Cloud:
-    """A local cloud of records, whose daemon is a child of the test."""
+    """A local cloud without hosts, whose daemon is a child of the test."""
 
     def __init__(self, home: Path, clock: Clock) -> None:
         _warm()
@@ -113,7 +113,7 @@ class Cloud:
         self._ec2: Any = None
 
     def start(self, *, ahead_s: float = 0.0) -> None:
-        """Start the daemon where its folder is; its time of day is `ahead_s` ahead of everyone else's."""
+        """Start the daemon on its folder; its time of day is `ahead_s` ahead of the clients'."""
         self.place.folder.mkdir(parents=True, exist_ok=True)
         settings = {
             "version": control.VERSION,
@@ -135,10 +135,10 @@ class Cloud:
 
     def _serve(self, lock: int, ahead_s: float) -> None:
         try:
-            _orphan()
-            for backends in emulator.BACKENDS.values():  # what other tests made of moto in this process
+            _die_with_parent()
+            for backends in emulator.BACKENDS.values():  # state that other tests left in this process
                 backends.clear()
-            mock_random.seed()  # else each daemon gives the ids that the one before it gave
+            mock_random.seed()  # else each daemon repeats the ids of the daemon before
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -161,7 +161,7 @@ class Cloud:
             os._exit(0)
 
     def kill(self) -> None:
-        """End the daemon as nothing else does; all that it answered is on the disk."""
+        """Kill the daemon with SIGKILL; the state of all its answers is on disk."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -169,19 +169,19 @@ class Cloud:
 
     @property
     def info(self) -> control.LocalInfo:
-        found = control.find_cloud(self.place.home)
-        assert found is not None
-        return found
+        info = control.find_cloud(self.place.home)
+        assert info is not None
+        return info
 
     @property
     def ec2(self) -> Any:
-        """The witness, which serves all daemons made of one folder."""
+        """An EC2 client for checks, valid for all daemons of one folder."""
         if self._ec2 is None:
             self._ec2 = self.client("ec2")
         return self._ec2
 
     def client(self, service: str) -> Any:
-        """Return a client that has nothing of ours."""
+        """Return a botocore client without code of awsddp."""
         info = self.info
         return _session().create_client(
             service,
@@ -193,57 +193,57 @@ class Cloud:
         )
 
     def fault(self, operation: str, effect: str, **choices: Any) -> None:
-        """As `awsddp local fault add`."""
+        """Add a fault, as `awsddp local fault add`."""
         fault_add(self.info, operation, effect, **choices)
 
     def instances(self) -> list[dict[str, Any]]:
-        """Return every instance that was ever launched, as EC2 describes it."""
+        """Return every instance that was launched, as EC2 describes it."""
         pages = self.ec2.describe_instances()["Reservations"]
         return [instance for page in pages for instance in page["Instances"]]
 
     def mend(self) -> None:
-        """As `awsddp local fault clear`."""
+        """Clear all faults, as `awsddp local fault clear`."""
         fault_clear(self.info)
 
     def living(self) -> list[dict[str, Any]]:
-        return [one for one in self.instances() if one["State"]["Name"] not in clusters.ENDED_STATES]
+        return [row for row in self.instances() if row["State"]["Name"] not in clusters.ENDED_STATES]
 
     def expire(self) -> None:
-        """Power off from inside, as the watchdog does, every instance whose expiry has passed."""
+        """Power off every instance whose expiry has passed, from inside, as the watchdog does."""
         now = self.clock.now()
-        late = [one for one in self.living() if datetime.fromisoformat(tags(one)["awsddp:expires"]) <= now]
-        self.power_off([one for one in late if one["State"]["Name"] == "running"])
+        late = [row for row in self.living() if datetime.fromisoformat(tags(row)["awsddp:expires"]) <= now]
+        self.power_off([row for row in late if row["State"]["Name"] == "running"])
 
     def power_off(self, instances: Iterable[Mapping[str, Any]]) -> None:
-        """Power off from inside."""
-        for one in instances:
-            stops = self.on_poweroff(one["InstanceId"]) == "stop"
+        """Power off instances from inside."""
+        for instance in instances:
+            stops = self.on_poweroff(instance["InstanceId"]) == "stop"
             end = self.ec2.stop_instances if stops else self.ec2.terminate_instances
-            end(InstanceIds=[one["InstanceId"]])
+            end(InstanceIds=[instance["InstanceId"]])
 
     def on_poweroff(self, instance_id: str) -> str:
-        """Return what a poweroff from inside does to an instance: "stop" or "terminate"."""
-        asked = self.ec2.describe_instance_attribute(
+        """Return the effect of a poweroff from inside an instance: "stop" or "terminate"."""
+        attribute = self.ec2.describe_instance_attribute(
             InstanceId=instance_id, Attribute="instanceInitiatedShutdownBehavior"
         )
-        return str(asked["InstanceInitiatedShutdownBehavior"]["Value"])
+        return str(attribute["InstanceInitiatedShutdownBehavior"]["Value"])
 
     def left(self) -> list[str]:
-        """Return whatever the account holds that a new account does not."""
-        found = []
+        """Return the resources of the account that a new account does not have."""
+        leftovers = []
         for operation, key in KINDS.items():
             for item in getattr(self.ec2, operation)()[key]:
-                ended = {one["State"]["Name"] for one in item.get("Instances", ())} == {"terminated"}
+                ended = {row["State"]["Name"] for row in item.get("Instances", ())} == {"terminated"}
                 if not ended and item.get("GroupName") != "default":
-                    found.append(f"{operation}: {item}")
-        return found
+                    leftovers.append(f"{operation}: {item}")
+        return leftovers
 
 
 Fault = tuple[str, str, dict[str, Any]]
-"""Operation, effect, and what `local fault add` takes beside them."""
+"""Operation, effect, and the options of `local fault add`."""
 Login = Literal["key", "sso", "role", "unnamed", "another account"]
-"""Who calls: a user's access key, what an SSO login has in its environment, a profile of a role with and
-without a session name, a role of another account."""
+"""The caller: an access key of a user, the environment of an SSO login, a profile of a role with and without
+a session name, a role of another account."""
 _ROLES = "123456789012:role/gpu", "123456789012:role/AWSReservedSSO_gpu", "999999999999:role/gpu"
 _PROFILES = """\
 [profile key]
@@ -259,7 +259,7 @@ source_profile = key
 """
 
 
-# What makes a disk and an interface that no instance has: a launch that AWS broke off leaves such.
+# Operations for a disk and an interface without an instance, as an aborted launch leaves them.
 _LEAVING = {
     "CreateVolume": operations.Operation(
         parameters=("AvailabilityZone", "Size", "ClientToken"), creates=("volume",)
@@ -271,14 +271,14 @@ _LEAVING = {
 
 
 def _role(access_key_id: str) -> Any:
-    """Return the session of a role that a key belongs to, or None."""
+    """Return the role session of an access key, or None."""
     backends = (backend for regions in sts_backends.values() for backend in regions.values())
-    found = (backend.get_assumed_role_from_access_key(access_key_id) for backend in backends)
-    return next(filter(None, found), None)
+    sessions = (backend.get_assumed_role_from_access_key(access_key_id) for backend in backends)
+    return next(filter(None, sessions), None)
 
 
 def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the daemon's view of what exists; another account has nothing."""
+    """Return the daemon's view of resources; a role of another account sees none."""
 
     @contextlib.contextmanager
     def look(self: Any, request: Any, fault: Any) -> Iterator[None]:
@@ -293,7 +293,7 @@ def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_roles(find: Callable[..., Any]) -> Callable[..., Any]:
-    """Return moto's look at an access key; it knows those of roles of other accounts, too."""
+    """Return moto's lookup of access keys, extended to roles of other accounts."""
 
     def look(account_id: str, partition: str, access_key_id: str, headers: Any) -> Any:
         role = _role(access_key_id)
@@ -304,7 +304,7 @@ def _with_roles(find: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Kill:
-    """The `nth` call of an operation (`*`: of any), and when about it the client gets a signal."""
+    """A signal for the client at a phase of the `nth` call of an operation (`*`: of any)."""
 
     operation: str
     nth: int
@@ -317,7 +317,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a command ended. `code` is the exit code, None for one that was killed; `calls` those it made."""
+    """How a command ended. `code` is the exit code, None if it was killed; `calls` are its calls to AWS."""
 
     code: int | None = None
     document: dict[str, Any] = field(default_factory=dict)
@@ -326,7 +326,7 @@ class Outcome:
 
 
 class World:
-    """A cloud, and a laptop with a home: `root` holds both, and what they were like at some time."""
+    """A cloud, and a client with an awsddp home: `root` holds both, and their saved states."""
 
     def __init__(self, root: Path) -> None:
         self.clock = Clock()
@@ -346,9 +346,9 @@ class World:
         fault: Fault | None = None,
         **choices: Any,
     ) -> Outcome:
-        """Run a verb in a process of its own, as the command line does, and return how it ended.
+        """Run a verb in a separate process, as the command line does, and return how it ended.
 
-        The fault is over afterwards; the login comes before it.
+        The fault is added after the login and cleared at the end.
         """
         context = self._context(nodes, home or self.home, asked or {})
         environ = self._log_in(login)
@@ -367,26 +367,26 @@ class World:
         reads, writes = os.pipe()
         child = os.fork()
         if child == 0:
-            _orphan()
+            _die_with_parent()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(PATIENCE_S)
             _run(self, verb, kill, environ, writes)
         os.close(writes)
         with os.fdopen(reads, "rb") as answer:
-            said = answer.read()
+            pickled = answer.read()
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             assert os.WTERMSIG(status) == signal.SIGKILL, f"{name} does not end"
             return Outcome()
-        if not said:  # the signal came before anything was changed: the command line is gone at once
+        if not pickled:  # the signal came before any change: the command line exits at once
             assert os.waitstatus_to_exitcode(status) >= 128, status
             return Outcome(code=os.waitstatus_to_exitcode(status))
-        outcome: Outcome = pickle.loads(said)
+        outcome: Outcome = pickle.loads(pickled)
         assert outcome.code != 1, outcome.told
         return outcome
 
     def _log_in(self, login: Login) -> dict[str, str]:
-        """Return the environment of somebody, with a home for what the AWS CLI keeps of a login."""
+        """Return the environment of a caller, with a home for the files of the AWS CLI."""
         info, folder = self.cloud.info, self.root / "home"
         environ = {"AWS_ENDPOINT_URL": info.endpoint, "HOME": str(folder)}
         if login in ("role", "unnamed"):
@@ -417,23 +417,23 @@ class World:
         return Session(name="demo", home=home, settings=(spec, job))
 
     def make_roles(self) -> None:
-        """Make the account's roles, so that their sessions have an id that stays."""
+        """Create the roles of the account, so that the ids of their sessions are constant."""
         iam = self.cloud.client("iam")
         for role in _ROLES[:2]:
             iam.create_role(RoleName=role.rpartition("/")[2], AssumeRolePolicyDocument="{}")
 
     def save(self, name: str) -> None:
-        """Keep what the cloud and the laptop are like, under a name; the daemon is killed for it."""
+        """Save the state of the cloud and the client under a name; kills the daemon."""
         self.cloud.kill()
-        kept = self.root / name
-        shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(self.cloud.place.home, kept / "cloud")
+        folder = self.root / name
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.cloud.place.home, folder / "cloud")
         if self.home.exists():
-            shutil.copytree(self.home, kept / "home")
-        (kept / "clock").write_text(str(self.clock.read()))
+            shutil.copytree(self.home, folder / "home")
+        (folder / "clock").write_text(str(self.clock.read()))
 
     def restore(self, name: str, *, ahead_s: float = 0.0) -> None:
-        """Make the cloud and the laptop what they were like, and start the daemon."""
+        """Restore a saved state of the cloud and the client, and start the daemon."""
         self.cloud.kill()
         self.clock.move(float((self.root / name / "clock").read_text()))
         for part in ("cloud", "home"):
@@ -451,13 +451,13 @@ def _run(
     environ: Mapping[str, str],
     writes: int,
 ) -> None:
-    """In the child: carry a verb out, say how it ended, and be gone."""
+    """In the child: run a verb, send its outcome, and exit."""
     calls: list[tuple[str, int]] = []
     try:
-        ended = _ended(world, verb, kill, environ, calls)
+        ended = _run_verb(world, verb, kill, environ, calls)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-    except KeyboardInterrupt:  # a signal that came as the verb ended
+    except KeyboardInterrupt:  # a signal arrived when the verb ended
         ended = {"code": 130}
     try:
         with os.fdopen(writes, "wb") as answer:
@@ -466,19 +466,19 @@ def _run(
         os._exit(0)
 
 
-def _ended(
+def _run_verb(
     world: World,
     verb: Callable[[], dict[str, Any]],
     kill: Kill | None,
     environ: Mapping[str, str],
     calls: list[tuple[str, int]],
 ) -> dict[str, Any]:
-    """Return how a verb ended; `calls` gets what it asked of AWS."""
+    """Run a verb and return the fields of its outcome; adds its calls to AWS to `calls`."""
     try:
-        _live(world, environ)
+        _patch_process(world, environ)
         COMMAND.finishes = COMMAND.ends_cluster = True  # as for `run`
         COMMAND.install_handlers(lambda error: None)
-        _watch(calls, kill)
+        _count_and_kill(calls, kill)
         return {"code": 0, "document": verb()}
     except AwsddpError as error:
         if not error.message or not (error.why or error.next):
@@ -503,49 +503,49 @@ TIMED = (
     status,
     submit,
 )
-"""The files that ask for the time: the world's."""
+"""The modules that read the time, which is replaced by that of the world."""
 
 
-def _live(world: World, environ: Mapping[str, str]) -> None:
-    """In the child: speak to the cloud as to AWS, by the world's clock."""
+def _patch_process(world: World, environ: Mapping[str, str]) -> None:
+    """In the child: use the cloud as AWS, and the clock of the world."""
     clock = world.clock
     os.environ.update(environ)
     botocore.session.create_loader = lambda path=None: _MODELS
     time.sleep = clock.sleep
-    moved = SimpleNamespace(now=clock.now, fromisoformat=datetime.fromisoformat)
+    shifted = SimpleNamespace(now=clock.now, fromisoformat=datetime.fromisoformat)
     for module in TIMED:
         assert module.datetime is datetime, module  # type: ignore[attr-defined]
-        module.datetime = moved  # type: ignore[attr-defined]
+        module.datetime = shifted  # type: ignore[attr-defined]
     for name in ("monotonic", "sleep", "now"):
         object.__setattr__(waits.CLOCK, name, getattr(clock, {"monotonic": "read"}.get(name, name)))
 
 
-def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:
-    """In the child: count the calls that go out, and die at the one that is meant."""
+def _count_and_kill(calls: list[tuple[str, int]], kill: Kill | None) -> None:
+    """In the child: count the calls, and send the signal at the call of `kill`."""
     counted: Counter[str] = Counter()
-    send, tell = URLLib3Session.send, Trail.__call__
-    this = threading.local()
+    send, record = URLLib3Session.send, Trail.__call__
+    local = threading.local()
 
-    def die(*phases: Phase) -> None:
-        if kill is not None and (kill.operation, kill.nth) in this.call and kill.phase in phases:
+    def kill_in(*phases: Phase) -> None:
+        if kill is not None and (kill.operation, kill.nth) in local.call and kill.phase in phases:
             os.kill(os.getpid(), kill.number)
 
     def sent(self: URLLib3Session, request: Any) -> Any:
         operation = _operation(request)
         counted.update((operation, "*"))
-        this.call = tuple((name, counted[name]) for name in (operation, "*"))
-        calls.append(this.call[0])
-        die(PHASES[0])
+        local.call = tuple((name, counted[name]) for name in (operation, "*"))
+        calls.append(local.call[0])
+        kill_in(PHASES[0])
         reply = send(self, request)
-        die(PHASES[1])
+        kill_in(PHASES[1])
         return reply
 
-    def told(self: Trail, call: Call) -> None:
-        die(PHASES[2])
-        tell(self, call)
+    def recorded(self: Trail, call: Call) -> None:
+        kill_in(PHASES[2])
+        record(self, call)
 
     URLLib3Session.send = sent
-    Trail.__call__ = told  # type: ignore[method-assign]
+    Trail.__call__ = recorded  # type: ignore[method-assign]
 
 
 def _operation(request: Any) -> str:
@@ -553,7 +553,7 @@ def _operation(request: Any) -> str:
     if target:
         return str(target.decode() if isinstance(target, bytes) else target).rpartition(".")[2]
     body = request.body.decode() if isinstance(request.body, bytes) else request.body
-    return parse_qs(body or "").get("Action", [request.method])[0]  # of S3 the method is what there is
+    return parse_qs(body or "").get("Action", [request.method])[0]  # S3 requests have only a method
 
 
 def _session() -> Any:
@@ -562,8 +562,8 @@ def _session() -> Any:
     return session
 
 
-def _orphan() -> None:
-    """In a child: end with the test that forked it, however that ends."""
+def _die_with_parent() -> None:
+    """In a child: get SIGKILL when the parent ends, whatever the reason."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -573,7 +573,7 @@ def _text(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The world of a module."""
+    """The world of a test module."""
     made = World(tmp_path_factory.mktemp("world"))
     made.cloud.start()
     made.make_roles()
@@ -584,6 +584,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def world(ground: World) -> World:
-    """An empty account and an empty home."""
+    """A world with an empty account and an empty awsddp home."""
     ground.restore("empty")
     return ground
