@@ -1,4 +1,4 @@
-"""A project's own packages, pictures and commands on two real local nodes, which have no internet."""
+"""The packages, images and setup commands of a project on two real local nodes without internet."""
 
 import os
 import random
@@ -67,7 +67,7 @@ def test_a_project_trains_with_its_packages_and_a_changed_file_is_installed(proj
     first = project.run("train", "train.py", "--nproc-per-node", "1", timeout=300)
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("trained with 1.0 /opt/pytorch/") == 2 and first.stdout.count(" True ") == 2
-    assert "installing" not in first.stderr  # `up` has
+    assert "installing" not in first.stderr  # `up` installed them
     assert list(project.project.glob("runs/*/node0/model.pt"))
     needs = project.project / "requirements.txt"
     needs.write_text(needs.read_text().replace("1.0", "2.0"))
@@ -78,15 +78,15 @@ def test_a_project_trains_with_its_packages_and_a_changed_file_is_installed(proj
     assert which.stdout.count("/awsddp/env/") == 6, which.stdout
 
 
-def test_any_kind_of_project_gets_its_packages_from_wherever_this_machine_has_them() -> None:
-    """In one command, by two nodes at once: an environment.yml, a lock of git and URL sources, another."""
+def test_each_kind_of_project_gets_its_packages_from_each_source_of_this_machine() -> None:
+    """An environment.yml, a lock of git and URL sources, and another kind, each on two nodes at once."""
     kinds = list(projects.KINDS)
-    ways = range(len(kinds) * len(projects.PLACES))
-    of = {kind: [number for number in ways if kinds[number % len(kinds)] == kind] for kind in kinds}
-    own = of.pop("environment.yml"), of.pop("uv.lock, git and URL")
-    others = [number for numbers in of.values() for number in numbers]
+    cases = range(len(kinds) * len(projects.PLACES))
+    by_kind = {kind: [number for number in cases if kinds[number % len(kinds)] == kind] for kind in kinds}
+    always = by_kind.pop("environment.yml"), by_kind.pop("uv.lock, git and URL")
+    others = [number for numbers in by_kind.values() for number in numbers]
     with projects.made() as world:
-        for numbers in (*own, others):
+        for numbers in (*always, others):
             for number in drawn(numbers, 1, what="projects"):
                 row = projects.train(world, number)
                 assert row["ok"], row

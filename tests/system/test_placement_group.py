@@ -1,4 +1,4 @@
-"""Capacity that exists outside of the placement group alone: `up` takes it, or names the ways out."""
+"""Capacity that exists only outside the placement group: `up` uses it, or names the alternatives."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ TWO = ("up", "--local", "-y", "--nodes", "2", "--instance-type")
 
 
 @contextmanager
-def full_group(records: Lab) -> Iterator[None]:
-    """No capacity within placement groups, as long as the context."""
+def fill_group(records: Lab) -> Iterator[None]:
+    """Take all capacity of placement groups within the context."""
     for operation in ("RunInstances", "StartInstances"):
         added = records.run("local", "fault", "add", operation, NONE, "--only", "placement-group")
         assert added.returncode == 0, added.stderr
@@ -22,14 +22,14 @@ def full_group(records: Lab) -> Iterator[None]:
         records.run("local", "fault", "clear")
 
 
-def ids(document: dict[str, Any]) -> list[str]:
+def list_ids(document: dict[str, Any]) -> list[str]:
     return [node["instance_id"] for node in document["nodes"]]
 
 
-def test_a_full_placement_group_holds_up_no_launch_no_start_and_no_growth(records: Lab) -> None:
+def test_a_full_placement_group_prevents_no_start_and_no_growth(records: Lab) -> None:
     records.json(*TWO, "g6.xlarge")
     assert records.run("stop", "-y").returncode == 0
-    with full_group(records):
+    with fill_group(records):
         started = records.run("up", "-y", "--nodes", "3")
     assert started.returncode == 0, started.stderr
     assert started.stderr.count("no room in the placement group, starting the nodes without it") == 1
@@ -38,13 +38,13 @@ def test_a_full_placement_group_holds_up_no_launch_no_start_and_no_growth(record
     records.json("down", "-y")
 
 
-def test_nodes_with_efa_wait_for_room_and_the_ways_out_are_named(records: Lab) -> None:
+def test_up_with_efa_fails_in_a_full_placement_group_and_names_the_alternatives(records: Lab) -> None:
     efa = ("-o", "capacity.efa=true")
     first = records.json(*TWO, "g6.8xlarge", *efa)
-    with full_group(records):
+    with fill_group(records):
         grown = records.run("up", "-y", "--nodes", "3")
     assert grown.returncode == 5
-    for way in (
+    for advice in (
         "AWS has no 1 x g6.8xlarge now in us-east-1a",
         "awsddp up --nodes 3   # again, later",
         "awsddp up --nodes 3 -o capacity.placement_group=false",
@@ -52,14 +52,14 @@ def test_nodes_with_efa_wait_for_room_and_the_ways_out_are_named(records: Lab) -
         "awsddp up --nodes 2   # go on with 2",
         "awsddp down && awsddp --local up --nodes 3",
     ):
-        assert way in grown.stderr, grown.stderr
-    assert ids(records.json("status")) == ids(first)
+        assert advice in grown.stderr, grown.stderr
+    assert list_ids(records.json("status")) == list_ids(first)
     assert records.run("stop", "-y").returncode == 0
-    with full_group(records):
+    with fill_group(records):
         refused = records.run("up", "-y")
         taken = records.json("up", "-y", "-o", "capacity.placement_group=false")
     assert refused.returncode == 5
     assert "capacity.placement_group=false" in refused.stderr
     assert "--nodes 2" not in refused.stderr, "the nodes that are off cannot go on"
-    assert ids(taken) == ids(first)
+    assert list_ids(taken) == list_ids(first)
     records.json("down", "-y")

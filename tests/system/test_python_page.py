@@ -1,4 +1,4 @@
-"""docs/python.md's examples, a notebook and a Fabric task, on two local nodes."""
+"""The examples of docs/python.md, a notebook and a Fabric task on two local nodes."""
 
 import os
 import re
@@ -33,22 +33,22 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made.close()
 
 
-def examples() -> list[str]:
+def list_examples() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_every_example_of_the_page_runs_in_its_order(lab: Lab) -> None:
-    shown = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", "\n".join(examples())],
+def test_all_examples_of_the_page_run_in_order(lab: Lab) -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", "\n".join(list_examples())],
         cwd=lab.project,
         env=lab.environ,
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert shown.returncode == 0, shown.stderr
-    assert "3 1 hello" in shown.stdout
-    assert "1 3 " in shown.stdout  # the cause: rank 1, exit code 3
+    assert result.returncode == 0, result.stderr
+    assert "3 1 hello" in result.stdout
+    assert "1 3 " in result.stdout  # the cause: rank 1, exit code 3
     assert lab.json("status", "-c", "demo")["state"] == "absent"
     assert lab.json("status", "-c", "short")["state"] == "absent"
 
@@ -71,13 +71,13 @@ def test_a_notebook_shows_the_plan_as_a_table_and_trains(lab: Lab, monkeypatch: 
     kernel = {"metadata": {"path": str(lab.project)}}
     NotebookClient(book, timeout=120, kernel_name="python3", resources=kernel).execute()
     outputs = [cell.outputs for cell in book.cells]
-    assert {one.output_type for several in outputs for one in several} == {"execute_result"}
+    assert {output.output_type for cell in outputs for output in cell} == {"execute_result"}
     assert outputs[0][0].data["text/html"].startswith("<table><tr><th>cluster</th>")
     assert outputs[1][0].data["text/plain"] == "'ready'"
     assert sorted(eval(outputs[2][0].data["text/plain"])) == [(0, "hello"), (1, "hello")]
 
 
-def test_a_fabric_task_runs_on_two_nodes_and_on_no_other_machine(
+def test_a_fabric_task_runs_on_two_nodes_and_refuses_another_host_key(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fabric
@@ -91,15 +91,15 @@ def test_a_fabric_task_runs_on_two_nodes_and_on_no_other_machine(
     monkeypatch.chdir(lab.project)
 
     @fabric.task
-    def who(connection: fabric.Connection) -> str:
+    def read_home(connection: fabric.Connection) -> str:
         return str(connection.run("echo $HOME", hide=True).stdout.strip())
 
     with awsddp.run("tasks", nodes=2, local=True) as cluster:
-        assert len({who(connection) for connection in cluster.fabric()}) == 2
+        assert len({read_home(connection) for connection in cluster.fabric()}) == 2
         known_hosts = lab.home / "clusters" / "tasks" / "known_hosts"
         before = known_hosts.read_text()
-        (first, one), (second, two) = hostkeys.load_keys(known_hosts).items()
-        swapped = [*(f"{first} {key}" for key in two), *(f"{second} {key}" for key in one)]
+        (first, first_keys), (second, second_keys) = hostkeys.load_keys(known_hosts).items()
+        swapped = [*(f"{first} {key}" for key in second_keys), *(f"{second} {key}" for key in first_keys)]
         known_hosts.write_text("\n".join(swapped) + "\n")
         group = cluster.fabric()
         with pytest.raises(fabric.exceptions.GroupException) as refused:

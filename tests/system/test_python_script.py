@@ -1,4 +1,4 @@
-"""The Python API on real local nodes, as a script of a user's own."""
+"""The Python API on real local nodes, in a script of a user."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ assert threads[other][-1].startswith("fetched"), threads
 
 def test_events_arrive_on_the_thread_that_calls_a_method_or_iterates_the_logs(cluster: Lab) -> None:
     cluster.script("short.py", "print('short')\n")
-    shown = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", CALLS],
         cwd=cluster.project,
         env=cluster.environ,
@@ -33,4 +33,4 @@ def test_events_arrive_on_the_thread_that_calls_a_method_or_iterates_the_logs(cl
         text=True,
         timeout=120,
     )
-    assert shown.returncode == 0, shown.stderr
+    assert result.returncode == 0, result.stderr

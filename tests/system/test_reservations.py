@@ -1,4 +1,4 @@
-"""`capacity.reservation` from end to end: what fits is taken and given back, what does not costs nothing."""
+"""`capacity.reservation` from end to end: nodes use and free it; settings that do not fit launch nothing."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ TYPE = "g5.12xlarge"
 
 
 def make_client(lab: Lab) -> Any:
-    """An EC2 client of the lab's local cloud, with nothing of ours."""
+    """Return an EC2 client of the lab's local cloud that is independent of awsddp."""
     told = json.loads(lab.run("--json", "local", "status").stdout)
     return botocore.session.Session().create_client(
         "ec2",
@@ -25,7 +25,7 @@ def make_client(lab: Lab) -> Any:
 
 
 def reserve(ec2: Any, **changes: Any) -> str:
-    asked = {
+    request = {
         "InstanceType": TYPE,
         "InstancePlatform": "Linux/UNIX",
         "AvailabilityZone": "us-east-1b",
@@ -33,35 +33,35 @@ def reserve(ec2: Any, **changes: Any) -> str:
         "InstanceMatchCriteria": "targeted",
         **changes,
     }
-    return str(ec2.create_capacity_reservation(**asked)["CapacityReservation"]["CapacityReservationId"])
+    return str(ec2.create_capacity_reservation(**request)["CapacityReservation"]["CapacityReservationId"])
 
 
-def free(ec2: Any, held: str) -> int:
-    (found,) = ec2.describe_capacity_reservations(CapacityReservationIds=[held])["CapacityReservations"]
-    return int(found["AvailableInstanceCount"])
+def count_free(ec2: Any, reservation: str) -> int:
+    (row,) = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation])["CapacityReservations"]
+    return int(row["AvailableInstanceCount"])
 
 
 @pytest.mark.parametrize("criteria", ["targeted", pytest.param("open", marks=pytest.mark.prove)])
-def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, criteria: str) -> None:
+def test_a_cluster_uses_its_reservation_and_down_frees_it(records: Lab, criteria: str) -> None:
     ec2 = make_client(records)
-    held = reserve(ec2, InstanceMatchCriteria=criteria)
-    up = records.json("up", "--local", "-y", "-o", f"capacity.reservation={held}")
-    assert (up["state"], up["instance_type"], free(ec2, held)) == ("ready", TYPE, 0)
+    reservation = reserve(ec2, InstanceMatchCriteria=criteria)
+    up = records.json("up", "--local", "-y", "-o", f"capacity.reservation={reservation}")
+    assert (up["state"], up["instance_type"], count_free(ec2, reservation)) == ("ready", TYPE, 0)
     ids = [node["instance_id"] for node in up["nodes"]]
     (page,) = ec2.describe_instances(InstanceIds=ids)["Reservations"]
-    assert {one["CapacityReservationId"] for one in page["Instances"]} == {held}
-    assert {one["Placement"]["AvailabilityZone"] for one in page["Instances"]} == {"us-east-1b"}
-    again = records.run("-c", "other", "plan", "--local", "-o", f"capacity.reservation={held}")
+    assert {node["CapacityReservationId"] for node in page["Instances"]} == {reservation}
+    assert {node["Placement"]["AvailabilityZone"] for node in page["Instances"]} == {"us-east-1b"}
+    again = records.run("-c", "other", "plan", "--local", "-o", f"capacity.reservation={reservation}")
     assert again.returncode == 3
-    assert f"capacity.reservation: {held} has 0 free machines, and 2 are requested" in again.stderr
+    assert f"capacity.reservation: {reservation} has 0 free machines, and 2 are requested" in again.stderr
     records.json("down", "-y")
-    assert free(ec2, held) == 2
-    ec2.cancel_capacity_reservation(CapacityReservationId=held)
+    assert count_free(ec2, reservation) == 2
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    ("changes", "words", "told"),
+    ("changes", "args", "texts"),
     [
         (
             {},
@@ -80,28 +80,31 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
     ],
     ids=["type", "gpus", "full", "zone", "spot", "platform"],
 )
-def test_what_does_not_fit_is_refused_before_a_cent(
-    records: Lab, changes: dict[str, Any], words: tuple[str, ...], told: tuple[str, ...]
+def test_settings_that_do_not_fit_the_reservation_are_refused_before_a_launch(
+    records: Lab, changes: dict[str, Any], args: tuple[str, ...], texts: tuple[str, ...]
 ) -> None:
     ec2 = make_client(records)
-    held = reserve(ec2, **changes)
-    shown = records.run("up", "--local", "-y", "-o", f"capacity.reservation={held}", *words)
-    assert shown.returncode == 3
-    for text in told:
-        assert text in shown.stderr
+    reservation = reserve(ec2, **changes)
+    result = records.run("up", "--local", "-y", "-o", f"capacity.reservation={reservation}", *args)
+    assert result.returncode == 3
+    for text in texts:
+        assert text in result.stderr
     alive = [{"Name": "instance-state-name", "Values": ["pending", "running", "stopped"]}]
     assert ec2.describe_instances(Filters=alive)["Reservations"] == []
     assert ec2.describe_key_pairs()["KeyPairs"] == []
-    ec2.cancel_capacity_reservation(CapacityReservationId=held)
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
 
 
-def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
+def test_a_cancelled_or_unknown_reservation_is_named(records: Lab) -> None:
     ec2 = make_client(records)
-    held = reserve(ec2)
-    ec2.cancel_capacity_reservation(CapacityReservationId=held)
-    for key, why in ((held, f"{held} is cancelled"), ("cr-12345678901234567", "no capacity reservation")):
-        shown = records.run("up", "--local", "-y", "-o", f"capacity.reservation={key}")
-        assert (shown.returncode, "capacity.reservation" in shown.stderr, why in shown.stderr) == (
+    reservation = reserve(ec2)
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
+    for key, reason in (
+        (reservation, f"{reservation} is cancelled"),
+        ("cr-12345678901234567", "no capacity reservation"),
+    ):
+        result = records.run("up", "--local", "-y", "-o", f"capacity.reservation={key}")
+        assert (result.returncode, "capacity.reservation" in result.stderr, reason in result.stderr) == (
             3,
             True,
             True,
@@ -109,31 +112,31 @@ def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
 
 
 @pytest.mark.prove
-def test_one_that_fills_up_meanwhile_is_a_lack_of_capacity_and_leaves_nothing(records: Lab) -> None:
+def test_a_reservation_that_fills_up_is_a_lack_of_capacity_and_leaves_nothing(records: Lab) -> None:
     ec2 = make_client(records)
-    held = reserve(ec2)
+    reservation = reserve(ec2)
     records.run("local", "fault", "add", "RunInstances", "ReservationCapacityExceeded", "--times", "1")
-    shown = records.run("up", "--local", "-y", "-o", f"capacity.reservation={held}")
-    assert (shown.returncode, "ReservationCapacityExceeded" in shown.stderr) == (5, True)
+    result = records.run("up", "--local", "-y", "-o", f"capacity.reservation={reservation}")
+    assert (result.returncode, "ReservationCapacityExceeded" in result.stderr) == (5, True)
     assert ec2.describe_key_pairs()["KeyPairs"] == []
-    ec2.cancel_capacity_reservation(CapacityReservationId=held)
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation)
 
 
 @needs_root
 @pytest.mark.prove
-def test_real_hosts_go_into_a_reservation_and_a_full_one_is_refused(cluster: Lab) -> None:
+def test_real_hosts_use_a_reservation_and_a_full_one_is_refused(cluster: Lab) -> None:
     ec2 = make_client(cluster)
-    held = reserve(ec2, InstanceCount=1)
-    asked = ("--local", "-y", "-o", f"capacity.reservation={held}", "--nodes", "1")
-    up = cluster.json("up", "-c", "reserved", *asked)
-    assert (up["state"], up["instance_type"], free(ec2, held)) == ("ready", TYPE, 0)
-    for words, why in (((), "0 free"), (("--instance-type", "g6.48xlarge"), f"of {TYPE}")):
-        shown = cluster.run("up", "-c", "other", *asked, *words)
-        assert (shown.returncode, "capacity.reservation" in shown.stderr, why in shown.stderr) == (
+    reservation = reserve(ec2, InstanceCount=1)
+    args = ("--local", "-y", "-o", f"capacity.reservation={reservation}", "--nodes", "1")
+    up = cluster.json("up", "-c", "reserved", *args)
+    assert (up["state"], up["instance_type"], count_free(ec2, reservation)) == ("ready", TYPE, 0)
+    for more, reason in (((), "0 free"), (("--instance-type", "g6.48xlarge"), f"of {TYPE}")):
+        result = cluster.run("up", "-c", "other", *args, *more)
+        assert (result.returncode, "capacity.reservation" in result.stderr, reason in result.stderr) == (
             3,
             True,
             True,
         )
     cluster.json("down", "-c", "reserved", "-y")
-    assert free(ec2, held) == 1
-    ec2.cancel_capacity_reservation(CapacityReservationId=held)
+    assert count_free(ec2, reservation) == 1
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation)

@@ -1,4 +1,4 @@
-"""`down` of a cluster whose results are not home: they come first; only a person at a terminal loses them."""
+"""`down` of a cluster with unfetched results: it fetches them; only a user at a terminal can discard them."""
 
 import os
 import pty
@@ -12,8 +12,8 @@ from tests.system.test_reservations import make_client
 
 
 @pytest.fixture
-def owing(records: Lab) -> Lab:
-    """A cluster of two machines that are stopped, and hold the results of job `late`."""
+def stopped(records: Lab) -> Lab:
+    """A cluster of two stopped nodes with the unfetched results of job `late`."""
     assert records.run("up", "--local", "--nodes", "2", "-y").returncode == 0
     ec2 = make_client(records)
     nodes = [node["instance_id"] for node in records.json("status")["nodes"]]
@@ -23,11 +23,11 @@ def owing(records: Lab) -> Lab:
     return records
 
 
-def answered(lab: Lab, *answers: str, words: tuple[str, ...] = ("down",)) -> tuple[int, str]:
-    """Start `awsddp down` on a terminal and answer its questions; return its exit code and what it showed."""
+def run_and_answer(lab: Lab, *answers: str, args: tuple[str, ...] = ("down",)) -> tuple[int, str]:
+    """Run a command on a terminal and answer its questions; return its exit code and its output."""
     ours, theirs = pty.openpty()
     client = subprocess.Popen(
-        [sys.executable, "-m", "awsddp", *words],
+        [sys.executable, "-m", "awsddp", *args],
         cwd=lab.project,
         env=lab.environ,
         stdin=theirs,
@@ -35,46 +35,46 @@ def answered(lab: Lab, *answers: str, words: tuple[str, ...] = ("down",)) -> tup
         stderr=theirs,
     )
     os.close(theirs)
-    shown, waiting = "", list(answers)
+    output, waiting = "", list(answers)
     while True:
         try:
-            shown += os.read(ours, 4096).decode()
+            output += os.read(ours, 4096).decode()
         except OSError:
             break
-        if waiting and shown.count("[y/N]") > len(answers) - len(waiting):
+        if waiting and output.count("[y/N]") > len(answers) - len(waiting):
             os.write(ours, f"{waiting.pop(0)}\n".encode())
     os.close(ours)
-    return client.wait(timeout=60), shown
+    return client.wait(timeout=60), output
 
 
 @pytest.mark.prove
-def test_results_out_of_reach_are_lost_only_when_a_person_says_so(owing: Lab) -> None:
-    refused = owing.json("down", "-y", code=6)["error"]
+def test_down_discards_unreachable_results_only_if_a_user_confirms_it(stopped: Lab) -> None:
+    refused = stopped.json("down", "-y", code=6)["error"]
     assert "results of late are not fetched" in refused["message"]
     assert refused["why"] == "node0 is stopped, node1 is stopped"
     assert refused["next"].splitlines()[0].startswith("awsddp up ")
     assert "awsddp down --discard" in refused["next"]
 
-    code, shown = answered(owing, words=("down", "-y"))  # -y answers questions; it loses nothing
-    assert (code, "[y/N]" in shown) == (6, False)
-    code, shown = answered(owing, "n")
-    assert (code, "nothing was terminated" in shown) == (130, True)
-    code, shown = answered(owing, "y", "n")
-    assert (code, shown.count("[y/N]"), "lose these results?" in shown) == (6, 2, True)
-    assert owing.json("status")["state"] == "stopped"
-    code, shown = answered(owing, "y", "y")
+    code, output = run_and_answer(stopped, args=("down", "-y"))  # -y answers questions, and discards nothing
+    assert (code, "[y/N]" in output) == (6, False)
+    code, output = run_and_answer(stopped, "n")
+    assert (code, "nothing was terminated" in output) == (130, True)
+    code, output = run_and_answer(stopped, "y", "n")
+    assert (code, output.count("[y/N]"), "lose these results?" in output) == (6, 2, True)
+    assert stopped.json("status")["state"] == "stopped"
+    code, output = run_and_answer(stopped, "y", "y")
     assert code == 0
-    assert "2 instances terminated" in shown
-    assert owing.json("status")["state"] == "absent"
+    assert "2 instances terminated" in output
+    assert stopped.json("status")["state"] == "absent"
 
 
 @pytest.mark.prove
-def test_another_machine_has_no_key_to_results_and_says_what_they_cost(owing: Lab) -> None:
-    owing.environ, before = owing.environ | {"AWSDDP_HOME": str(owing.root / "other")}, owing.environ
-    owing.environ["AWSDDP_LOCAL"] = str(owing.home)
+def test_down_on_a_machine_without_the_key_refuses_to_discard_results(stopped: Lab) -> None:
+    stopped.environ, before = stopped.environ | {"AWSDDP_HOME": str(stopped.root / "other")}, stopped.environ
+    stopped.environ["AWSDDP_LOCAL"] = str(stopped.home)
     try:
-        refused = owing.json("down", "--local", "-y", "-c", "default", code=6)["error"]
+        refused = stopped.json("down", "--local", "-y", "-c", "default", code=6)["error"]
         assert "no key" in refused["why"]
-        assert owing.run("down", "--local", "-y", "-c", "default", "--discard").returncode == 0
+        assert stopped.run("down", "--local", "-y", "-c", "default", "--discard").returncode == 0
     finally:
-        owing.environ = before
+        stopped.environ = before

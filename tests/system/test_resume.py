@@ -54,12 +54,12 @@ dist.barrier(); time.sleep(0.2); dist.destroy_process_group()
 """
 
 
-def weights(cluster: Lab, *words: str) -> str:
-    shown = cluster.run("train", "resumed.py", "--nproc-per-node", "2", *words)
-    assert shown.returncode == 0, shown.stderr + shown.stdout
-    found = re.search(r"^\[rank 3 @ node1\] weights (.*)$", shown.stdout, re.MULTILINE)
-    assert found is not None
-    return found[1]
+def train_weights(cluster: Lab, *args: str) -> str:
+    result = cluster.run("train", "resumed.py", "--nproc-per-node", "2", *args)
+    assert result.returncode == 0, result.stderr + result.stdout
+    match = re.search(r"^\[rank 3 @ node1\] weights (.*)$", result.stdout, re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 @pytest.mark.prove
@@ -67,14 +67,14 @@ def weights(cluster: Lab, *words: str) -> str:
 @pytest.mark.parametrize("kind", drawn(["save", "dcp"], 1, what="checkpoints"))
 def test_resumed_job_ends_with_the_weights_of_one_that_was_not_interrupted(cluster: Lab, kind: str) -> None:
     cluster.script("resumed.py", TRAIN)
-    whole = weights(cluster, "--", kind, "5")
-    half = weights(cluster, "--name", f"half-{kind}", "--", kind, "3")
+    whole = train_weights(cluster, "--", kind, "5")
+    half = train_weights(cluster, "--name", f"half-{kind}", "--", kind, "3")
     assert half != whole
-    assert weights(cluster, "--resume", "last", "--", kind, "5", "{resume}") == whole
+    assert train_weights(cluster, "--resume", "last", "--", kind, "5", "{resume}") == whole
 
 
-def last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:
-    """Return the last checkpoint of main.py in a job's results: weights, momentum, position..."""
+def load_last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:
+    """Return the last checkpoint of main.py in the results of a job."""
     steps = (cluster.project / "runs" / job / "node0" / "run" / "checkpoints").glob("step-*.pt")
     state: dict[str, Any] = torch.load(max(steps), map_location="cpu", weights_only=True)
     return state
@@ -83,31 +83,31 @@ def last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:
 @pytest.mark.prove
 @pytest.mark.timeout(600)
 def test_bundled_program_that_is_interrupted_resumes_to_the_weights_of_one_that_is_not(cluster: Lab) -> None:
-    words = ("train", "--world-size", "2", "--name")
-    client = cluster.start(*words, "cut", "--", "--epochs", "100000")
+    args = ("train", "--world-size", "2", "--name")
+    client = cluster.start(*args, "cut", "--", "--epochs", "100000")
     assert client.stdout is not None
     for line in client.stdout:
         if b"Epoch Summary: epoch 2" in line:
             os.killpg(client.pid, signal.SIGINT)
             break
-    _, said = client.communicate(timeout=300)
-    assert client.returncode == 130, said
-    cut = last_checkpoint(cluster, "cut")
+    _, stderr = client.communicate(timeout=300)
+    assert client.returncode == 130, stderr
+    cut = load_last_checkpoint(cluster, "cut")
     epochs = ("--", "--epochs", str(cut["at"]["epoch"] + 1))
-    resumed = cluster.run(*words, "resumed", "--resume", "cut", *epochs, timeout=300)
+    resumed = cluster.run(*args, "resumed", "--resume", "cut", *epochs, timeout=300)
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resume after step {cut['at']['step']}," in resumed.stdout
-    assert cluster.run(*words, "whole", *epochs, timeout=300).returncode == 0
-    ended, whole = last_checkpoint(cluster, "resumed"), last_checkpoint(cluster, "whole")
+    assert cluster.run(*args, "whole", *epochs, timeout=300).returncode == 0
+    ended, whole = load_last_checkpoint(cluster, "resumed"), load_last_checkpoint(cluster, "whole")
     assert ended["at"]["step"] > cut["at"]["step"]
     assert json.dumps(ended, default=torch.Tensor.tolist) == json.dumps(whole, default=torch.Tensor.tolist)
 
 
 def test_resume_without_a_checkpoint_is_refused(records: Lab) -> None:
     records.script("none.py", "")
-    for words, why in (
-        (("last",), "no job of none.py has results here"),
-        (("x",), "job x has no checkpoint here"),
+    for name, reason in (
+        ("last", "no job of none.py has results here"),
+        ("x", "job x has no checkpoint here"),
     ):
-        shown = records.run("train", "none.py", "--resume", *words)
-        assert (shown.returncode, why in shown.stderr) == (3, True), shown.stderr
+        result = records.run("train", "none.py", "--resume", name)
+        assert (result.returncode, reason in result.stderr) == (3, True), result.stderr

@@ -1,4 +1,4 @@
-"""A saved run that loses a node or its cluster, drawn from benchmarks/campaigns/saved.py."""
+"""A job with --save-to that loses a node or its cluster: a case of benchmarks/campaigns/saved.py."""
 
 import os
 import random
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_new_nodes_end_a_saved_run_as_if_nothing_had_been_lost(
+def test_new_nodes_complete_a_saved_run_as_if_nothing_had_been_lost(
     record_property: Callable[[str, object], None],
 ) -> None:
     dice = random.Random(SEED)

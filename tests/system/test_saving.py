@@ -1,4 +1,4 @@
-"""--save-to: the results of a job are in S3 when it ends, and the nodes may go."""
+"""--save-to: the results of a job are in S3 when it ends, so that its nodes can be terminated."""
 
 import json
 import time
@@ -18,26 +18,26 @@ WITH_ROLE = ("-y", "-o", "local.gpus=off", "-o", "access.instance_profile=traini
 
 @pytest.fixture
 def client(lab: Lab) -> Any:
-    """The S3 of a lab whose two nodes have a role, and its bucket."""
-    return client_of(lab, 2)[0]
+    """An S3 client of a lab with a bucket and two nodes that have a role."""
+    return launch_with_role(lab, 2)[0]
 
 
-def client_of(lab: Lab, nodes: int) -> tuple[Any, Any]:
-    """Bring up nodes that have a role, and return clients of the S3 and the IAM of their cloud."""
-    found = with_bucket(lab)
+def launch_with_role(lab: Lab, nodes: int) -> tuple[Any, Any]:
+    """Launch nodes with a role, and return clients of S3 and IAM."""
+    clients = start_with_bucket(lab)
     shown = lab.run("up", "--local", *WITH_ROLE, str(nodes))
     assert shown.returncode == 0, shown.stderr
-    return found
+    return clients
 
 
-def with_bucket(lab: Lab) -> tuple[Any, Any]:
-    """Start a cloud with a bucket and a role that may save there; return clients of its S3 and its IAM."""
+def start_with_bucket(lab: Lab) -> tuple[Any, Any]:
+    """Start a cloud with a bucket and a role that may write to it; return clients of S3 and IAM."""
     assert lab.run("local", "start").returncode == 0
     info = control.find_cloud(lab.home)
     assert info is not None
     keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
-    where: Any = {"endpoint_url": info.endpoint, "region_name": info.region, **keys}
-    s3, iam = boto3.client("s3", **where), boto3.client("iam", **where)
+    options: Any = {"endpoint_url": info.endpoint, "region_name": info.region, **keys}
+    s3, iam = boto3.client("s3", **options), boto3.client("iam", **options)
     s3.create_bucket(Bucket="results")
     iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
     job = JobSpec(job=JobSection(save_to="s3://results/runs"))
@@ -48,17 +48,17 @@ def with_bucket(lab: Lab) -> tuple[Any, Any]:
     return s3, iam
 
 
-def job_json(s3: Any, job: str, state: str) -> Any:
+def wait_for_job_json(s3: Any, job: str, state: str) -> Any:
     end = time.monotonic() + 60
     while True:
-        found = json.loads(s3.get_object(Bucket="results", Key=f"runs/{job}/job.json")["Body"].read())
-        if found["state"] == state:
-            return found
-        assert time.monotonic() < end, found
+        document = json.loads(s3.get_object(Bucket="results", Key=f"runs/{job}/job.json")["Body"].read())
+        if document["state"] == state:
+            return document
+        assert time.monotonic() < end, document
         time.sleep(0.5)
 
 
-def body_of(s3: Any, job: str, key: str) -> bytes:
+def read_object(s3: Any, job: str, key: str) -> bytes:
     return bytes(s3.get_object(Bucket="results", Key=f"runs/{job}/{key}")["Body"].read())
 
 
@@ -69,28 +69,28 @@ def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, clien
     assert lab.run("train", "--save-to", "s3://nowhere/runs").returncode == 3
     shown = lab.run(*train, "--", "--epochs", "2")
     assert shown.returncode == 0, shown.stderr
-    [job] = [one["job"] for one in lab.json("jobs")["jobs"]]
+    [job] = [row["job"] for row in lab.json("jobs")["jobs"]]
     assert f"the results of {job} are in s3://results/runs/{job}" in shown.stderr
-    found = job_json(client, job, "succeeded")
-    assert found["facts"]["save_to"] == "s3://results/runs"
-    [page] = [json.loads(body_of(client, job, key)) for key, *_ in found["checkpoint"]["pages"]]
+    document = wait_for_job_json(client, job, "succeeded")
+    assert document["facts"]["save_to"] == "s3://results/runs"
+    [page] = [json.loads(read_object(client, job, key)) for key, *_ in document["checkpoint"]["pages"]]
     assert page["files"]
-    for home, row in page["files"].items():
-        saved = b"".join(body_of(client, job, key)[:size] for key, size, *_ in row["parts"])
-        assert saved == (lab.project / "runs" / job / home).read_bytes()
+    for name, row in page["files"].items():
+        saved = b"".join(read_object(client, job, key)[:size] for key, size, *_ in row["parts"])
+        assert saved == (lab.project / "runs" / job / name).read_bytes()
         assert len(saved) == row["size"]
     (lab.project / "runs").rename(lab.project / "older")
-    again = lab.run(*train, "--name", job)
-    assert (again.returncode, "already exists" in again.stderr) == (2, True), again.stderr
+    refused = lab.run(*train, "--name", job)
+    assert (refused.returncode, "already exists" in refused.stderr) == (2, True), refused.stderr
     assert lab.run(*train, "--name", "second", "--detach", "--", "--epochs", "2").returncode == 0
     while lab.json("jobs")["jobs"][-1]["state"] == "running":
         time.sleep(1)
-    ended = lab.run("down", "-y")
-    assert (ended.returncode, "the results of second are in s3://results/runs/second" in ended.stderr) == (
+    down = lab.run("down", "-y")
+    assert (down.returncode, "the results of second are in s3://results/runs/second" in down.stderr) == (
         0,
         True,
-    ), ended.stderr
-    job_json(client, "second", "succeeded")
+    ), down.stderr
+    wait_for_job_json(client, "second", "succeeded")
 
 
 ALL = {
@@ -100,19 +100,19 @@ ALL = {
 RIGHT, NEEDS = "the role of node0 has no right {} in {}", "awsddp doctor -o job.save_to={} --iam-policy nodes"
 
 
-def without(policy: Any, right: str) -> Any:
+def remove_action(policy: Any, right: str) -> Any:
     """Return a policy without one of its actions."""
     statements = [
-        {**one, "Action": [action for action in one["Action"] if action != right]}
-        for one in policy["Statement"]
+        {**row, "Action": [action for action in row["Action"] if action != right]}
+        for row in policy["Statement"]
     ]
-    return {**policy, "Statement": [one for one in statements if one["Action"]]}
+    return {**policy, "Statement": [row for row in statements if row["Action"]]}
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(400)
-def test_what_keeps_nodes_from_saving_is_refused_before_a_rank_starts(lab: Lab) -> None:
-    s3, iam = client_of(lab, 1)
+def test_missing_rights_on_s3_are_refused_before_a_rank_starts(lab: Lab) -> None:
+    s3, iam = launch_with_role(lab, 1)
     runs = "s3://results/runs"
     policy = json.loads(lab.run("doctor", "--iam-policy", "nodes", "-o", f"job.save_to={runs}").stdout)
     s3.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
@@ -120,30 +120,30 @@ def test_what_keeps_nodes_from_saving_is_refused_before_a_rank_starts(lab: Lab) 
     file = machine.CloudPaths(lab.home).buckets / "theirs" / "bucket.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "owner": "999999999999"}))
 
-    def refused(where: str, rights: Any, message: str, advice: str) -> None:
+    def expect(target: str, rights: Any, message: str, advice: str) -> None:
         iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=json.dumps(rights))
-        shown = lab.run("train", "--name", "job", "--save-to", where)
+        shown = lab.run("train", "--name", "job", "--save-to", target)
         lines = shown.stderr[shown.stderr.index("error: ") :].rstrip("\n").split("\n")
         assert (shown.returncode, len(lines)) == (3, 3), shown.stderr
         assert message in lines[0] and advice in lines[2], shown.stderr
 
     for right in ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"):
-        refused(runs, without(policy, right), RIGHT.format(right, runs), NEEDS.format(runs))
-    for where in ("s3://results/other", "s3://theirs/runs"):
-        refused(where, policy, RIGHT.format("s3:ListBucket", where), NEEDS.format(where))
-    refused("s3://theirs/runs", ALL, RIGHT.format("s3:ListBucket", "s3://theirs/runs"), "--iam-policy nodes")
-    refused("s3://far/runs", policy, "bucket far is in eu-west-1, the nodes are in us-east-1", "us-east-1")
+        expect(runs, remove_action(policy, right), RIGHT.format(right, runs), NEEDS.format(runs))
+    for target in ("s3://results/other", "s3://theirs/runs"):
+        expect(target, policy, RIGHT.format("s3:ListBucket", target), NEEDS.format(target))
+    expect("s3://theirs/runs", ALL, RIGHT.format("s3:ListBucket", "s3://theirs/runs"), "--iam-policy nodes")
+    expect("s3://far/runs", policy, "bucket far is in eu-west-1, the nodes are in us-east-1", "us-east-1")
     named = {"InstanceProfileName": "training", "RoleName": "training"}
     iam.remove_role_from_instance_profile(**named)
-    refused(runs, policy, "node0 has no role, so that it cannot save to", f"--save-to {runs}")
+    expect(runs, policy, "node0 has no role, so that it cannot save to", f"--save-to {runs}")
     assert lab.json("jobs")["jobs"] == []
-    [left] = s3.list_objects_v2(Bucket="results")["Contents"]
-    assert (left["Key"], left["Size"]) == ("runs/.awsddp", 2)
+    [item] = s3.list_objects_v2(Bucket="results")["Contents"]
+    assert (item["Key"], item["Size"]) == ("runs/.awsddp", 2)
     assert "Uploads" not in s3.list_multipart_uploads(Bucket="results")
     iam.add_role_to_instance_profile(**named)
     shown = lab.run("train", "--name", "job", "--save-to", runs, "--", "--epochs", "1")
-    assert shown.returncode == 0, shown.stderr  # the printed policy is enough
-    job_json(s3, "job", "succeeded")
+    assert shown.returncode == 0, shown.stderr  # the printed policy suffices
+    wait_for_job_json(s3, "job", "succeeded")
 
 
 SCRIPT = """
@@ -162,8 +162,8 @@ if rank == 3:
 """
 
 
-def files(top: Path) -> dict[str, bytes]:
-    """Return what a folder of results holds of what the nodes made."""
+def read_results(top: Path) -> dict[str, bytes]:
+    """Return the files of a results folder that nodes wrote, by their names."""
     return {
         str(path.relative_to(top)): path.read_bytes()
         for path in top.rglob("*")
@@ -172,33 +172,33 @@ def files(top: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(400)
-def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
+def test_another_client_reads_a_saved_job_after_its_cluster_was_terminated(
     lab: Lab,
     client: Any,
     tmp_path: Path,
 ) -> None:
     (lab.project / "saved.py").write_text(SCRIPT)
-    words = ("--name", "first", "--save-to", "s3://results/runs", "--nproc-per-node", "2")
-    assert lab.run("train", "saved.py", *words).returncode == 1
-    whole = files(lab.project / "runs" / "first")
-    cut = {"Bucket": "results", "Key": "runs/first/node0/large"}
-    client.create_multipart_upload(**cut)
+    args = ("--name", "first", "--save-to", "s3://results/runs", "--nproc-per-node", "2")
+    assert lab.run("train", "saved.py", *args).returncode == 1
+    expected = read_results(lab.project / "runs" / "first")
+    upload = {"Bucket": "results", "Key": "runs/first/node0/large"}
+    client.create_multipart_upload(**upload)
     lab.run("down", "-y")
     assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
     (lab.project / "runs").rename(tmp_path / "elsewhere")
     job = "s3://results/runs/first"
-    for verb, shown in (("logs", "rank 3 begins at 0"), ("why", "no more"), ("report", "report.html")):
-        said = lab.run("--local", verb, job)
-        assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
+    for verb, text in (("logs", "rank 3 begins at 0"), ("why", "no more"), ("report", "report.html")):
+        result = lab.run("--local", verb, job)
+        assert (result.returncode, text in result.stdout + result.stderr) == (0, True), result
     [row] = lab.json("--local", "jobs", job)["jobs"]
     assert (row["job"], row["state"], row["cause"]["rank"]) == ("first", "failed", 3)
-    client.create_multipart_upload(**cut)
+    client.create_multipart_upload(**upload)
     fetched = lab.run("--local", "fetch", job)
     assert fetched.returncode == 0, fetched.stderr
     assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
-    assert files(lab.project / "runs" / "first") == whole
+    assert read_results(lab.project / "runs" / "first") == expected
     again = lab.json("--local", "fetch", job)
-    assert sum(one["bytes"] for one in again["nodes"]) == 0
+    assert sum(node["bytes"] for node in again["nodes"]) == 0
     missing = lab.run("--local", "fetch", "s3://results/runs/none")
     assert (missing.returncode, "no job at s3://results/runs/none" in missing.stderr) == (7, True)
 
@@ -207,45 +207,45 @@ def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
 @pytest.mark.timeout(400)
 def test_new_nodes_resume_from_s3(lab: Lab, client: Any) -> None:
     (lab.project / "saved.py").write_text(SCRIPT)
-    words = ("--save-to", "s3://results/runs", "--nproc-per-node", "2")
-    assert lab.run("train", "saved.py", "--name", "first", *words).returncode == 1
+    args = ("--save-to", "s3://results/runs", "--nproc-per-node", "2")
+    assert lab.run("train", "saved.py", "--name", "first", *args).returncode == 1
     lab.run("exec", "rm -rf ~/awsddp/work ~/.awsddp/jobs/first")
     (lab.project / "runs").rename(lab.project / "elsewhere")
-    resumed = lab.run("train", "saved.py", "--name", "second", "--resume", "s3://results/runs/first", *words)
+    resumed = lab.run("train", "saved.py", "--name", "second", "--resume", "s3://results/runs/first", *args)
     assert "rank 2 begins at 7" in resumed.stdout, resumed.stderr + resumed.stdout
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(400)
-def test_a_folder_of_data_goes_to_the_bucket_once_and_from_there_to_the_nodes(lab: Lab, client: Any) -> None:
+def test_a_folder_of_data_is_uploaded_once_and_copied_from_s3_to_the_nodes(lab: Lab, client: Any) -> None:
     look = (
         "import os, pathlib\nfor path in sorted(pathlib.Path(os.environ['AWSDDP_DATA'], 'set').rglob('*')):\n"
     )
     lab.script("look.py", f"{look}    path.is_file() and print('has', path.name, path.read_text())\n")
     for name, text in (("a/one", "1"), ("a/two", "2"), ("b", "3")):
         lab.script(f"set/{name}", text)
-    words = ("train", "--json", "look.py", "--nproc-per-node", "1", "--save-to", "s3://results/runs")
+    args = ("train", "--json", "look.py", "--nproc-per-node", "1", "--save-to", "s3://results/runs")
 
-    def trained() -> tuple[list[str], str, dict[str, Any]]:
-        """Return what rank 1 finds, what is said of the copies, and the objects of the folder."""
-        shown = lab.run(*words, "--data", "./set")
+    def train() -> tuple[list[str], str, dict[str, Any]]:
+        """Return the files of rank 1, the messages about copies, and the objects of the folder."""
+        shown = lab.run(*args, "--data", "./set")
         assert shown.returncode == 0, shown.stderr
-        found = client.list_objects_v2(Bucket="results", Prefix="runs/.data/")["Contents"]
-        objects = {one["Key"].partition("/set/")[2]: one["LastModified"] for one in found}
-        seen = [line.partition("] has ")[2] for line in lab.run("logs", "--rank", "1").stdout.splitlines()]
-        return seen, shown.stderr, {name: at for name, at in objects.items() if name}
+        rows = client.list_objects_v2(Bucket="results", Prefix="runs/.data/")["Contents"]
+        objects = {row["Key"].partition("/set/")[2]: row["LastModified"] for row in rows}
+        files = [line.partition("] has ")[2] for line in lab.run("logs", "--rank", "1").stdout.splitlines()]
+        return files, shown.stderr, {name: at for name, at in objects.items() if name}
 
-    seen, said, first = trained()
-    assert (seen, first.keys()) == (["one 1", "two 2", "b 3"], {"a/one", "a/two", "b"}), said
-    assert said.count("data: 3 files, 3 bytes copied") == 2
-    seen, said, second = trained()
-    assert (second, said.count("data: 0 files, 0 bytes copied")) == (first, 2)
+    files, stderr, first = train()
+    assert (files, first.keys()) == (["one 1", "two 2", "b 3"], {"a/one", "a/two", "b"}), stderr
+    assert stderr.count("data: 3 files, 3 bytes copied") == 2
+    files, stderr, second = train()
+    assert (second, stderr.count("data: 0 files, 0 bytes copied")) == (first, 2)
     lab.script("set/b", "4")
     (lab.project / "set/a/two").unlink()
-    seen, said, third = trained()
-    assert (seen, said.count("data: 1 file, 1 bytes copied")) == (["one 1", "b 4"], 2)
+    files, stderr, third = train()
+    assert (files, stderr.count("data: 1 file, 1 bytes copied")) == (["one 1", "b 4"], 2)
     assert third.keys() == {"a/one", "b"}
     assert third["a/one"] == first["a/one"]
-    lab.run("exec", "--node", "1", "--", "rm -rf ~/awsddp/data")  # as on a node that replaces it
-    seen, said, _ = trained()
-    assert (seen, said.count("data: 2 files, 2 bytes copied")) == (["one 1", "b 4"], 1)
+    lab.run("exec", "--node", "1", "--", "rm -rf ~/awsddp/data")  # as on a new node
+    files, stderr, _ = train()
+    assert (files, stderr.count("data: 2 files, 2 bytes copied")) == (["one 1", "b 4"], 1)

@@ -1,4 +1,4 @@
-"""--save-to, where nobody is there at the end: the cluster ends by itself, and nothing is lost."""
+"""--save-to without a client at the end: the cluster terminates itself, and no result is lost."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from awsddp.local import control
 from tests.support.lab import Lab
 from tests.support.seed import drawn
 from tests.system.test_detached import LATE_S
-from tests.system.test_saving import WITH_ROLE, files, job_json, with_bucket
+from tests.system.test_saving import WITH_ROLE, read_results, start_with_bucket, wait_for_job_json
 
 pytestmark = pytest.mark.prove
 
@@ -38,28 +38,28 @@ while rank == 1:
 """
 
 
-def made(rank: int) -> dict[str, bytes]:
-    """Return what a rank of MADE leaves behind, on a node of its own."""
+def list_expected(rank: int) -> dict[str, bytes]:
+    """Return the files that a rank of MADE writes on its own node."""
     rows = (json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) for step in range(3))
-    said = f"rank {rank} writes\n" + "no more\n" * rank
+    log = f"rank {rank} writes\n" + "no more\n" * rank
     return {
-        f"logs/rank{rank}.log": said.encode(),
+        f"logs/rank{rank}.log": log.encode(),
         f"node{rank}/run/state.bin": bytes(range(256)) * (1000 + rank),
         f"node{rank}/made by {rank}.txt": f"of {rank}".encode(),
         f"node{rank}/run/metrics.jsonl": "".join(f"{row}\n" for row in rows).encode(),
     }
 
 
-def nobody_looks_until(lab: Lab, state: str) -> None:
-    """Wait until all instances are in this state by themselves; a verb of awsddp would release them."""
+def wait_for_states(lab: Lab, state: str) -> None:
+    """Wait until all instances have this state, without a command of awsddp, which would change it."""
     info = control.find_cloud(lab.home)
     assert info is not None
     keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
     ec2 = boto3.client("ec2", endpoint_url=info.endpoint, region_name=info.region, **keys)
     end = time.monotonic() + LATE_S
     while True:
-        rows = ec2.describe_instances()["Reservations"]
-        states = {one["State"]["Name"] for row in rows for one in row["Instances"]}
+        pages = ec2.describe_instances()["Reservations"]
+        states = {node["State"]["Name"] for page in pages for node in page["Instances"]}
         if states == {state}:
             return
         assert time.monotonic() < end, states
@@ -68,22 +68,19 @@ def nobody_looks_until(lab: Lab, state: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ends", drawn(["it comes back", "second home", "spot"], 1, what="laptops"))
-def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, ends: str) -> None:
-    with_bucket(lab)
+def test_a_client_that_never_returns_loses_no_result(lab: Lab, tmp_path: Path, ends: str) -> None:
+    start_with_bucket(lab)
     lab.script("made.py", MADE)
-    words = ("run", "--local", "made.py", *WITH_ROLE, "2", *("--spot",) * (ends == "spot"))
+    args = ("run", "--local", "made.py", *WITH_ROLE, "2", *("--spot",) * (ends == "spot"))
     more = ("--world-size", "2", "--detach", "--idle", "10s", "--save-to", "s3://results/runs")
-    gone = lab.start(*words, "--name", "left", *more)
-    assert gone.stderr is not None
-    assert any(b"job left runs" in line for line in gone.stderr)
-    os.killpg(gone.pid, signal.SIGKILL)
-    gone.communicate()
-    nobody_looks_until(lab, "terminated" if ends == "spot" else "stopped")
+    client = lab.start(*args, "--name", "left", *more)
+    assert client.stderr is not None
+    assert any(b"job left runs" in line for line in client.stderr)
+    os.killpg(client.pid, signal.SIGKILL)
+    client.communicate()
+    wait_for_states(lab, "terminated" if ends == "spot" else "stopped")
 
-    second, info = (
-        Lab(tmp_path / "second"),
-        control.find_cloud(lab.home),
-    )  # it has a login to AWS, and nothing else
+    second, info = Lab(tmp_path / "second"), control.find_cloud(lab.home)  # it has only credentials
     assert info is not None
     second.environ |= {
         "AWS_ENDPOINT_URL": info.endpoint,
@@ -92,32 +89,30 @@ def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, 
         "AWS_SECRET_ACCESS_KEY": info.secret_access_key,
     }
     job = "s3://results/runs/left"
-    for verb, shown in (("logs", "rank 1 writes"), ("why", "no more"), ("report", "report.html")):
-        said = second.run(verb, job)
-        assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
+    for verb, text in (("logs", "rank 1 writes"), ("why", "no more"), ("report", "report.html")):
+        result = second.run(verb, job)
+        assert (result.returncode, text in result.stdout + result.stderr) == (0, True), result
     page = second.project / "runs" / "left" / "report.html"
     assert "0.177" in page.read_text()
     fetched = second.run("fetch", job)
     assert fetched.returncode == 0, fetched.stderr
-    assert files(second.project / "runs" / "left") == made(0) | made(1)
+    assert read_results(second.project / "runs" / "left") == list_expected(0) | list_expected(1)
 
-    if ends != "spot":  # no node is started for what is saved, and no key is needed for what is home
-        ended = (
-            lab.run("down", "-y") if ends == "it comes back" else second.run("-c", "default", "down", "-y")
-        )
-        assert (ended.returncode, "2 instances terminated" in ended.stdout) == (0, True), ended.stderr
+    if ends != "spot":  # saved results need no started node, and fetched ones no key
+        down = lab.run("down", "-y") if ends == "it comes back" else second.run("-c", "default", "down", "-y")
+        assert (down.returncode, "2 instances terminated" in down.stdout) == (0, True), down.stderr
     late = lab.run("fetch", "left")
     assert late.returncode == 0, late.stderr
-    assert files(lab.project / "runs" / "left") == made(0) | made(1)
+    assert read_results(lab.project / "runs" / "left") == list_expected(0) | list_expected(1)
 
 
 @pytest.mark.timeout(400)
-def test_a_job_that_dies_at_once_is_saved_and_leaves_no_claim(lab: Lab) -> None:
-    s3, _ = with_bucket(lab)
+def test_a_job_that_fails_at_once_is_saved_and_leaves_no_claim(lab: Lab) -> None:
+    s3, _ = start_with_bucket(lab)
     lab.script("bad.py", "import missing_module_of_mine\n")
-    words = ("run", "--local", "bad.py", *WITH_ROLE, "2", "--world-size", "2")
-    ended = lab.run(*words, "--save-to", "s3://results/runs")
-    assert ended.returncode == 1, ended.stderr
-    assert "the results of bad-1 are in s3://results/runs/bad-1" in ended.stderr
-    assert "its uploads make no progress" not in ended.stderr
-    assert job_json(s3, "bad-1", "failed")["document"]["state"] == "failed"
+    args = ("run", "--local", "bad.py", *WITH_ROLE, "2", "--world-size", "2")
+    result = lab.run(*args, "--save-to", "s3://results/runs")
+    assert result.returncode == 1, result.stderr
+    assert "the results of bad-1 are in s3://results/runs/bad-1" in result.stderr
+    assert "its uploads make no progress" not in result.stderr
+    assert wait_for_job_json(s3, "bad-1", "failed")["document"]["state"] == "failed"

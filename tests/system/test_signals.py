@@ -1,4 +1,4 @@
-"""Ctrl-C once and twice, a closed terminal, a reader that goes away: said, in time, and never ugly."""
+"""Ctrl-C once and twice, a closed terminal, a closed pipe: handled in time, with advice and no traceback."""
 
 import os
 import random
@@ -28,35 +28,35 @@ for step in range(3000):
 """
 
 
-def following(lab: Lab, *words: str) -> subprocess.Popen[bytes]:
-    """Start a job and return once its lines come."""
+def start_and_wait(lab: Lab, *args: str) -> subprocess.Popen[bytes]:
+    """Start a job and return its client once it prints lines."""
     lab.script("saves.py", SAVES)
-    client = lab.start(*(words or ("train", "saves.py", "--world-size", "2")))
+    client = lab.start(*(args or ("train", "saves.py", "--world-size", "2")))
     assert client.stdout is not None
     while b"step 9" not in client.stdout.readline():
         assert client.poll() is None
     return client
 
 
-def ended(client: subprocess.Popen[bytes]) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr of a client that must end by itself."""
+def wait_for_exit(client: subprocess.Popen[bytes]) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr of a client that must exit by itself."""
     out, err = client.communicate(timeout=60)
     assert b"Traceback" not in err
     return client.returncode, out.decode(), err.decode()
 
 
-def test_ctrl_c_ends_the_job_in_time_to_save_and_brings_it_home(cluster: Lab) -> None:
-    client = following(cluster)
+def test_ctrl_c_cancels_the_job_with_time_to_save_and_fetches_its_results(cluster: Lab) -> None:
+    client = start_and_wait(cluster)
     os.killpg(client.pid, signal.SIGINT)
-    code, out, err = ended(client)
+    code, out, err = wait_for_exit(client)
     assert code == 130
     assert "was cancelled, its results are in runs/" in err
     assert "awsddp down" in err
     lines = out.splitlines()
     assert "[rank 1 @ node1] saving" in lines
     assert len(lines) == len(set(lines))
-    home = cluster.project / err.partition("its results are in ")[2].partition("/\n")[0]
-    assert (home / "node1" / "run" / "saved.txt").read_text() == "in time"
+    results_dir = cluster.project / err.partition("its results are in ")[2].partition("/\n")[0]
+    assert (results_dir / "node1" / "run" / "saved.txt").read_text() == "in time"
 
 
 DEAF = """
@@ -73,7 +73,7 @@ while True:
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["after its patience", "at the second signal"])
-def test_a_command_that_does_not_leave_is_ended(times: int) -> None:
+def test_a_command_that_ignores_ctrl_c_is_terminated(times: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for _ in range(times):
@@ -92,15 +92,15 @@ LEAVING = {
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("way", drawn(list(LEAVING), 1, what="ways to leave"))
-def test_the_job_is_left_and_the_way_back_is_said(cluster: Lab, way: str) -> None:
-    signals, code = LEAVING[way]
-    client = following(cluster)
+@pytest.mark.parametrize("reason", drawn(list(LEAVING), 1, what="ways to leave"))
+def test_a_client_that_leaves_its_job_says_how_to_follow_it_again(cluster: Lab, reason: str) -> None:
+    signals, code = LEAVING[reason]
+    client = start_and_wait(cluster)
     for number in signals:
         os.killpg(client.pid, number)
         time.sleep(0.05)
-    left, _, err = ended(client)
-    assert left == code
+    exit_code, _, err = wait_for_exit(client)
+    assert exit_code == code
     assert "they expire at" in err
     (back,) = [line for line in err.splitlines() if "awsddp logs -f" in line]
     name = back.split("logs -f ")[1].split()[0]
@@ -110,13 +110,13 @@ def test_the_job_is_left_and_the_way_back_is_said(cluster: Lab, way: str) -> Non
 
 
 @pytest.mark.prove
-def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
+def test_a_closed_pipe_leaves_the_job_running(cluster: Lab) -> None:
     cluster.script("saves.py", SAVES)
     line = f"{sys.executable} -m awsddp train saves.py --world-size 2 --name piped -q | head -2"
-    shown = subprocess.run(
+    result = subprocess.run(
         ["sh", "-c", line], cwd=cluster.project, env=cluster.environ, capture_output=True, text=True
     )
-    assert (len(shown.stdout.splitlines()), shown.stderr) == (2, "")
+    assert (len(result.stdout.splitlines()), result.stderr) == (2, "")
     assert next(job for job in cluster.jobs() if job["job"] == "piped")["state"] == "running"
     cluster.json("cancel", "piped")
 
@@ -124,10 +124,10 @@ def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
 @pytest.mark.prove
 def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
     before = traces(lab.home)
-    words = ("run", "saves.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--name", "cut")
-    client = following(lab, *words)
+    args = ("run", "saves.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--name", "cut")
+    client = start_and_wait(lab, *args)
     os.killpg(client.pid, signal.SIGINT)
-    code, _, err = ended(client)
+    code, _, err = wait_for_exit(client)
     assert code == 130
     assert "nothing is left" in err
     assert (lab.project / "runs" / "cut" / "node0" / "run" / "saved.txt").is_file()
@@ -135,16 +135,16 @@ def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
 
 
 STAGES = {"up": b"preparing", "train": b"step 9", "fetch": b"fetching", "down": b"ending i-"}
-"""The stages of `run`, and what is said in each."""
+"""The stages of `run`, and the output of each."""
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 CASES = [(stage, number) for stage in STAGES for number in SIGNALS]
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -> None:
+def test_run_terminates_everything_after_each_signal_in_each_stage(lab: Lab) -> None:
     result = 'open(os.environ["AWSDDP_RUN_DIR"] + "/large", "wb").write(bytes(5_000_000))\n'
-    lab.script("steps.py", SAVES.replace("3000", "20") + result)  # large enough to be fetched by itself
+    lab.script("steps.py", SAVES.replace("3000", "20") + result)  # large enough for a fetch of its own
     chosen = CASES if FULL else random.Random(SEED).sample(CASES, 3)
     for stage, number in chosen:
         steps = "steps.py" if stage in ("fetch", "down") else "saves.py"
@@ -152,13 +152,13 @@ def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -
         client = lab.start("run", steps, "--local", "--nodes", "2", "--world-size", "2", "-y")
         stream = client.stdout if stage == "train" else client.stderr
         assert stream is not None
-        while STAGES[stage] not in (said := stream.readline()):
-            assert said, (stage, number)
+        while STAGES[stage] not in (line := stream.readline()):
+            assert line, (stage, number)
         os.killpg(client.pid, number)
-        if number != signal.SIGINT:  # who stops a job in CI sends it again; only a person leaves at once
+        if number != signal.SIGINT:  # CI sends its signal again; only a second Ctrl-C leaves at once
             time.sleep(0.2)
             os.killpg(client.pid, number)
-        code, _, err = ended(client)
+        code, _, err = wait_for_exit(client)
         assert (code, "nothing is left" in err) == (SIGNALS[number], True), (stage, number, err)
         assert lab.json("status", "--local")["state"] == "absent", (stage, number)
     lab.close()
@@ -166,7 +166,7 @@ def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -
 
 
 @pytest.mark.prove
-def test_ctrl_c_while_aws_does_not_end_a_run_goes_on_with_it_and_leaves_at_the_second(lab: Lab) -> None:
+def test_ctrl_c_while_aws_fails_continues_the_termination_and_a_second_one_leaves(lab: Lab) -> None:
     lab.script("short.py", "import time\nprint('begun', flush=True)\ntime.sleep(5)\n")
     assert lab.run("local", "start", "--loopback").returncode == 0
     for presses in (1, 2):
@@ -185,8 +185,8 @@ def test_ctrl_c_while_aws_does_not_end_a_run_goes_on_with_it_and_leaves_at_the_s
         assert client.stderr is not None
         err = client.stderr.read().decode()
         assert client.wait() == 130
-        words = "nothing is left" if presses == 1 else "1 x g6.xlarge may run"
-        assert (words in err, "awsddp down" in err) == (True, presses == 2), err
+        text = "nothing is left" if presses == 1 else "1 x g6.xlarge may run"
+        assert (text in err, "awsddp down" in err) == (True, presses == 2), err
     assert lab.run("local", "fault", "clear").returncode == 0
     assert lab.run("down", "-y").returncode == 0
 
@@ -199,7 +199,7 @@ def _read_to(client: subprocess.Popen[bytes], text: bytes) -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
+def test_an_interrupted_verb_ends_cleanly_at_any_moment(lab: Lab) -> None:
     lab.script("saves.py", SAVES)
     moments = random.Random(SEED)
     up = ("up", "--local", "--nodes", "2", "-y")
@@ -217,7 +217,7 @@ def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
         if number % 2:
             time.sleep(0.1)
             os.killpg(client.pid, signal.SIGINT)
-        code, _, err = ended(client)
+        code, _, err = wait_for_exit(client)
         case = (verb, delay, number % 2, err)
         assert code in ((130,) if verb == "train" else (130, 0)), case
         assert "interrupted" in err or code == 0, case
@@ -230,18 +230,18 @@ def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(400)
-def test_run_stops_the_machines_when_results_cannot_come_home(lab: Lab) -> None:
-    """The job takes the login away, so that nothing can be fetched: the disks are what is left of it."""
+def test_run_stops_the_nodes_if_results_cannot_be_fetched(lab: Lab) -> None:
+    """The job removes the SSH keys, so that nothing can be fetched: its results are on the disks alone."""
     lab.script(
         "locks.py",
         "import os, subprocess\n"
         "subprocess.run('sudo rm -f /home/*/.ssh/authorized_keys', shell=True, check=True)\n"
-        "open('result.bin', 'wb').write(os.urandom(8 << 20))\n",  # too large to come over what is open
+        "open('result.bin', 'wb').write(os.urandom(8 << 20))\n",  # too large for a connection that is open
     )
-    shown = lab.run("run", "locks.py", "--local", "--nodes", "2", "--world-size", "2", "-y", timeout=300)
-    assert shown.returncode == 6
-    assert "the nodes were stopped" in shown.stderr
-    assert "awsddp down --discard" in shown.stderr
+    result = lab.run("run", "locks.py", "--local", "--nodes", "2", "--world-size", "2", "-y", timeout=300)
+    assert result.returncode == 6
+    assert "the nodes were stopped" in result.stderr
+    assert "awsddp down --discard" in result.stderr
     assert not list(lab.project.rglob("result.bin"))
     assert lab.json("status")["state"] == "stopped"
     assert lab.run("down", "-y").returncode == 6

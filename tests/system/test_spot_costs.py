@@ -1,4 +1,4 @@
-"""What a spot cluster costs: `status --all` says what `status` says, and a budget is not exceeded."""
+"""The cost of a spot cluster: `status --all` agrees with `status`, and a budget is not exceeded."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -11,11 +11,11 @@ from awsddp.local.offers import price_usd_per_hour
 from tests.support.lab import Lab
 
 
-def of_all(lab: Lab, name: str) -> dict[str, Any]:
-    shown = lab.run("status", "--json", "--local", "--all")
-    assert shown.returncode == 0, shown.stderr
-    (found,) = [one for one in json.loads(shown.stdout) if one["cluster"] == name]
-    return dict(found)
+def read_all(lab: Lab, name: str) -> dict[str, Any]:
+    result = lab.run("status", "--json", "--local", "--all")
+    assert result.returncode == 0, result.stderr
+    (row,) = [row for row in json.loads(result.stdout) if row["cluster"] == name]
+    return dict(row)
 
 
 @pytest.mark.prove
@@ -24,15 +24,15 @@ def test_a_spot_cluster_has_one_price_and_one_state(records: Lab) -> None:
     up = records.json("up", "-c", "spot", "--local", *size, "--spot", "-y")
     before = records.environ
     try:
-        seen, everywhere = records.json("status", "-c", "spot"), of_all(records, "spot")
+        status, everywhere = records.json("status", "-c", "spot"), read_all(records, "spot")
         keys = ("state", "nodes", "instance_type", "price_usd_per_hour", "expires")
-        assert [everywhere[key] for key in keys] == [seen[key] for key in keys]
-        assert seen["price_usd_per_hour"] == pytest.approx(up["price_usd_per_hour"], abs=1e-3)
+        assert [everywhere[key] for key in keys] == [status[key] for key in keys]
+        assert status["price_usd_per_hour"] == pytest.approx(up["price_usd_per_hour"], abs=1e-3)
 
         elsewhere = {"AWSDDP_HOME": str(records.root / "other"), "AWSDDP_LOCAL": str(records.home)}
-        records.environ = before | elsewhere  # without the record: by the market's prices
-        assert of_all(records, "spot")["price_usd_per_hour"] == pytest.approx(
-            seen["price_usd_per_hour"], abs=1e-3
+        records.environ = before | elsewhere  # without the record: by market prices
+        assert read_all(records, "spot")["price_usd_per_hour"] == pytest.approx(
+            status["price_usd_per_hour"], abs=1e-3
         )
         records.environ = before
 
@@ -40,7 +40,7 @@ def test_a_spot_cluster_has_one_price_and_one_state(records: Lab) -> None:
         record = json.loads(file.read_text())
         file.write_text(json.dumps(record | {"prepared": []}))  # as a kill in `up` leaves it
         assert (
-            records.json("status", "-c", "spot")["state"] == of_all(records, "spot")["state"] == "preparing"
+            records.json("status", "-c", "spot")["state"] == read_all(records, "spot")["state"] == "preparing"
         )
         file.write_text(json.dumps(record))
     finally:
@@ -90,7 +90,7 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days(records: 
         assert records.run("down", "-c", "cheap", "-y").returncode == 0
 
 
-def test_what_stopped_by_itself_costs_the_same_wherever_it_is_asked(records: Lab) -> None:
+def test_every_verb_reports_the_same_cost_of_a_cluster_that_stopped_itself(records: Lab) -> None:
     size = ("--nodes", "2", "--instance-type", "g6.xlarge")
     records.json("up", "-c", "slept", "--local", *size, "-y")
     ledger = records.home / "clusters" / "slept" / "ledger.jsonl"
@@ -98,26 +98,23 @@ def test_what_stopped_by_itself_costs_the_same_wherever_it_is_asked(records: Lab
         running = records.json("status", "-c", "slept")["price_usd_per_hour"]
         assert records.run("stop", "-c", "slept", "-y").returncode == 0
         rows = ledger.read_text().splitlines(keepends=True)
-        ledger.write_text("".join(row for row in rows if '"stopped"' not in row))  # nobody here saw it
-        [told] = [
-            one
-            for one in records.json("jobs", "-c", "slept", code=6)["clusters"]
-            if one["cluster"] == "slept"
-        ]
-        seen, everywhere = records.json("status", "-c", "slept"), of_all(records, "slept")
+        ledger.write_text("".join(row for row in rows if '"stopped"' not in row))  # not seen by this client
+        clusters = records.json("jobs", "-c", "slept", code=6)["clusters"]
+        [by_jobs] = [row for row in clusters if row["cluster"] == "slept"]
+        status, everywhere = records.json("status", "-c", "slept"), read_all(records, "slept")
         unplaced = records.run("status", "--json", "--all")  # neither a region nor --local
         assert (unplaced.returncode, json.loads(unplaced.stdout)) == (0, [everywhere])
         assert "not searched: AWS: no AWS credentials found" in unplaced.stderr
         assert records.run("down", "--orphans", "-y").returncode == 0
-        shown = records.run("--json")
-        [home] = [one for one in json.loads(shown.stdout)["clusters"] if one["cluster"] == "slept"]
-        prices = [one["price_usd_per_hour"] for one in (told, seen, everywhere, home)]
-        assert prices == [seen["price_usd_per_hour"]] * 4
+        result = records.run("--json")
+        [overview] = [row for row in json.loads(result.stdout)["clusters"] if row["cluster"] == "slept"]
+        prices = [row["price_usd_per_hour"] for row in (by_jobs, status, everywhere, overview)]
+        assert prices == [status["price_usd_per_hour"]] * 4
         assert prices[0] < running
-        assert {seen["state"], everywhere["state"]} == {"stopped"}
-        assert {told["cost_usd"], seen["cost_usd"]} == {everywhere["cost_usd"]}
+        assert {status["state"], everywhere["state"]} == {"stopped"}
+        assert {by_jobs["cost_usd"], status["cost_usd"]} == {everywhere["cost_usd"]}
     finally:
         down = records.json("down", "-c", "slept", "-y")
-    shown = records.run("jobs", "--json", "-c", "slept")
-    [ended] = [one for one in json.loads(shown.stdout)["clusters"] if one["cluster"] == "slept"]
+    result = records.run("jobs", "--json", "-c", "slept")
+    [ended] = [row for row in json.loads(result.stdout)["clusters"] if row["cluster"] == "slept"]
     assert (ended["cost_usd"], ended["price_usd_per_hour"]) == (down["cost_usd"], 0.0)

@@ -1,4 +1,4 @@
-"""A spot node that EC2 takes back: its ranks save after the notice, and the job says when and why."""
+"""A spot node that EC2 reclaims: its ranks save after the notice, and the cause has the time of the end."""
 
 import json
 import time
@@ -23,7 +23,7 @@ time.sleep(600)
 """
 
 
-def test_ranks_save_after_the_notice_and_the_cause_has_its_time(lab: Lab) -> None:
+def test_ranks_save_after_a_spot_notice_and_the_cause_has_its_time(lab: Lab) -> None:
     lab.script("saves.py", SAVES)
     lab.json("up", "--local", "--nodes", "2", "--spot", "-y")
     job = lab.json("train", "saves.py", "--world-size", "2", "--name", "noticed", "--detach")["job"]
@@ -31,14 +31,14 @@ def test_ranks_save_after_the_notice_and_the_cause_has_its_time(lab: Lab) -> Non
         time.sleep(0.2)
     noticed = time.time()
     assert lab.run("local", "fault", "add", "node1", "reclaim", "--notice", "40s").returncode == 0
-    shown = lab.run("logs", "-f", job)
+    result = lab.run("logs", "-f", job)
     assert time.time() - noticed < 40, "the ranks got no SIGTERM at the notice"
     record = json.loads((lab.project / "runs/noticed/job.json").read_text())
     cause = record["cause"]
-    assert (shown.returncode, record["state"], cause["kind"]) == (1, "interrupted", "spot_interruption")
+    assert (result.returncode, record["state"], cause["kind"]) == (1, "interrupted", "spot_interruption")
     assert (cause["node"], cause["retryable"]) == (1, True)
-    told = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(noticed + 40))
-    assert cause["values"]["time"][:15] == told[:15]
+    expected = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(noticed + 40))
+    assert cause["values"]["time"][:15] == expected[:15]
     assert f"AWS reclaims the spot instance at {cause['values']['time']}" in cause["explanation"]
     for rank in (0, 1):
         assert (lab.project / f"runs/noticed/node{rank}/run/saved{rank}.pt").read_text() == "whole"

@@ -1,4 +1,4 @@
-"""`network.jump = "ssm"` on two real local nodes: no port is open, a session starts in the node itself."""
+"""`network.jump = "ssm"` on two real local nodes: no port is open, and sessions start in the nodes."""
 
 import os
 import shutil
@@ -36,9 +36,9 @@ def lab() -> Iterator[Lab]:
     """A lab with a local cloud, an instance profile, and awsddp.toml."""
     root = Path(tempfile.mkdtemp(prefix="ssm-"))
     made = Lab(root)
-    shown = made.run("local", "start")
-    assert shown.returncode == 0, shown.stderr
-    client(made, "iam").create_instance_profile(InstanceProfileName="trainers")
+    result = made.run("local", "start")
+    assert result.returncode == 0, result.stderr
+    make_client(made, "iam").create_instance_profile(InstanceProfileName="trainers")
     made.script("awsddp.toml", SSM)
     made.script("train.py", 'import os\nopen("made.txt", "w").write(os.environ["RANK"])\nprint("ran")\n')
     yield made
@@ -46,7 +46,7 @@ def lab() -> Iterator[Lab]:
     shutil.rmtree(root)
 
 
-def client(lab: Lab, service: str) -> Any:
+def make_client(lab: Lab, service: str) -> Any:
     info = control.find_cloud(lab.home)
     assert info is not None
     return boto3.client(
@@ -58,49 +58,49 @@ def client(lab: Lab, service: str) -> Any:
     )
 
 
-def agent(lab: Lab, aws: StandIn, stop: threading.Event) -> None:
+def report_nodes(lab: Lab, aws: StandIn, stop: threading.Event) -> None:
     """Report nodes to Systems Manager once they exist, as their agents do."""
-    place = CloudPaths(lab.home)
+    paths = CloudPaths(lab.home)
     while not stop.wait(0.2):
-        names = [path.name for path in Path("/run/netns").glob(f"{place.machine_name('i-')}*")]
+        names = [path.name for path in Path("/run/netns").glob(f"{paths.machine_name('i-')}*")]
         aws.know({f"i-{name.rpartition('-i-')[2]}": ("127.0.0.1", name) for name in names})
 
 
-def test_what_is_missing_is_told_before_anything_is_made(lab: Lab) -> None:
-    shown = lab.run("up", "--local", "-y", "-o", "access.instance_profile=")
-    assert (shown.returncode, "needs access.instance_profile" in shown.stderr) == (3, True)
+def test_missing_settings_of_ssm_are_reported_before_any_launch(lab: Lab) -> None:
+    result = lab.run("up", "--local", "-y", "-o", "access.instance_profile=")
+    assert (result.returncode, "needs access.instance_profile" in result.stderr) == (3, True)
     lab.environ["PATH"] = f"{Path(shutil.which('aws') or '/').parent}:/usr/bin:/bin:/usr/sbin:/sbin"
-    shown = lab.run("up", "--local", "-y")
-    assert (shown.returncode, "session-manager-plugin not found" in shown.stderr) == (3, True)
-    assert "session-manager-plugin.deb" in shown.stderr
+    result = lab.run("up", "--local", "-y")
+    assert (result.returncode, "session-manager-plugin not found" in result.stderr) == (3, True)
+    assert "session-manager-plugin.deb" in result.stderr
     assert lab.json("local", "status")["instances"] == []
 
 
 @pytest.mark.timeout(600)
-def test_a_living_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: Lab) -> None:
+def test_a_running_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: Lab) -> None:
     open_port = ("-o", "network.address=public", "-o", "network.jump=", "-o", "access.instance_profile=")
     (node,) = lab.json("up", "--local", "-y", "--nodes", "1", *open_port)["nodes"]
     sessions = ("-o", "network.jump=ssm", "-o", "access.instance_profile=trainers")
-    shown = lab.run("up", "--local", "-y", *sessions)
-    assert (shown.returncode, "node0 without an instance profile" in shown.stderr) == (3, True), shown.stderr
-    assert f"for i in {node['instance_id']}; do " in shown.stderr
-    assert " aws ec2 associate-iam-instance-profile" in shown.stderr
-    client(lab, "ec2").associate_iam_instance_profile(
+    result = lab.run("up", "--local", "-y", *sessions)
+    assert (result.returncode, "node0 without an instance profile" in result.stderr) == (3, True), result
+    assert f"for i in {node['instance_id']}; do " in result.stderr
+    assert " aws ec2 associate-iam-instance-profile" in result.stderr
+    make_client(lab, "ec2").associate_iam_instance_profile(
         InstanceId=node["instance_id"], IamInstanceProfile={"Name": "trainers"}
     )
     lab.environ["PATH"] = f"{Path(shutil.which('aws') or '/').parent}:/usr/bin:/bin:/usr/sbin:/sbin"
-    shown = lab.run("up", "--local", "-y", *sessions)
-    assert (shown.returncode, "session-manager-plugin not found" in shown.stderr) == (3, True), shown.stderr
+    result = lab.run("up", "--local", "-y", *sessions)
+    assert (result.returncode, "session-manager-plugin not found" in result.stderr) == (3, True), result
     assert lab.run("exec", *open_port[2:4], "--", "true").returncode == 0
 
 
-def test_everything_goes_through_sessions_and_no_port_is_open(lab: Lab) -> None:
+def test_all_connections_go_through_sessions_and_no_port_is_open(lab: Lab) -> None:
     aws = StandIn(lab.root / "ssm")
     lab.environ["PATH"] = f"{aws.bin}:{os.environ['PATH']}"
     plan = lab.run("plan", "--local").stdout
     assert "private, through ssm; SSH from nowhere: no port is open" in " ".join(plan.split())
     stop = threading.Event()
-    reporting = threading.Thread(target=agent, args=(lab, aws, stop))
+    reporting = threading.Thread(target=report_nodes, args=(lab, aws, stop))
     reporting.start()
     try:
         up = lab.json("up", "--local", "-y")
@@ -116,12 +116,12 @@ def test_everything_goes_through_sessions_and_no_port_is_open(lab: Lab) -> None:
         stop.set()
         reporting.join()
     ids = {node["instance_id"] for node in up["nodes"]}
-    wanted = [
+    expected = [
         [
             *("ssm", "start-session", "--target", key, "--document-name", "AWS-StartSSHSession"),
             *("--parameters", "portNumber=22", "--region", up["region"]),
         ]
         for key in sorted(ids)
     ]
-    assert [words for words in wanted if words not in aws.calls] == []
-    assert [words for words in aws.calls if words not in wanted] == []
+    assert [call for call in expected if call not in aws.calls] == []
+    assert [call for call in aws.calls if call not in expected] == []

@@ -1,4 +1,4 @@
-"""Jobs under torch's elastic agent: real agents, real ranks, two nodes of this machine."""
+"""Jobs under torch's elastic agent: real agents and real ranks on two or three nodes of this machine."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
 
 
-def test_job_goes_on_with_min_nodes_and_its_ranks_keep_their_numbers(
+def test_job_continues_with_min_nodes_and_its_ranks_keep_their_numbers(
     make_fleet: Callable[[int], "Fleet"], tmp_path: Path
 ) -> None:
     fleet = make_fleet(3)
@@ -37,8 +37,8 @@ def test_job_goes_on_with_min_nodes_and_its_ranks_keep_their_numbers(
     until(lambda: fleet.supervisors(1) == [], seconds=30)
     assert fleet.document(0)["state"] == "running"
     for node in (0, 2):
-        for rank in worker_pids(fleet, node):
-            os.kill(rank, signal.SIGUSR1)  # as its lost peers would end it: unhandled
+        for rank in list_worker_pids(fleet, node):
+            os.kill(rank, signal.SIGUSR1)  # unhandled, as the loss of its peers
     until(lambda: fleet.log(0).count(b"up") == fleet.log(4).count(b"up") == 2, seconds=SECONDS)
     for home in fleet.homes:
         (home / "end").touch()
@@ -53,7 +53,7 @@ def test_job_goes_on_with_min_nodes_and_its_ranks_keep_their_numbers(
     assert fleet.processes() == []
 
 
-def test_without_the_first_node_or_with_fewer_than_min_the_job_fails(fleet: "Fleet") -> None:
+def test_job_fails_with_fewer_than_min_nodes(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, nnodes="2:2", heartbeat_timeout="5s")
     wait_for_all(fleet)
     os.kill(fleet.document(1)["pid"], signal.SIGKILL)
@@ -67,13 +67,13 @@ def test_without_the_first_node_or_with_fewer_than_min_the_job_fails(fleet: "Fle
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
-def worker_pids(fleet: "Fleet", node: int) -> list[int]:
-    """Return the ranks that run on a node."""
+def list_worker_pids(fleet: "Fleet", node: int) -> list[int]:
+    """Return the process ids of the ranks that run on a node."""
     script = str(fleet.workdirs[node]).encode()
-    found = []
+    pids = []
     for pid in fleet.processes():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has exited
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if line[1:2] == [b"job.py"] and os.fsencode(Path(f"/proc/{pid}/cwd").readlink()) == script:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids

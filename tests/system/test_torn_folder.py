@@ -1,4 +1,4 @@
-"""The folder of a cluster, each file of it cut off anywhere: `status` sees the nodes, `down` ends them."""
+"""The folder of a cluster, each file cut anywhere: `status` lists the nodes, and `down` terminates them."""
 
 import random
 import sys
@@ -16,7 +16,7 @@ SOME = 12
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600 if FULL else 300)
-def test_a_file_cut_off_at_any_byte(world: World) -> None:
+def test_status_and_down_work_with_a_file_cut_at_any_byte(world: World) -> None:
     assert world.run(up, confirm=yes).code == 0
     world.save("cluster")
     whole = {path: path.read_bytes() for path in sorted((world.home / "clusters/demo").iterdir())}
@@ -27,9 +27,9 @@ def test_a_file_cut_off_at_any_byte(world: World) -> None:
     for path, size in cuts:
         world.restore("cluster")
         path.write_bytes(whole[path][:size])
-        seen = world.run(status)
-        assert seen.code == 0, (path.name, size, seen.told)
-        assert (seen.document["state"], len(seen.document["nodes"])) == ("ready", 2), (path.name, size)
+        outcome = world.run(status)
+        assert outcome.code == 0, (path.name, size, outcome.told)
+        assert (outcome.document["state"], len(outcome.document["nodes"])) == ("ready", 2), (path.name, size)
         ended = world.run(down, confirm=yes)
         assert (ended.code, len(ended.document["terminated"])) == (0, 2), (path.name, size, ended.told)
         assert world.cloud.left() == [], (path.name, size)
