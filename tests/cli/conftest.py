@@ -1,3 +1,3 @@
-"""What runs the command line, in this process or beside it."""
+"""Fixtures that run the command line."""
 
 from tests.support.lab import ready, records

@@ -1,4 +1,4 @@
-"""From an error to what the user reads and the exit code."""
+"""An error's text and exit code."""
 
 import errno
 import subprocess
@@ -17,7 +17,7 @@ from tests.support.narrow_terminal import narrow
 CLASSES = {name: getattr(errors, name) for name in CODES}
 
 
-def test_an_error_that_holds_a_long_blank_line_is_shown(
+def test_an_error_with_a_long_blank_line_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow(monkeypatch, 80)
@@ -52,15 +52,15 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
 
 
 @pytest.mark.parametrize(
-    ("error", "next"),
+    ("error", "hint"),
     [
         (OSError(errno.EACCES, "Permission denied", "runs/j/job.json"), "your user"),
         (OSError(errno.EROFS, "Read-only file system", "runs"), "another folder"),
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
     ],
 )
-def test_fault_of_this_machine_is_no_bug_of_ours(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, next: str
+def test_an_error_of_the_client_machine_is_not_reported_as_a_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, hint: str
 ) -> None:
     @click.command()
     def verb() -> None:
@@ -71,11 +71,11 @@ def test_fault_of_this_machine_is_no_bug_of_ours(
     shown = capsys.readouterr().err
     assert "bug" not in shown
     assert f"{error.strerror}" in shown
-    assert next in shown
+    assert hint in shown
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_command_that_raises_an_error_ends_with_its_number(
+def test_a_command_that_raises_an_error_has_its_exit_code(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
@@ -86,7 +86,7 @@ def test_command_that_raises_an_error_ends_with_its_number(
     assert capsys.readouterr().err == "error: it failed\n  why: because\n next: try again\n"
 
 
-def test_reader_that_goes_away_is_128_and_the_signal_of_a_broken_pipe() -> None:
+def test_a_closed_pipe_is_exit_code_128_plus_the_signal() -> None:
     line = f"{sys.executable} -m awsddp --help | true; echo ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert (ended.stdout, ended.stderr) == ("141\n", "")
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("141\n", "")

@@ -1,7 +1,7 @@
 """Valid command lines, files and environments with one fault each: exit 2 or 3, never a traceback.
 
-What is tried is the whole way from the words to the context of a verb, in this process: the verbs themselves
-are not reached, as a fault must be found before anything is asked or made.
+The code from the arguments to the context of a verb runs, in this process. The verbs do not: a fault must be
+found before the first request.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ NASTY = st.one_of(
     ),
     st.text(max_size=40),
 )
-"""Words that some reader on the way may take for more than a word."""
+"""Arguments that a shell or a parser may misread."""
 
 NUMBERS = ["--nodes", "--disk", "--world-size", "--nproc-per-node", "--budget"]
 TEXTS = ["--instance-type", "--image", "--expires", "--gpus", "--timeout", "--env-var"]
@@ -77,19 +77,19 @@ KEYS = [
     "network.jump",
 ]
 
-# A fault: words, a file and variables that cannot be meant, whatever the nasty word is.
+# A fault: arguments, a file and variables that are invalid with each NASTY argument.
 FAULTS = st.one_of(
-    NASTY.filter(lambda text: not _means_something(text)).map(lambda text: ([text], "", {})),
-    st.tuples(st.sampled_from(NUMBERS), NASTY.filter(lambda text: not _number(text))).map(
+    NASTY.filter(lambda text: not _is_valid(text)).map(lambda text: ([text], "", {})),
+    st.tuples(st.sampled_from(NUMBERS), NASTY.filter(lambda text: not _is_number(text))).map(
         lambda pair: (["run", "--local", pair[0], pair[1]], "", {})
     ),
     st.tuples(st.sampled_from(["up", "train", "down", "status", "logs", "run"]), NASTY).map(
         lambda pair: ([pair[0], f"--nope{pair[1]}"], "", {})
     ),
-    st.tuples(st.sampled_from(TIMES), NASTY.filter(lambda text: not _time(text))).map(
+    st.tuples(st.sampled_from(TIMES), NASTY.filter(lambda text: not _is_time(text))).map(
         lambda pair: (["run", "--local", f"{pair[0]}={pair[1]}"], "", {})
     ),
-    NASTY.filter(lambda text: not _name(text) and text != "").map(
+    NASTY.filter(lambda text: not _is_name(text) and text != "").map(
         lambda text: (["-c", text, "status"], "", {})
     ),
     NASTY.filter(lambda text: "=" not in text).map(lambda text: (["status", "-o", text], "", {})),
@@ -99,30 +99,30 @@ FAULTS = st.one_of(
     NASTY.map(lambda text: (["status"], f"[cluster]\nnope = {text}", {})),
     NASTY.map(lambda text: (["status"], f"[nope{text}]\nx = 1", {})),
     NASTY.map(lambda text: (["status"], f"[cluster]\nnodes = {text!r}x", {})),
-    NASTY.filter(lambda text: not _number(text) and "\0" not in text).map(
+    NASTY.filter(lambda text: not _is_number(text) and "\0" not in text).map(
         lambda text: (["status"], "", {"AWSDDP_CLUSTER_NODES": text})
     ),
-    NASTY.filter(lambda text: not _name(text) and text != "" and "\0" not in text).map(
+    NASTY.filter(lambda text: not _is_name(text) and text != "" and "\0" not in text).map(
         lambda text: (["status"], "", {"AWSDDP_CLUSTER": text})
     ),
-    NASTY.filter(lambda text: not _time(text) and "\0" not in text).map(
+    NASTY.filter(lambda text: not _is_time(text) and "\0" not in text).map(
         lambda text: (["status"], "", {"AWSDDP_CLUSTER_EXPIRES": text})
     ),
 )
 
 
-def _means_something(text: str) -> bool:
+def _is_valid(text: str) -> bool:
     return text in VERBS or re.fullmatch(r"--|-[hqvy]+", text) is not None
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
     except ValueError:
         return False
 
 
-def _time(text: str) -> bool:
+def _is_time(text: str) -> bool:
     from awsddp.errors import ConfigError
     from awsddp.settings.values import parse_duration
 
@@ -132,7 +132,7 @@ def _time(text: str) -> bool:
         return False
 
 
-def _name(text: str) -> bool:
+def _is_name(text: str) -> bool:
     from awsddp.settings.values import CLUSTER_NAME
 
     return CLUSTER_NAME.fullmatch(text) is not None
@@ -140,14 +140,14 @@ def _name(text: str) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to be in, and no verb that goes further than its context."""
+    """An empty working folder, in which no argument was run as a command."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     assert not list(tmp_path.rglob("canary"))
 
 
-def refused(folder: Path, words: list[str], file: str, variables: dict[str, str]) -> tuple[int, str]:
-    """Run the command line in this process; return its exit code and what it said."""
+def run_fault(folder: Path, arguments: list[str], file: str, variables: dict[str, str]) -> tuple[int, str]:
+    """Run the command line in this process; return its exit code and stderr."""
     (folder / "awsddp.toml").write_bytes(file.encode("utf-8", "surrogatepass"))
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace"), io.StringIO()
     before = dict(os.environ)
@@ -155,7 +155,7 @@ def refused(folder: Path, words: list[str], file: str, variables: dict[str, str]
         for name, value in variables.items():
             os.environ[name] = value.encode("utf-8", "replace").decode()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            argv, sys.argv = sys.argv, ["awsddp", *words]
+            argv, sys.argv = sys.argv, ["awsddp", *arguments]
             try:
                 code = failures.run_command(cli)
             finally:
@@ -167,12 +167,12 @@ def refused(folder: Path, words: list[str], file: str, variables: dict[str, str]
 
 
 def check(folder: Path, fault: tuple[list[str], str, dict[str, str]]) -> None:
-    code, said = refused(folder, *fault)
-    assert code in (2, 3), (fault, code, said)
-    assert "error: " in said, fault
-    assert "Traceback" not in said, fault
-    assert "unexpected" not in said.split("\n")[0], (fault, said)
-    assert len(said) < 20_000, fault
+    code, text = run_fault(folder, *fault)
+    assert code in (2, 3), (fault, code, text)
+    assert "error: " in text, fault
+    assert "Traceback" not in text, fault
+    assert "unexpected" not in text.split("\n")[0], (fault, text)
+    assert len(text) < 20_000, fault
 
 
 _SETTINGS = {

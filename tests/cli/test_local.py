@@ -1,4 +1,4 @@
-"""`local fault` as it is typed, where no node has a machine of its own. What faults do: tests/local."""
+"""The command line of `local fault`, in records mode. The effects of faults: tests/local."""
 
 import pytest
 
@@ -12,21 +12,21 @@ def one_node(records: Lab) -> Lab:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "text"),
     [
         (("node9", "cut"), "the cluster default has no node9\n  why: its nodes are node0"),
         (("node0", "cut", "--for", "soon"), "--for: invalid duration 'soon'"),
         (("node0", "frozen"), "this local cloud runs in records mode"),
     ],
 )
-def test_a_fault_of_a_node_that_cannot_be_is_exit_2_with_the_choices(
-    one_node: Lab, words: tuple[str, ...], told: str
+def test_an_invalid_fault_of_a_node_is_exit_2_with_the_choices(
+    one_node: Lab, arguments: tuple[str, ...], text: str
 ) -> None:
-    shown = one_node.run("local", "fault", "add", *words)
-    assert (shown.returncode, told in shown.stderr) == (2, True), shown.stderr
+    shown = one_node.run("local", "fault", "add", *arguments)
+    assert (shown.returncode, text in shown.stderr) == (2, True), shown.stderr
 
 
-def test_a_fault_of_calls_heals_by_itself_too(records: Lab) -> None:
+def test_a_fault_of_calls_ends_after_its_duration(records: Lab) -> None:
     shown = records.run("local", "fault", "add", "RunInstances", "lost", "--for", "1h")
     assert shown.stdout.split()[:7] == ["fault", "target", "effect", "times", "seconds", "only", "until"]
     (fault,) = records.json("local", "status")["faults"]

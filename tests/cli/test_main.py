@@ -1,4 +1,4 @@
-"""What people type who know torchrun, SkyPilot or python: it works, or a hint holds the right line."""
+"""Command lines of users of torchrun, SkyPilot or python: each works, or a hint has the right line."""
 
 import sys
 from pathlib import Path
@@ -14,8 +14,8 @@ from awsddp.settings.spec import KEYWORDS, JobSection, JobSpec, SyncSection
 
 
 @pytest.fixture
-def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
-    """Runs a command line up to its verb, in a folder with scripts; returns the code, the job and stderr."""
+def run_line(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
+    """Return a function: it runs a command line up to its verb; returns the job, the output and the code."""
     (tmp_path / "teacher").mkdir()
     for name in ("tiny.py", "teacher/deep.py"):
         (tmp_path / name).touch()
@@ -30,17 +30,17 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
 
     monkeypatch.setattr("awsddp.job.train.train", reach)
 
-    def run(*words: str) -> tuple[JobSpec | None, str, int]:
-        monkeypatch.setattr(sys, "argv", ["awsddp", *words])
+    def run(*arguments: str) -> tuple[JobSpec | None, str, int]:
+        monkeypatch.setattr(sys, "argv", ["awsddp", *arguments])
         code = failures.run_command(cli)
-        said = capsys.readouterr()
-        return (jobs.pop() if jobs else None), said.out + said.err, code
+        output = capsys.readouterr()
+        return (jobs.pop() if jobs else None), output.out + output.err, code
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "value"),
+    ("args", "key", "value"),
     [
         (["-m", "pkg"], "job.module", True),
         (["-m", "pkg"], "job.script", "pkg"),
@@ -58,19 +58,19 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
         (["deep.py", "-o", "sync.workdir=teacher"], "job.script", "deep.py"),
     ],
 )
-def test_line_works(typed, words: list[str], key: str, value: object) -> None:  # type: ignore[no-untyped-def]
-    job, said, _ = typed("train", *(word.replace("{cwd}", str(Path.cwd())) for word in words))
-    assert job is not None, said
+def test_a_command_line_sets_a_key(run_line, args: list[str], key: str, value: object) -> None:  # type: ignore[no-untyped-def]
+    job, output, _ = run_line("train", *(arg.replace("{cwd}", str(Path.cwd())) for arg in args))
+    assert job is not None, output
     section, _, name = key.partition(".")
     assert getattr(getattr(job, section), name) == value
 
 
-def test_env_with_a_value_says_what_it_does(typed) -> None:  # type: ignore[no-untyped-def]
-    assert "--env-var A=..." in typed("train", "tiny.py", "--env", "A=1")[1]
+def test_env_with_a_value_names_the_right_option(run_line) -> None:  # type: ignore[no-untyped-def]
+    assert "--env-var A=..." in run_line("train", "tiny.py", "--env", "A=1")[1]
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    ("arguments", "hint"),
     [
         (["train", "tiny.py", "--batch-size", "64"], "awsddp train tiny.py -- --batch-size 64"),
         (["train", "tiny.py", "--local_rank", "0"], "awsddp train tiny.py -- --local_rank 0"),
@@ -87,21 +87,21 @@ def test_env_with_a_value_says_what_it_does(typed) -> None:  # type: ignore[no-u
         (["help", "nope"], "Unknown command 'nope'"),
     ],
 )
-def test_line_gets_a_hint(typed, words: list[str], hint: str) -> None:  # type: ignore[no-untyped-def]
-    job, said, code = typed(*words)
+def test_a_wrong_command_line_has_a_hint(run_line, arguments: list[str], hint: str) -> None:  # type: ignore[no-untyped-def]
+    job, output, code = run_line(*arguments)
     assert (job, code) == (None, 2)
-    assert hint in said
+    assert hint in output
 
 
-def test_help_takes_a_verb(typed) -> None:  # type: ignore[no-untyped-def]
-    assert "Usage: awsddp train" in typed("help", "train")[1]
-    assert "Usage: awsddp local start" in typed("help", "local", "start")[1]
-    said, code = typed("help")[1:]
-    assert ("Usage: awsddp" in said, code) == (True, 0)
+def test_help_accepts_a_verb(run_line) -> None:  # type: ignore[no-untyped-def]
+    assert "Usage: awsddp train" in run_line("help", "train")[1]
+    assert "Usage: awsddp local start" in run_line("help", "local", "start")[1]
+    output, code = run_line("help")[1:]
+    assert ("Usage: awsddp" in output, code) == (True, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "mode", "words"),
+    ("name", "text", "mode", "command"),
     [
         ("a.py", "#!/usr/bin/python\n", 0o755, ("/env/bin/python", "a.py")),
         ("a.sh", "echo\n", 0o644, ("bash", "./a.sh")),
@@ -112,14 +112,14 @@ def test_help_takes_a_verb(typed) -> None:  # type: ignore[no-untyped-def]
         ("-c.py", "", 0o644, ("/env/bin/python", "./-c.py")),
     ],
 )
-def test_a_script_runs_as_what_it_is(
-    tmp_path: Path, name: str, text: str, mode: int, words: tuple[str, ...]
+def test_a_script_runs_with_its_interpreter(
+    tmp_path: Path, name: str, text: str, mode: int, command: tuple[str, ...]
 ) -> None:
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(mode)
     spec = JobSpec(job=JobSection(script=name), sync=SyncSection(workdir=str(tmp_path)))
     before, begin = resolve_interpreter(spec, name, python="/env/bin/python")
-    assert (*before, begin + name) == words
+    assert (*before, begin + name) == command
 
 
 _WRONG = {
@@ -145,37 +145,37 @@ _WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("key", "way"),
+    ("key", "source"),
     [
-        (key, way)
-        for way in ("option", "-o", "variable", "file", "keyword")
+        (key, source)
+        for source in ("option", "-o", "variable", "file", "keyword")
         for key, (option, _) in _WRONG.items()
-        if option or way != "option"
+        if option or source != "option"
     ],
 )
-def test_an_error_names_what_was_typed(  # type: ignore[no-untyped-def]
-    typed, monkeypatch: pytest.MonkeyPatch, key: str, way: str
+def test_an_error_names_the_source_of_the_value(  # type: ignore[no-untyped-def]
+    run_line, monkeypatch: pytest.MonkeyPatch, key: str, source: str
 ) -> None:
     (option, value), (section, _, name) = _WRONG[key], key.partition(".")
-    words = {"option": [option, str(value)], "-o": ["-o", f"{key}={value}"]}.get(way, [])
+    arguments = {"option": [option, str(value)], "-o": ["-o", f"{key}={value}"]}.get(source, [])
     variable = f"AWSDDP_{section}_{name}".upper()
-    if way == "variable":
+    if source == "variable":
         monkeypatch.setenv(variable, str(value))
-    if way == "file":
+    if source == "file":
         Path("awsddp.toml").write_text(f"[{section}]\n{name} = {value!r}\n")
-    keyword = next(one for one, known in KEYWORDS.items() if known == key)
-    if way == "keyword":
+    keyword = next(alias for alias, path in KEYWORDS.items() if path == key)
+    if source == "keyword":
         with pytest.raises(AwsddpError) as refused:
             Cluster("typed", **{keyword: value}).plan()
-        said, code = f"error: {refused.value}", refused.value.exit_code
+        output, code = f"error: {refused.value}", refused.value.exit_code
     else:
-        _, said, code = typed("run", *words)
-    named = {"-o": f"-o {key}", "variable": variable, "file": f"awsddp.toml: [{section}] {name}"}
-    label = named.get(way, option if way == "option" else keyword)
+        _, output, code = run_line("run", *arguments)
+    labels = {"-o": f"-o {key}", "variable": variable, "file": f"awsddp.toml: [{section}] {name}"}
+    label = labels.get(source, option if source == "option" else keyword)
     assert code == 3
-    assert said.startswith((f"error: {label}: ", f"error: {label} holds for one command")), said
+    assert output.startswith((f"error: {label}: ", f"error: {label} holds for one command")), output
 
 
-def test_keys_that_contradict_each_other_are_named_as_they_were_typed(typed) -> None:  # type: ignore[no-untyped-def]
-    words = ["train", "tiny.py", "--max-restarts", "1", "-o", "job.launcher=ssh"]
-    assert typed(*words)[1].startswith("error: -o job.launcher: ssh does not support --max-restarts\n")
+def test_contradicting_keys_are_named_as_they_were_typed(run_line) -> None:  # type: ignore[no-untyped-def]
+    arguments = ["train", "tiny.py", "--max-restarts", "1", "-o", "job.launcher=ssh"]
+    assert run_line(*arguments)[1].startswith("error: -o job.launcher: ssh does not support --max-restarts\n")

@@ -1,4 +1,4 @@
-"""What Tab offers: from this machine's files, without boto3 and without a call to AWS."""
+"""Shell completion: from the client's files, without boto3 and without a request to AWS."""
 
 import os
 import shutil
@@ -18,12 +18,12 @@ SHELL = BashComplete(cli, {}, "awsddp", "_AWSDDP_COMPLETE")
 
 
 @pytest.fixture(autouse=True)
-def known() -> None:
-    """Two clusters that this machine remembers, with jobs."""
+def clusters() -> None:
+    """Two clusters with jobs in the records of the client."""
     (job,) = RECORD.jobs
     for name, jobs in {"default": ("train-1", "train-2"), "other": ("eval-1",)}.items():
-        made = tuple(replace(job, job=one) for one in jobs)
-        ClusterFolder(awsddp_home(), name).write(replace(RECORD, jobs=made))
+        records = tuple(replace(job, job=job_name) for job_name in jobs)
+        ClusterFolder(awsddp_home(), name).write(replace(RECORD, jobs=records))
 
 
 @pytest.mark.parametrize(
@@ -45,32 +45,32 @@ def known() -> None:
         ("awsddp -c nowhere logs ", []),
     ],
 )
-def test_words_that_are_offered(line: str, offered: list[str]) -> None:
+def test_completion_offers_the_words_that_fit(line: str, offered: list[str]) -> None:
     *words, incomplete = line.split(" ")
-    assert sorted(one.value for one in SHELL.get_completions(words[1:], incomplete)) == sorted(offered)
+    assert sorted(item.value for item in SHELL.get_completions(words[1:], incomplete)) == sorted(offered)
 
 
 @pytest.mark.parametrize("line", ["train tr", "run tr", "train --env req", "up --env req"])
 def test_files_are_left_to_the_shell(line: str) -> None:
     *words, incomplete = line.split(" ")
-    assert [one.type for one in SHELL.get_completions(words, incomplete)] == ["file"]
+    assert [item.type for item in SHELL.get_completions(words, incomplete)] == ["file"]
 
 
-def test_bash_offers_them_and_boto3_is_not_imported(tmp_path: Path) -> None:
+def test_completion_works_in_bash_and_does_not_import_boto3(tmp_path: Path) -> None:
     program = tmp_path / "awsddp"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nfrom awsddp.cli.main import main\ntry:\n    main()\n"
         f"finally:\n    open({str(tmp_path / 'modules')!r}, 'w').write(' '.join(sys.modules))\n"
     )
     program.chmod(0o755)
-    asked = (
+    script = (
         'eval "$(_AWSDDP_COMPLETE=bash_source awsddp)"; COMP_WORDS=(awsddp logs -c other ""); COMP_CWORD=4; '
         '_awsddp_completion awsddp; echo "${COMPREPLY[@]}"'
     )
     bash = shutil.which("bash")
     assert bash is not None
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    shown = subprocess.run([bash, "-c", asked], env=environ, capture_output=True, text=True, cwd=tmp_path)
+    shown = subprocess.run([bash, "-c", script], env=environ, capture_output=True, text=True, cwd=tmp_path)
     assert (shown.stdout, shown.returncode) == ("eval-1\n", 0), shown.stderr
     modules = (tmp_path / "modules").read_text().split()
     assert "click" in modules

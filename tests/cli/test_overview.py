@@ -1,4 +1,4 @@
-"""`awsddp init`: a few questions at a terminal, none without one."""
+"""`awsddp init` and the overview; questions are asked only at a terminal."""
 
 import io
 import os
@@ -26,7 +26,7 @@ from tests.support.terminal import CTRL_C, Terminal
         ("-y", {"file": "needs.txt"}),
     ],
 )
-def test_questions_are_asked_at_a_terminal_only(
+def test_init_asks_questions_only_at_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, env: dict[str, str]
 ) -> None:
     for name in ("train.py", "needs.txt"):
@@ -43,17 +43,17 @@ def test_questions_are_asked_at_a_terminal_only(
     assert (written["job"], written["env"]) == ({"script": "train.py"}, env)
 
 
-def test_interrupted_questions_speak_of_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = Terminal(tmp_path, {**os.environ, "AWSDDP_HOME": str(tmp_path / "home")}).type(
+def test_interrupted_questions_write_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Terminal(tmp_path, {**os.environ, "AWSDDP_HOME": str(tmp_path / "home")}).type(
         "awsddp init", [("AWS region", "\n"), ("Number of nodes", CTRL_C)]
     )
-    assert said.code == 130
-    assert said.lines[-1] == "interrupted: no awsddp.toml was written"
+    assert result.code == 130
+    assert result.lines[-1] == "interrupted: no awsddp.toml was written"
     assert not (tmp_path / "awsddp.toml").exists()
 
 
 @pytest.mark.parametrize(("answer", "sync"), [("y", {"ignore": ["!/data/"]}), ("n", {})])
-def test_folder_of_data_that_git_ignores_is_asked_about_and_sent_after_a_yes(
+def test_init_offers_to_sync_a_data_folder_that_git_ignores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, sync: dict[str, object]
 ) -> None:
     for name in ("data/a", "data/b", "runs/a", ".cache/a", "env2/pyvenv.cfg", "src/data/a", "small/a"):
@@ -67,7 +67,7 @@ def test_folder_of_data_that_git_ignores_is_asked_about_and_sent_after_a_yes(
     assert "data/ (301 MB) is in .gitignore: send it to the nodes? [y/N]:" in shown
 
 
-def test_home_page_names_the_last_job_where_clusters_have_ended(
+def test_the_overview_names_the_last_job_after_its_cluster_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_home_page_names_the_last_job_where_clusters_have_ended(
     assert "To begin:" not in shown
 
 
-def test_down_without_a_terminal_does_not_say_that_something_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_without_a_terminal_is_an_error_that_names_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     ask = Screen(Globals()).question("Terminate?", "nothing was terminated")
     with pytest.raises(UsageError) as refused:
@@ -93,14 +93,14 @@ def test_down_without_a_terminal_does_not_say_that_something_ends(monkeypatch: p
     assert (refused.value.why, refused.value.next) == (question, "pass --yes")
 
 
-def test_home_page_shows_the_cheap_line_first_and_its_rehearsal(
+def test_the_overview_shows_a_rehearsal_and_a_cheap_run_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cheap = "train.py --nodes 2 --instance-type g6.xlarge --budget 2"
-    for words in ([], ["--help"]):
-        monkeypatch.setattr("sys.argv", ["awsddp", *words])
+    for arguments in ([], ["--help"]):
+        monkeypatch.setattr("sys.argv", ["awsddp", *arguments])
         assert run_command(cli) == 0
-        lines = [one.strip() for one in capsys.readouterr().out.splitlines() if one.startswith("  ")]
-        shown = [one for one in lines if one.startswith("awsddp ")]
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+        shown = [line for line in lines if line.startswith("awsddp ")]
         assert shown[:2] == [f"awsddp run --local {cheap}", f"awsddp run {cheap}"]

@@ -1,4 +1,4 @@
-"""What a person reads of a job: when it was last seen to run, and where its results are."""
+"""The text pages of clusters and jobs: the last known state, and the location of the results."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,16 +17,16 @@ from tests.support.launched_cluster import RECORD
 from tests.support.records import read
 
 
-def job(state: JobState, **more: object) -> JobDocument:
+def make_job(state: JobState, **more: object) -> JobDocument:
     return JobDocument(job="j", state=state, cause=None, ranks=(), home="runs/j", **more)  # type: ignore[arg-type]
 
 
-def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
-    return status(capsys, job("running"), **seen)[0]
+def job_row(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
+    return job_rows(capsys, make_job("running"), **seen)[0]
 
 
-def status(capsys: pytest.CaptureFixture[str], of: JobDocument, **seen: object) -> list[str]:
-    """Return what `status` shows of a job: its row, and the lines after it."""
+def job_rows(capsys: pytest.CaptureFixture[str], document: JobDocument, **seen: object) -> list[str]:
+    """Return the row of a job in `status`, and the lines after it."""
     cluster_page(
         read(
             {
@@ -36,7 +36,7 @@ def status(capsys: pytest.CaptureFixture[str], of: JobDocument, **seen: object) 
                 "region": "here",
                 "instance_type": "g6.xlarge",
                 "nodes": [],
-                "jobs": [merge_records(SeenJob, of, fetched=False, **seen)],
+                "jobs": [merge_records(SeenJob, document, fetched=False, **seen)],
                 "price_usd_per_hour": 1.0,
                 "cost_usd": 1.0,
                 "budget_usd": None,
@@ -50,14 +50,14 @@ def status(capsys: pytest.CaptureFixture[str], of: JobDocument, **seen: object) 
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "text"),
     [
         ("local", "Stopped: free, on this machine; on EC2 its disks would cost $730.00 per month. "),
         ("aws", "Stopped: only the disks cost, $730.00 per month. "),
     ],
 )
-def test_stopped_cluster_says_what_its_disks_cost(
-    capsys: pytest.CaptureFixture[str], target: str, said: str
+def test_the_page_of_a_stopped_cluster_has_the_cost_of_its_disks(
+    capsys: pytest.CaptureFixture[str], target: str, text: str
 ) -> None:
     cluster_page(
         read(
@@ -75,41 +75,41 @@ def test_stopped_cluster_says_what_its_disks_cost(
             }
         )
     )
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert text in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("pretended", "words"), [(True, ["-L"]), (True, []), (False, ["-L"])])
+@pytest.mark.parametrize(("pretended", "arguments"), [(True, ["-L"]), (True, []), (False, ["-L"])])
 def test_exec_of_nvidia_smi_in_a_rehearsal_says_that_gpus_are_simulated(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     pretended: bool,
-    words: list[str],
+    arguments: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
     monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
     ClusterFolder(tmp_path, "default").write(replace(RECORD, pretended=pretended))
-    lacking = ExecDocument(nodes=(NodeOutput(node=0, exit_code=127, stdout="", stderr=""),))
-    monkeypatch.setattr("awsddp.cluster.remote.run_on_nodes", lambda *_, **__: lacking)
-    monkeypatch.setattr("sys.argv", ["awsddp", "exec", "nvidia-smi", *words])
+    document = ExecDocument(nodes=(NodeOutput(node=0, exit_code=127, stdout="", stderr=""),))
+    monkeypatch.setattr("awsddp.cluster.remote.run_on_nodes", lambda *_, **__: document)
+    monkeypatch.setattr("sys.argv", ["awsddp", "exec", "nvidia-smi", *arguments])
     assert run_command(cli) == 1
     assert ("GPUs of a rehearsal are simulated" in " ".join(capsys.readouterr().err.split())) is pretended
 
 
-def test_job_that_runs_is_told_as_its_nodes_tell_it_or_as_last_seen(
+def test_a_running_job_is_shown_as_reported_or_as_last_seen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = optional_utc(datetime.now(UTC))
-    assert "  running  " in shown(capsys, last_seen=now, reported=True)
-    assert "  seen running 0 s ago  on the nodes" in shown(capsys, last_seen=now).replace(" 1 s", " 0 s")
+    assert "  running  " in job_row(capsys, last_seen=now, reported=True)
+    assert "  seen running 0 s ago  on the nodes" in job_row(capsys, last_seen=now).replace(" 1 s", " 0 s")
     before = datetime.now(UTC) - timedelta(hours=2, minutes=59)
-    assert "  seen running 2 h ago  on the nodes" in shown(capsys, last_seen=optional_utc(before))
-    assert "  seen running  on the nodes" in shown(capsys, last_seen=None)
+    assert "  seen running 2 h ago  on the nodes" in job_row(capsys, last_seen=optional_utc(before))
+    assert "  seen running  on the nodes" in job_row(capsys, last_seen=None)
 
 
 @pytest.mark.parametrize(
-    ("state", "saving", "place", "lines"),
+    ("state", "saving", "location", "lines"),
     [
         (
             "running",
@@ -127,19 +127,19 @@ def test_job_that_runs_is_told_as_its_nodes_tell_it_or_as_last_seen(
         ("failed", Saving(ended=True), "in s3://b/runs/", []),
     ],
 )
-def test_status_says_how_far_saving_is_and_that_nothing_is_saved_any_more(
-    capsys: pytest.CaptureFixture[str], state: JobState, saving: Saving, place: str, lines: list[str]
+def test_status_shows_the_progress_of_saving_or_why_it_stopped(
+    capsys: pytest.CaptureFixture[str], state: JobState, saving: Saving, location: str, lines: list[str]
 ) -> None:
-    saves = job(state, save_to="s3://b/runs", saving=saving)
-    first, *rest = status(capsys, saves, last_seen=None, reported=True)
-    assert f"  {place}" in first
-    said = [one for one in rest if one.startswith("j saves to s3://b/runs/j: ")]
-    assert len(said) == len(lines)
-    assert all(text in one for text, one in zip(lines, said, strict=True))
-    assert not any("saves to" in one for one in status(capsys, saves, last_seen=None))
+    saves = make_job(state, save_to="s3://b/runs", saving=saving)
+    first, *others = job_rows(capsys, saves, last_seen=None, reported=True)
+    assert f"  {location}" in first
+    rows = [row for row in others if row.startswith("j saves to s3://b/runs/j: ")]
+    assert len(rows) == len(lines)
+    assert all(text in row for text, row in zip(lines, rows, strict=True))
+    assert not any("saves to" in row for row in job_rows(capsys, saves, last_seen=None))
 
 
-def test_sync_v_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_sync_shows_the_largest_and_the_excluded_files(capsys: pytest.CaptureFixture[str]) -> None:
     sync_page(
         read(
             {
@@ -150,21 +150,21 @@ def test_sync_v_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixt
         ),
         verbose=True,
     )
-    said = capsys.readouterr().out
-    assert "Largest: data/ 1.2 MB\n" in said
-    assert "Not sent, excluded by .gitignore: 0.pt, 1.pt," in said and said.endswith("9.pt and 2 more\n")
+    output = capsys.readouterr().out
+    assert "Largest: data/ 1.2 MB\n" in output
+    assert "Not sent, excluded by .gitignore: 0.pt, 1.pt," in output and output.endswith("9.pt and 2 more\n")
 
 
-def test_results_are_told_where_they_are() -> None:
-    kept = "  results: on the nodes; fetch them: awsddp fetch j"
+def test_job_lines_name_the_location_of_the_results() -> None:
+    on_nodes = "  results: on the nodes; fetch them: awsddp fetch j"
     page = "  page: awsddp report j"
-    assert job_lines(job("cancelled", fetched=False)) == ["Job j: cancelled", kept]
-    assert job_lines(job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/", page]
+    assert job_lines(make_job("cancelled", fetched=False)) == ["Job j: cancelled", on_nodes]
+    assert job_lines(make_job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/", page]
     partly = "  results: runs/j/, incomplete, missing node1: awsddp fetch j"
-    assert job_lines(job("failed", fetched=False, missing=(1,))) == ["Job j: failed", partly, page]
+    assert job_lines(make_job("failed", fetched=False, missing=(1,))) == ["Job j: failed", partly, page]
 
 
-def test_usage_of_a_rank_that_is_far_from_the_others_has_a_star(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outlier_in_the_usage_of_ranks_has_a_star(capsys: pytest.CaptureFixture[str]) -> None:
     usage = [
         {"rank": rank, "cpu_percent": cpu, "gpu_percent": None, "gpu_memory_bytes": 4.2e10}
         for rank, cpu in enumerate((101.0, 99.0, 12.0))

@@ -72,7 +72,7 @@ CAUSE = {
 CANCELLED = {"kind": "cancelled", "rank": None, "node": None, "explanation": "It was cancelled."}
 
 
-def test_report_shows_the_end_the_cost_and_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_shows_the_state_the_cost_and_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     report_page(read(JOB | {"page": "/runs/main-3/report.html"}))
     assert capsys.readouterr().out.splitlines() == [
         "Job main-3: succeeded in 2 h 0 min, 2 ranks, loss 0.6856",
@@ -84,7 +84,7 @@ def test_report_shows_the_end_the_cost_and_the_page(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_end_of_a_job_is_a_screen_of_six_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_an_ended_job_has_six_lines(capsys: pytest.CaptureFixture[str]) -> None:
     job_page(read(JOB), next_step="awsddp down   # terminate the nodes")
     assert capsys.readouterr().err.splitlines() == [
         "Job main-3: succeeded in 2 h 0 min, 2 ranks, loss 0.6856",
@@ -96,7 +96,7 @@ def test_end_of_a_job_is_a_screen_of_six_lines(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_end_of_a_job_that_failed_says_why_and_what_continues_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_failed_job_has_its_cause_and_next_steps(capsys: pytest.CaptureFixture[str]) -> None:
     cause = CAUSE | {"explanation": "ValueError: no.", "tail": ["Traceback", "ValueError: no"], "next": ""}
     failed = JOB | {"state": "failed", "cause": read(cause), "accuracy": None, "options": []}
     job_page(read(failed), next_step="awsddp down   # terminate the nodes", streamed=True)
@@ -113,7 +113,7 @@ def test_end_of_a_job_that_failed_says_why_and_what_continues_it(capsys: pytest.
     assert "  | Traceback" in capsys.readouterr().err.splitlines()
 
 
-def test_a_sum_since_a_day_says_what_it_covers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_total_since_a_date_names_what_it_covers(capsys: pytest.CaptureFixture[str]) -> None:
     since = "2026-11-01T00:00:00Z"
     jobs_page(
         read({"jobs": [], "clusters": [CLUSTER], "total_usd": 14, "would_have_cost_usd": 0, "since": since})
@@ -123,7 +123,7 @@ def test_a_sum_since_a_day_says_what_it_covers(capsys: pytest.CaptureFixture[str
     )
 
 
-def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
+def test_jobs_fit_80_columns_with_a_line_per_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def job(name: str, hours: float, **more: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
         job("other-1", 1, state="running", fraction=None),
         job("train-3", 0.2, state="running", reported=True, seconds=720.0, fraction=0.45),
     ]
-    found = {
+    document = {
         "jobs": rows,
         "clusters": [CLUSTER | {"id": "1", "ended": "2026-11-22T13:00:00Z"}, CLUSTER],
         "total_usd": 14.0,
@@ -152,7 +152,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
         "since": None,
     }
     monkeypatch.setattr(table, "width", lambda *, stderr=False: 80)
-    jobs_page(read(found))
+    jobs_page(read(document))
     assert capsys.readouterr().out.splitlines() == [
         "job      state         age     time        loss    cost    progress, or cause",
         "gone-1   succeeded     3 days  48.2 s      0.6856  $0.02   step 120",
@@ -166,10 +166,10 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
         "  $1.50 of it while idle",
         "On AWS: $14.00 (list price). Rehearsals (free) would have cost: $0.00.",
     ]
-    jobs_page(read(found), verbose=True)
+    jobs_page(read(document), verbose=True)
     verbose = " ".join(capsys.readouterr().out.split())
     assert "cause: rank 1 @ node1: RuntimeError: mat1 and mat2" in verbose and "2026-11-22 13:00" in verbose
-    jobs_page(read(found | {"jobs": [rows[1], rows[3]]}), chosen=True)
+    jobs_page(read(document | {"jobs": [rows[1], rows[3]]}), chosen=True)
     assert capsys.readouterr().out.splitlines() == [
         "job      state      arguments  time       loss  cost    progress",
         "lr-0.1   succeeded  --lr 0.1   1 min 1 s  1234  $12.50  100%",
@@ -177,7 +177,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
     ]
 
 
-def test_a_cause_that_has_no_room_beside_long_names_is_left_out(
+def test_a_cause_without_room_next_to_a_long_name_is_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "width", lambda *, stderr=False: 80)
@@ -194,6 +194,6 @@ def test_a_cause_that_has_no_room_beside_long_names_is_left_out(
     ]
 
 
-def test_without_jobs_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_of_jobs_names_the_command_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     jobs_page(read({"jobs": [], "clusters": [], "total_usd": 0.0, "would_have_cost_usd": 0.0}))
     assert capsys.readouterr().out == "No jobs yet. Start one: awsddp train\n"

@@ -13,7 +13,7 @@ from tests.support.plan_facts import plan as planned
 from tests.support.records import read
 
 
-def test_a_plan_over_a_cluster_that_is_as_requested_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_a_cluster_without_changes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     made = planned(nodes=1, instance_type="g6.48xlarge")
     plan_page(replace(made, exists=True))
     assert "nothing would change" in capsys.readouterr().out
@@ -40,7 +40,7 @@ REHEARSED = replace(ORDINARY, target="local", image=replace(DLAMI, tags={"awsddp
         (REHEARSED, {"nodes": 2, "budget_usd": 20.0}),
     ],
 )
-def test_a_plan_of_an_ordinary_cluster_is_on_one_screen_with_the_price_among_the_first_lines(
+def test_a_plan_fits_one_screen_and_has_the_price_in_the_first_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Facts, cluster: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("awsddp.cli.table.width", lambda stderr: 80)
@@ -54,7 +54,7 @@ def test_a_plan_of_an_ordinary_cluster_is_on_one_screen_with_the_price_among_the
     assert not any("(Running" in line and "L-" in line for line in lines)
 
 
-def test_the_details_of_a_plan_are_behind_v(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verbose_plan_shows_the_details(capsys: pytest.CaptureFixture[str]) -> None:
     plan_page(planned(ORDINARY, instance_type="g6.xlarge", nodes=2), verbose=True)
     shown = capsys.readouterr().out
     for detail in ("EFA ", "placement ", "L-DB2E81BA", "ami-0123456789abcdef0", "data transfer out"):
@@ -63,19 +63,19 @@ def test_the_details_of_a_plan_are_behind_v(capsys: pytest.CaptureFixture[str]) 
 
 def test_offers_name_the_date_of_each_price(capsys: pytest.CaptureFixture[str]) -> None:
     def offer(name: str, usd: float | None, date: str) -> dict[str, Any]:
-        known = {"gpus_per_node": 1, "gpu": "L4", "fits_quota": True, "zones": ["us-east-1a"]}
-        return {"instance_type": name, "price_usd_per_hour": usd, "price_date": date, **known}
+        fields = {"gpus_per_node": 1, "gpu": "L4", "fits_quota": True, "zones": ["us-east-1a"]}
+        return {"instance_type": name, "price_usd_per_hour": usd, "price_date": date, **fields}
 
-    page = {"region": "us-east-1", "nodes": 1, "price_source": "list price", "price_date": "2026-07-20"}
-    some = [offer("g6f.large", 0.2, "2026-02-09"), offer("g6.xlarge", 0.8, "2026-07-20")]
-    offers_page(read({**page, "offers": [*some, offer("g7.2xlarge", None, "2026-02-09")]}))
+    header = {"region": "us-east-1", "nodes": 1, "price_source": "list price", "price_date": "2026-07-20"}
+    offers = [offer("g6f.large", 0.2, "2026-02-09"), offer("g6.xlarge", 0.8, "2026-07-20")]
+    offers_page(read({**header, "offers": [*offers, offer("g7.2xlarge", None, "2026-02-09")]}))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "us-east-1, list price, 2026-07-20; quota for 1 node:"
     assert last == "list price of 2026-02-09: g6f.large"
 
 
 @pytest.mark.parametrize("facts", [ORDINARY, REHEARSED])
-def test_a_price_that_is_not_known_is_one_word(capsys: pytest.CaptureFixture[str], facts: Facts) -> None:
+def test_an_unknown_price_is_shown_as_unknown(capsys: pytest.CaptureFixture[str], facts: Facts) -> None:
     offers = {**facts.offers, "p5e.48xlarge": ("us-east-1a",)}
     plan_page(planned(replace(facts, offers=offers), instance_type="p5e.48xlarge", nodes=1))
     [price] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("price")]

@@ -1,4 +1,4 @@
-"""What a terminal, a pipe and a JSON reader get: tables of any width, progress, colours."""
+"""Output to a terminal, a pipe and a JSON reader: tables of any width, progress, colours."""
 
 import json
 import time
@@ -20,7 +20,7 @@ CELLS = st.lists(st.text("ab-/.4", min_size=1, max_size=20), min_size=1, max_siz
 
 @settings(deadline=None)
 @given(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=1, max_size=4), st.integers(8, 120))
-def test_every_word_stands_whole_and_in_the_room_there_is(rows: list[list[str]], width: int) -> None:
+def test_a_table_splits_no_word_and_fits_the_width(rows: list[list[str]], width: int) -> None:
     lines = table_lines(("job", "state", "results"), rows, columns=width)
     words = [word for row in rows for cell in row for word in cell.split()]
     assert set(words) <= {word for line in lines for word in line.split()}
@@ -31,13 +31,13 @@ def test_every_word_stands_whole_and_in_the_room_there_is(rows: list[list[str]],
         assert [line.split()[0] for line in lines if line[0] != " "] == ["job"] * len(rows)
 
 
-def sending(done: float, who: str = "node0") -> Event:
+def transfer(done: float, who: str = "node0") -> Event:
     return Event("sending 2 files, 12 MB", who, done, 12_000_000)
 
 
 def test_progress_shows_percent_rate_and_time_left() -> None:
-    assert progress_text(sending(0.25), 10) == "25 %, 300 kB/s, 30.0 s left"
-    assert progress_text(sending(0.0), 0) == "0 %"
+    assert progress_text(transfer(0.25), 10) == "25 %, 300 kB/s, 30.0 s left"
+    assert progress_text(transfer(0.0), 0) == "0 %"
     assert progress_text(Event("x", "node0", 0.5), 60) == "50 %, 1 min 0 s left"
 
 
@@ -48,8 +48,8 @@ def test_without_a_terminal_the_slowest_transfer_is_reported_every_interval(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for second in range(25):
         now[0] = float(second)
-        show.show_event(sending(second / 30))
-        show.show_event(sending(second / 60, "node1"))
+        show.show_event(transfer(second / 30))
+        show.show_event(transfer(second / 60, "node1"))
     show.show_event(Event("synced: 2 files, 12 MB", "node1", 1.0))
     assert capsys.readouterr().err.splitlines() == [
         "node0: sending 2 files, 12 MB",
@@ -63,8 +63,8 @@ def test_without_a_terminal_the_slowest_transfer_is_reported_every_interval(
 def test_a_terminal_shows_percent_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     show = Screen(Globals())
-    show.show_event(sending(0.0))
-    show.show_event(sending(0.5))
+    show.show_event(transfer(0.0))
+    show.show_event(transfer(0.5))
     show.pause()
     assert b"50 %, " in terminal()
 
@@ -72,8 +72,8 @@ def test_a_terminal_shows_percent_rate_and_time_left(monkeypatch: pytest.MonkeyP
 def test_events_are_json_lines_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     show = Screen(Globals(json=True))
     show.show_event(Event("asking AWS"))
-    show.show_event(sending(0.1))
-    show.show_event(sending(0.2))  # within the same second: left out
+    show.show_event(transfer(0.1))
+    show.show_event(transfer(0.2))  # within the same second: left out
     rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(row["schema"], row["who"], row["fraction"]) for row in rows] == [
         (1, None, None),

@@ -1,4 +1,4 @@
-"""Whole screens of 80x24 and 120x40: the plan and its question, the rows of a run, all that a run says."""
+"""Whole screens of 80x24 and 120x40: the plan and its question, live rows, the output of a run."""
 
 import contextlib
 import fcntl
@@ -32,20 +32,20 @@ from awsddp.settings.spec import ClusterSpec
 from tests.support.plan_facts import FACTS, plan
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_run.json").read_text())
-"""What `awsddp run --local --nodes 2 --instance-type g6.xlarge` told: events, lines, its document."""
+"""Events, lines and document of `awsddp run --local --nodes 2 --instance-type g6.xlarge`."""
 SIZES = [(80, 24), (120, 40)]
 
 
 class Terminal:
-    """A terminal that stdin, stdout and stderr are; what it showed so far, with what has scrolled away."""
+    """A terminal for stdin, stdout and stderr, with its screen and history."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=1.0)
-        self.ours, self.theirs = pty.openpty()
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        modes = termios.tcgetattr(self.theirs)
+        self.pty_fd, self.tty_fd = pty.openpty()
+        fcntl.ioctl(self.tty_fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        modes = termios.tcgetattr(self.tty_fd)
         modes[3] &= ~termios.ECHO
-        termios.tcsetattr(self.theirs, termios.TCSANOW, modes)
+        termios.tcsetattr(self.tty_fd, termios.TCSANOW, modes)
         self._feeding = threading.Lock()
         self._reads = threading.Thread(target=self._read)
         self._reads.start()
@@ -53,21 +53,21 @@ class Terminal:
     def _read(self) -> None:
         stream = pyte.ByteStream(self.screen)
         with contextlib.suppress(OSError):  # EIO is the end
-            while data := os.read(self.ours, 100_000):
+            while data := os.read(self.pty_fd, 100_000):
                 with self._feeding:
                     stream.feed(data)
 
     def lines(self) -> list[str]:
-        """Return every line that stays, once the program has ended."""
+        """Return every line of screen and history after the program has ended."""
         self._reads.join(10)
-        gone = [
+        scrolled = [
             "".join(line[at].data for at in range(self.screen.columns)) for line in self.screen.history.top
         ]
-        lines = [line.rstrip() for line in (*gone, *self.screen.display)]
+        lines = [line.rstrip() for line in (*scrolled, *self.screen.display)]
         return lines[: max((at for at, line in enumerate(lines, 1) if line), default=0)]
 
-    def shown(self, until: Callable[[list[str]], bool]) -> list[str]:
-        """Return the lines on the screen, as soon as they are as awaited."""
+    def wait(self, until: Callable[[list[str]], bool]) -> list[str]:
+        """Return the lines on the screen once `until` accepts them."""
         deadline = time.perf_counter() + 10
         while True:
             with self._feeding:
@@ -83,37 +83,37 @@ MakeTerminal = Callable[..., tuple[Terminal, Screen]]
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeTerminal]:
-    """Return what makes a terminal and, with its options, the screen of a verb on it."""
+    """Return a function that makes a terminal and the screen of a verb on it."""
     with contextlib.ExitStack() as stack:
 
         def make(columns: int, rows: int, **options: Any) -> tuple[Terminal, Screen]:
-            one = Terminal(columns, rows)
+            tty = Terminal(columns, rows)
             for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-                raw = io.FileIO(os.dup(one.theirs), mode)
+                raw = io.FileIO(os.dup(tty.tty_fd), mode)
                 stream = stack.enter_context(io.TextIOWrapper(raw, write_through=mode == "w"))
                 monkeypatch.setattr(sys, name, stream)
-            os.close(one.theirs)
+            os.close(tty.tty_fd)
             for name, value in (("TERM", "xterm"), ("COLUMNS", columns), ("LINES", rows)):
                 monkeypatch.setenv(name, str(value))
-            return one, stack.enter_context(contextlib.closing(Screen(Globals(**options))))
+            return tty, stack.enter_context(contextlib.closing(Screen(Globals(**options))))
 
         yield make
 
 
-def left(one: Terminal, show: Screen) -> list[str]:
-    """Return the lines that stay once the verb has ended."""
+def end(tty: Terminal, show: Screen) -> list[str]:
+    """Close the screen; return its final lines."""
     show.close()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.close()
-    return one.lines()
+    return tty.lines()
 
 
-def asked(one: Terminal, show: Screen, launch: LaunchPlan) -> list[str]:
-    """Return the lines of the question of `up`, which gets a no."""
-    os.write(one.ours, b"n\n")
+def ask(tty: Terminal, show: Screen, launch: LaunchPlan) -> list[str]:
+    """Return the lines of the question of `up`, answered with no."""
+    os.write(tty.pty_fd, b"n\n")
     with contextlib.suppress(Interrupted):
         launch_question(show, ClusterSpec(name="demo"))(launch)
-    return left(one, show)
+    return end(tty, show)
 
 
 QUESTION = """\
@@ -128,10 +128,10 @@ Launch this? [y/N]:\
 
 
 def test_the_plan_and_its_question_are_seven_lines(terminal: MakeTerminal) -> None:
-    assert "\n".join(asked(*terminal(80, 24), plan(nodes=2))) == QUESTION
+    assert "\n".join(ask(*terminal(80, 24), plan(nodes=2))) == QUESTION
 
 
-MUCH = {
+LONG = {
     "warnings": ("the AWS credentials end in 2 h, before the nodes do: " + "log in again by then " * 9,) * 8,
     "cluster": "a-name-of-a-cluster-that-is-as-long-as-it-may-be-0123456789-0123456789",
     "exists": True,
@@ -152,12 +152,12 @@ MUCH = {
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("cluster", [{"budget_usd": 300.0}, {"spot": True}, {"instance_type": "g5.48xlarge"}])
-def test_a_question_with_much_to_say_is_on_one_screen_with_all_that_ends(
+def test_a_long_question_fits_one_screen_and_names_each_end(
     terminal: MakeTerminal, cluster: dict[str, Any], columns: int
 ) -> None:
     made = plan(nodes=1, **cluster)
-    launch = replace(made, alternatives=(made,) * 6, **MUCH)
-    lines = asked(*terminal(columns, 24), launch)
+    launch = replace(made, alternatives=(made,) * 6, **LONG)
+    lines = ask(*terminal(columns, 24), launch)
     assert len(lines) <= 24
     assert lines[-1] == "Do this? [y/N]:"
     facts = [line for line in lines if not line.startswith(("warning: ", "  "))][:-2]
@@ -168,8 +168,8 @@ def test_a_question_with_much_to_say_is_on_one_screen_with_all_that_ends(
     assert changes[1].startswith("end node0 (i-1): AWS's status checks report it impaired")
 
 
-def test_with_v_the_question_shows_the_whole_plan(terminal: MakeTerminal) -> None:
-    lines = asked(*terminal(120, 60, verbose=1), plan(nodes=2))
+def test_a_verbose_question_shows_the_whole_plan(terminal: MakeTerminal) -> None:
+    lines = ask(*terminal(120, 60, verbose=1), plan(nodes=2))
     assert {"quota", "EFA", "zones", "placement"} <= {line.partition(" ")[0] for line in lines}
 
 
@@ -179,94 +179,94 @@ def local(nodes: int = 2) -> LaunchPlan:
     return plan(facts, nodes=nodes, instance_type="g6.12xlarge")
 
 
-def test_a_local_launch_asks_nothing_and_the_end_of_a_node_is_asked_about(
+def test_a_local_launch_has_no_question_unless_a_node_ends(
     terminal: MakeTerminal,
 ) -> None:
-    lines = asked(*terminal(80, 24), local())
+    lines = ask(*terminal(80, 24), local())
     assert lines[:2] == [
         "2 nodes on this machine (rehearsed as g6.12xlarge, 4 L4 each)",
         "price    free; on EC2 it would be $9.26 per hour",
     ]
     assert len(lines) == 4
     ends = Step(do="end", numbers=(1,), instances=("i-1",), why="1 node requested")
-    *_, last = asked(*terminal(80, 24), replace(local(1), exists=True, steps=(ends,)))
+    *_, last = ask(*terminal(80, 24), replace(local(1), exists=True, steps=(ends,)))
     assert last == "Do this? [y/N]:"
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
-def test_a_local_run_is_at_most_25_lines_in_the_order_in_which_things_happened(
+def test_a_local_run_is_at_most_25_lines_in_chronological_order(
     terminal: MakeTerminal, columns: int, rows: int
 ) -> None:
-    one, show = terminal(columns, rows, yes=True)
+    tty, show = terminal(columns, rows, yes=True)
     show.begin()
     launch_question(show, ClusterSpec(name="default"))(local())
-    for told in RECORDED["told"]:
-        if isinstance(told, str):
-            show.lines(f"{told}\n".encode())
+    for entry in RECORDED["output"]:
+        if isinstance(entry, str):
+            show.lines(f"{entry}\n".encode())
         else:
-            show.show_event(Event(**told))
+            show.show_event(Event(**entry))
     show.result(msgspec.convert(RECORDED["document"], RunDocument), run_page)
-    lines = left(one, show)
-    own = [line for line in lines if not line.startswith("[rank ")]
-    assert len(own) <= 25
+    lines = end(tty, show)
+    messages = [line for line in lines if not line.startswith("[rank ")]
+    assert len(messages) <= 25
     assert not set("".join(lines)) & set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
     order = (
         *("ready: ", "synced: ", "runs 2 ranks: 2 nodes x 1 GPU", "Begin Training Epoch 1"),
         *("Epoch Summary: epoch 8", "fetched: ", "terminated i-", "succeeded", "nothing is left"),
     )
-    places = [next(at for at, line in enumerate(lines) if words in line) for words in order]
-    assert places == sorted(places)
+    positions = [next(at for at, line in enumerate(lines) if text in line) for text in order]
+    assert positions == sorted(positions)
     assert sum(line.startswith("✓ node") for line in lines) == 8
 
 
-def test_live_rows_fit_the_terminal_whole_names_first_and_what_ends_becomes_a_line(
+def test_live_rows_fit_the_terminal_and_an_ended_row_becomes_a_line(
     terminal: MakeTerminal,
 ) -> None:
-    one, show = terminal(60, 10)
-    long = "installing: " + "werkzeug, tqdm, protobuf, numpy, " * 5
+    tty, show = terminal(60, 10)
+    text = "installing: " + "werkzeug, tqdm, protobuf, numpy, " * 5
     for node in range(64):
-        show.show_event(Event(long, f"node{node}"))
-    show.show_event(Event("sending 2 files, " + long, "node2", 0.25, 10**6))
-    rows = one.shown(lambda lines: "25 %" in lines[2] and lines[7].endswith("and 57 more"))
+        show.show_event(Event(text, f"node{node}"))
+    show.show_event(Event("sending 2 files, " + text, "node2", 0.25, 10**6))
+    rows = tty.wait(lambda lines: "25 %" in lines[2] and lines[7].endswith("and 57 more"))
     assert [row.split()[1] for row in rows[:7]] == [f"node{node}" for node in range(7)]
     assert rows[1][1:].startswith(" node1 installing: werkzeug, tqdm, ") and "…" in rows[1]
     assert "…: 25 %, " in rows[2]
-    show.show_event(Event("sending 2 files, 1 MB", "node1", 1.0, 10**6))  # rsync says so more than once
+    show.show_event(Event("sending 2 files, 1 MB", "node1", 1.0, 10**6))  # rsync reports it more than once
     show.show_event(Event("ready", "node1", 1.0))
     show.say("a message")
     show.show_event(Event("ready", "node0", 1.0))
-    assert left(one, show) == ["✓ node1 ready", "a message", "✓ node0 ready"]
+    assert end(tty, show) == ["✓ node1 ready", "a message", "✓ node0 ready"]
 
 
-def test_a_wait_of_two_seconds_says_how_long(terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, show), now = terminal(80, 24), time.monotonic()
+def test_a_wait_shows_its_duration(terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tty, show), now = terminal(80, 24), time.monotonic()
     show.show_event(Event("importing torch, to compare the nodes", "node0"))
     monkeypatch.setattr("awsddp.cli.screen.time.monotonic", lambda: now + 75.5)
-    one.shown(lambda lines: lines[0].endswith("node0 importing torch, to compare the nodes (1 min 15 s)"))
-    show.say("said")  # what the verb says next leaves the node's line, and no other
+    tty.wait(lambda lines: lines[0].endswith("node0 importing torch, to compare the nodes (1 min 15 s)"))
+    show.say("said")  # a message keeps the rows of nodes
     show.show_event(Event("asking AWS", ""))
-    one.shown(lambda lines: lines[0] == "said" and lines[1].endswith(" asking AWS"))
+    tty.wait(lambda lines: lines[0] == "said" and lines[1].endswith(" asking AWS"))
     show.show_event(Event("pending", "node1"))
-    rows = one.shown(lambda lines: lines[2].endswith(" node1 pending"))
+    rows = tty.wait(lambda lines: lines[2].endswith(" node1 pending"))
     assert "asking AWS" not in "".join(rows)
-    assert left(one, show) == ["said"]
+    assert end(tty, show) == ["said"]
 
 
-def test_a_verb_that_says_nothing_shows_that_it_works(terminal: MakeTerminal) -> None:
-    one, show = terminal(80, 24)
+def test_a_verb_without_output_shows_that_it_works(terminal: MakeTerminal) -> None:
+    tty, show = terminal(80, 24)
     show.begin()
-    one.shown(lambda lines: lines[0].endswith(" looking up cluster default"))
+    tty.wait(lambda lines: lines[0].endswith(" looking up cluster default"))
     show.say("found")
-    one.shown(lambda lines: lines[0] == "found" and lines[1].endswith(" working"))
-    assert left(one, show) == ["found"]
+    tty.wait(lambda lines: lines[0] == "found" and lines[1].endswith(" working"))
+    assert end(tty, show) == ["found"]
 
 
-def test_a_job_that_writes_nothing_for_a_while_shows_that_it_runs(
+def test_a_job_without_new_lines_shows_that_it_runs(
     terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("awsddp.cli.screen.LULL_S", 0.1)
-    one, show = terminal(80, 24)
+    tty, show = terminal(80, 24)
     show.lines(b"[rank 0 @ node0] first\n")
-    assert one.shown(lambda lines: any("the job runs; no new line" in line for line in lines))
+    assert tty.wait(lambda lines: any("the job runs; no new line" in line for line in lines))
     show.lines(b"[rank 0 @ node0] second\n")
-    assert left(one, show) == ["[rank 0 @ node0] first", "[rank 0 @ node0] second"]
+    assert end(tty, show) == ["[rank 0 @ node0] first", "[rank 0 @ node0] second"]

@@ -1,7 +1,6 @@
-"""What people type who know docker, kubectl, gh, git, sky, torchrun, Slurm: the answer says what to type.
+"""Command lines of users of docker, kubectl, gh, git, sky, torchrun, Slurm: the error says what to type.
 
-Each line of SLIPS is a command line, and what the answer has to name; "=> works" is a line that is right as
-it stands.
+Each line of SLIPS is a command line, and what the error must name; "=> works" marks a valid line.
 """
 
 import shlex
@@ -251,40 +250,40 @@ train --worldsize 4 => awsddp train --world-size 4
 CASES = [line.split(" => ") for line in SLIPS.splitlines() if " => " in line]
 
 
-def test_the_list_is_long_enough() -> None:
+def test_there_are_at_least_60_cases() -> None:
     assert len(CASES) >= 60
 
 
-@pytest.mark.parametrize(("line", "named"), CASES, ids=[line for line, _ in CASES])
-def test_answer_names_what_to_type(
+@pytest.mark.parametrize(("line", "advice"), CASES, ids=[line for line, _ in CASES])
+def test_an_error_names_what_to_type(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     line: str,
-    named: str,
+    advice: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path / "home"))
     (tmp_path / "train.py").touch()
-    if named == "works":
+    if advice == "works":
         parse(f"awsddp {line}")
         return
     monkeypatch.setattr(sys, "argv", ["awsddp", *shlex.split(line)])
     code = failures.run_command(cli)
-    said = capsys.readouterr().err
-    assert [words for words in named.split(" & ") if words not in said] == [], said
-    assert code == (3 if line == "up --nodes 0" else 2), said
-    assert "Did you mean one of" not in said
-    for shown in said.splitlines():
+    error = capsys.readouterr().err
+    assert [text for text in advice.split(" & ") if text not in error] == [], error
+    assert code == (3 if line == "up --nodes 0" else 2), error
+    assert "Did you mean one of" not in error
+    for shown in error.splitlines():
         type_in(shown.partition("next: ")[2] or shown.strip())
 
 
-def test_words_with_a_newline_are_not_repeated_as_a_command(
+def test_arguments_with_a_newline_are_not_repeated_as_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (["train", "--lr\n0.1"], ["--region", "a\nb", "train", "--lr", "0.1"], ["ps", "a\nb"]):
-        monkeypatch.setattr(sys, "argv", ["awsddp", *words])
+    for arguments in (["train", "--lr\n0.1"], ["--region", "a\nb", "train", "--lr", "0.1"], ["ps", "a\nb"]):
+        monkeypatch.setattr(sys, "argv", ["awsddp", *arguments])
         assert failures.run_command(cli) == 2
         *_, last = capsys.readouterr().err.splitlines()
         assert last.startswith(" next: awsddp ")
@@ -297,38 +296,38 @@ def test_an_option_of_another_verb_is_never_advised_as_an_argument_of_the_script
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path / "home"))
-    takes = {name: _options(name) for name in HEEDS}
+    by_verb = {name: _list_options(name) for name in HEEDS}
     values = {"--iam-policy": "user", "--save-to": "s3://runs/a"}
-    others = {name: flag for options in takes.values() for name, flag in options.items()}
-    for option in sorted(others.keys() - takes[verb].keys()):
+    others = {name: flag for options in by_verb.values() for name, flag in options.items()}
+    for option in sorted(others.keys() - by_verb[verb].keys()):
         line = [verb, *["train.py", "--lr", "3"] * (verb in ("train", "run")), "-y", option]
         monkeypatch.setattr(sys, "argv", ["awsddp", *line, *[values.get(option, "3")] * (not others[option])])
         assert failures.run_command(cli) == 2
         error = capsys.readouterr().err
-        owners = [name for name in takes if option in takes[name]]
+        owners = [name for name in by_verb if option in by_verb[name]]
         assert any(owner in error.partition("option of awsddp")[2] for owner in owners), error
-        advised = [one.strip() for one in error.partition("next: ")[2].splitlines()]
-        assert [one for one in advised if option in one.partition(" -- ")[2].split()] == []
-        for command in (command for one in advised for command in type_in(one)):
-            words = command.split()
-            assert "--discard" not in words
-            assert not {"-y", "--yes"} & {*words} or words[1] == verb, error
+        advised = [text.strip() for text in error.partition("next: ")[2].splitlines()]
+        assert [text for text in advised if option in text.partition(" -- ")[2].split()] == []
+        for command in (command for text in advised for command in type_in(text)):
+            arguments = command.split()
+            assert "--discard" not in arguments
+            assert not {"-y", "--yes"} & {*arguments} or arguments[1] == verb, error
 
 
-def _options(verb: str) -> dict[str, bool]:
+def _list_options(verb: str) -> dict[str, bool]:
     """Return the long options of a verb, each with whether it has no value."""
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     return {
-        name: bool(one.is_flag or one.count)
-        for one in command.params
-        if isinstance(one, click.Option)
-        for name in one.opts
+        name: bool(parameter.is_flag or parameter.count)
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in parameter.opts
         if name.startswith("--")
     }
 
 
-def test_words_behind_two_dashes_are_arguments_where_a_script_is_set(
+def test_words_after_two_dashes_are_arguments_if_a_script_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,6 @@
 """A terminal of 80 columns: every help page, every verb's page and every error fits in it.
 
-recorded.json holds the documents of verbs as a loopback cluster answered them, with a long cluster name and
-long job names.
+recorded.json has documents of the verbs of a loopback cluster with a long name and long job names.
 """
 
 import functools
@@ -47,19 +46,19 @@ def commands(command: click.Command, *names: str) -> Iterator[tuple[str, click.C
     yield " ".join(names), command
     if isinstance(command, click.Group):
         for name in command.list_commands(click.Context(command)):
-            below = command.get_command(click.Context(command), name)
-            assert below is not None
-            yield from commands(below, *names, name)
+            child = command.get_command(click.Context(command), name)
+            assert child is not None
+            yield from commands(child, *names, name)
 
 
-def helps(columns: int) -> Iterator[tuple[str, list[str]]]:
+def render_help(columns: int) -> Iterator[tuple[str, list[str]]]:
     for name, command in commands(cli, "awsddp"):
         context = click.Context(command, info_name=name, terminal_width=columns - 2)
         yield name, command.get_help(context).splitlines()
 
 
-def test_every_help_page_fits_in_80_columns_and_cuts_no_summary() -> None:
-    shown = dict(helps(80))
+def test_every_help_page_fits_80_columns_without_a_cut_summary() -> None:
+    shown = dict(render_help(80))
     assert len(shown) > 24
     assert {
         name: long for name, lines in shown.items() if (long := [line for line in lines if len(line) > 80])
@@ -70,7 +69,7 @@ def test_every_help_page_fits_in_80_columns_and_cuts_no_summary() -> None:
 
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("verb", PAGES)
-def test_a_page_fits(
+def test_a_page_fits_the_terminal(
     verb: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow(monkeypatch, columns)
