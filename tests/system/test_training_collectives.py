@@ -1,4 +1,4 @@
-"""What ranks decide together: whose checkpoint is read, and with whose statistics a model is judged."""
+"""Collective decisions of ranks: whose checkpoint is loaded, whose statistics evaluate a model."""
 
 from __future__ import annotations
 
@@ -52,21 +52,23 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks on separate disks says."""
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The output of each of two ranks on separate disks."""
     folder: Path = tmp_path_factory.mktemp("two")
     ended = wait_all(start([sys.executable, "-c", TWO_RANKS, str(TRAIN)], ranks=2, folder=folder))
-    assert [one.code for one in ended] == [0, 0], ended
-    return [json.loads(one.out) for one in ended]
+    assert [rank.code for rank in ended] == [0, 0], ended
+    return [json.loads(rank.out) for rank in ended]
 
 
-def test_a_checkpoint_that_lies_with_rank_1_alone_is_read_by_all(found: list[dict[str, Any]]) -> None:
-    assert [one["loaded"] for one in found] == [{"from": "rank 1, later"}] * 2
+def test_a_checkpoint_on_the_disk_of_rank_1_alone_is_loaded_by_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["loaded"] for rank in ranks] == [{"from": "rank 1, later"}] * 2
 
 
-def test_a_model_is_judged_with_the_statistics_of_rank_0_on_every_rank(found: list[dict[str, Any]]) -> None:
-    assert [one["accuracy"] for one in found] == [1.0, 1.0]
+def test_a_model_is_evaluated_with_the_statistics_of_rank_0_on_every_rank(
+    ranks: list[dict[str, Any]],
+) -> None:
+    assert [rank["accuracy"] for rank in ranks] == [1.0, 1.0]
 
 
-def test_a_row_of_metrics_is_the_mean_over_the_images_of_all_ranks(found: list[dict[str, Any]]) -> None:
-    assert [one["loss"] for one in found] == [pytest.approx((1.0 * 2 + 2.0 * 4) / 6)] * 2
+def test_a_row_of_metrics_is_the_mean_over_the_images_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["loss"] for rank in ranks] == [pytest.approx((1.0 * 2 + 2.0 * 4) / 6)] * 2

@@ -12,7 +12,7 @@ from tests.support.launching import run_ranks
 from tests.support.seed import drawn
 
 
-def learnt(ranks: int, folder: Path) -> list[dict[str, float]]:
+def train_digits(ranks: int, folder: Path) -> list[dict[str, float]]:
     ended = run_ranks("main.py", ranks=ranks, folder=folder)
     assert [e.code for e in ended] == [0] * ranks, ended
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -21,12 +21,12 @@ def learnt(ranks: int, folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.prove
-def test_digits_are_learnt_by_4_ranks_and_what_was_learnt_is_kept(tmp_path: Path) -> None:
-    rows = learnt(4, tmp_path)
+def test_four_ranks_learn_digits_and_keep_their_checkpoints(tmp_path: Path) -> None:
+    rows = train_digits(4, tmp_path)
     assert [row["loss"] for row in rows if "loss" in row][-1] < 0.1
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == ["best.pt", "step-00000161.pt", "step-00000184.pt"]
-    state = torch.load(tmp_path / "checkpoints" / kept[-1], weights_only=True)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["best.pt", "step-00000161.pt", "step-00000184.pt"]
+    state = torch.load(tmp_path / "checkpoints" / names[-1], weights_only=True)
     assert state["at"]["step"] == rows[-1]["step"] == 184
     assert json.loads((tmp_path / "config.json").read_text())["settings"]["world_size"] == 4
     assert (tmp_path / "loss.svg").read_text().startswith("<svg")
@@ -34,5 +34,5 @@ def test_digits_are_learnt_by_4_ranks_and_what_was_learnt_is_kept(tmp_path: Path
 
 @pytest.mark.prove
 @pytest.mark.parametrize("ranks", drawn([1, 2, 16], 1, what="ranks of digits"))
-def test_digits_are_learnt_at_any_world_size(ranks: int, tmp_path: Path) -> None:
-    learnt(ranks, tmp_path)
+def test_digits_are_learnt_at_each_world_size(ranks: int, tmp_path: Path) -> None:
+    train_digits(ranks, tmp_path)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on W ranks is one process with the whole batch: gradients, weights."""
+"""DistributedDataParallel on W ranks equals one process with the whole batch: gradients and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parents[1] / "support" / "whole_batch.py"
 SMALL = ("digits-net", "mnist_convnet", "mnist_mlp", "ladder", "elastic", "ddp_demos")
 
 
-def compared(folder: Path, *models: str, ranks: int, steps: int = 0) -> list[dict[str, dict[str, float]]]:
+def compare(folder: Path, *models: str, ranks: int, steps: int = 0) -> list[dict[str, dict[str, float]]]:
     command = [sys.executable, str(PROGRAM), str(steps), *models]
     ended = run_program(command, ranks=ranks, folder=folder)
     assert [e.code for e in ended] == [0] * ranks, ended
@@ -23,25 +23,25 @@ def compared(folder: Path, *models: str, ranks: int, steps: int = 0) -> list[dic
 
 
 def test_gradients_of_two_ranks_are_those_of_the_whole_batch(tmp_path: Path) -> None:
-    found = compared(tmp_path, *SMALL, ranks=2)[0]
-    assert {name: one["off"] for name, one in found.items() if one["off"] > 1e-9} == {}
+    rows = compare(tmp_path, *SMALL, ranks=2)[0]
+    assert {name: row["off"] for name, row in rows.items() if row["off"] > 1e-9} == {}
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("ranks", drawn([1, 2, 4, 8], 1, what="ranks"))
-def test_gradients_of_any_number_of_ranks_are_those_of_the_whole_batch_in_each_model(
+def test_gradients_of_each_number_of_ranks_are_those_of_the_whole_batch_in_each_model(
     ranks: int, tmp_path: Path
 ) -> None:
-    found = compared(tmp_path, ranks=ranks)[0]
-    assert len(found) == 8 and {name: one["off"] for name, one in found.items() if one["off"] > 1e-9} == {}
+    rows = compare(tmp_path, ranks=ranks)[0]
+    assert len(rows) == 8 and {name: row["off"] for name, row in rows.items() if row["off"] > 1e-9} == {}
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("models", "ranks"), drawn([(SMALL, 4), (("resnet18 on CIFAR-10",), 2)], 1, what="models")
 )
-def test_weights_are_alike_on_all_ranks_after_100_steps(
+def test_weights_are_equal_on_all_ranks_after_100_steps(
     models: tuple[str, ...], ranks: int, tmp_path: Path
 ) -> None:
-    for found in compared(tmp_path, *models, ranks=ranks, steps=100):
-        assert all(one["alike"] for one in found.values()), found
+    for rows in compare(tmp_path, *models, ranks=ranks, steps=100):
+        assert all(row["alike"] for row in rows.values()), rows

@@ -1,4 +1,4 @@
-"""Every row of docs/training.md that takes one machine, by its own command."""
+"""Each row of docs/training.md that takes one machine, by its own command."""
 
 from __future__ import annotations
 
@@ -80,26 +80,26 @@ ROWS = (
 )
 
 
-def test_every_row_of_one_machine_is_run_here() -> None:
+def test_every_row_of_one_machine_is_in_this_file() -> None:
     assert {row.command for row in ROWS} == commands(on_nodes=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the programs and small made data."""
-    here = tmp_path_factory.mktemp("one")
-    (here / "train").symlink_to(TRAIN)
-    obtain.make("mnist", here / "data", train=2048, test=40)
-    obtain.make("cifar10", here / "data", train=320, test=40)
-    return here
+    """A folder with the programs and small synthetic data."""
+    path = tmp_path_factory.mktemp("one")
+    (path / "train").symlink_to(TRAIN)
+    obtain.make("mnist", path / "data", train=2048, test=40)
+    obtain.make("cifar10", path / "data", train=320, test=40)
+    return path
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("row", drawn(ROWS, 4, what="one machine"), ids=lambda row: row.command)
-def test_a_row_of_one_machine_does_what_the_table_says(row: Row, folder: Path, tmp_path: Path) -> None:
-    words = shlex.split(f"{row.command} {row.more}".replace("/tmp/meeting", str(tmp_path / "meeting")))
+def test_a_row_of_one_machine_prints_what_the_table_says(row: Row, folder: Path, tmp_path: Path) -> None:
+    args = shlex.split(f"{row.command} {row.more}".replace("/tmp/meeting", str(tmp_path / "meeting")))
     start = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
-    command = [part for word in words for part in start.get(word, [word])]
+    command = [part for arg in args for part in start.get(arg, [arg])]
     environ = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
     environ |= {"OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(tmp_path), **gpus_for(2)}
     ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=180)

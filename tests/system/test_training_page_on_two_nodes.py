@@ -1,4 +1,4 @@
-"""Every row of docs/training.md that takes two machines, by its own command, on two local nodes."""
+"""Each row of docs/training.md that takes two machines, by its own command, on two local nodes."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ BY_HAND = (
 )
 
 
-def test_every_row_of_two_nodes_is_run_here() -> None:
-    held = {f"awsddp {command}" for command in (*(row.command for row in ROWS), BY_HAND)}
-    assert held == commands(on_nodes=True)
+def test_every_row_of_two_nodes_is_in_this_file() -> None:
+    in_file = {f"awsddp {command}" for command in (*(row.command for row in ROWS), BY_HAND)}
+    assert in_file == commands(on_nodes=True)
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes with the training programs and small made data on each."""
+    """Two nodes, each with the training programs and small synthetic data."""
     lab = Lab(tmp_path_factory.mktemp("two"))
     shutil.copytree(ROOT / "train", lab.project / "train", ignore=shutil.ignore_patterns("__pycache__"))
     made = " && ".join(
@@ -134,13 +134,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         for name, count in (("mnist", 2048), ("stl10", 320), ("cifar10", 320))
     )
     try:
-        for words in (
+        for args in (
             ("up", "--local", "--nodes", "2", "-y"),
             ("sync",),
             ("exec", "--", "sh", "-c", made),
         ):
-            shown = lab.run(*words)
-            assert shown.returncode == 0, shown.stderr
+            result = lab.run(*args)
+            assert result.returncode == 0, result.stderr
         yield lab
         assert lab.run("down", "-y").returncode == 0
     finally:
@@ -150,22 +150,22 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.mark.prove
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", drawn(ROWS, 2, what="two nodes"), ids=lambda row: row.command)
-def test_a_row_of_two_nodes_does_what_the_table_says(row: Row, nodes: Lab) -> None:
-    words = row.command
-    if row.more and words.startswith("train") and " -- " not in words:
-        words += " --"
-    if "HOST" in words:
-        words = words.replace("HOST", nodes.json("status")["nodes"][0]["private_ip"])
-    shown = nodes.run(*shlex.split(f"{words} {row.more}"))
-    assert shown.returncode == 0, shown.stderr + shown.stdout
-    assert row.missing(shown.stdout + shown.stderr) == [], shown.stdout
+def test_a_row_of_two_nodes_prints_what_the_table_says(row: Row, nodes: Lab) -> None:
+    command = row.command
+    if row.more and command.startswith("train") and " -- " not in command:
+        command += " --"
+    if "HOST" in command:
+        command = command.replace("HOST", nodes.json("status")["nodes"][0]["private_ip"])
+    result = nodes.run(*shlex.split(f"{command} {row.more}"))
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert row.missing(result.stdout + result.stderr) == [], result.stdout
 
 
 @pytest.mark.prove
-def test_the_launch_script_s_own_flags_by_hand_on_both_nodes(nodes: Lab) -> None:
+def test_torchrun_by_hand_on_both_nodes_forms_one_group(nodes: Lab) -> None:
     host = nodes.json("status")["nodes"][0]["private_ip"]
-    typed = [shlex.split(BY_HAND.replace("HOST", host).replace(" I ", f" {node} ")) for node in (0, 1)]
-    hands = [nodes.start(*words) for words in typed]
-    said = [hand.communicate(timeout=120) for hand in hands]
-    assert [hand.returncode for hand in hands] == [0, 0], said
-    assert all(f"rank = {rank}, backend = nccl" in said[rank // 2][0].decode() for rank in range(4))
+    lines = [shlex.split(BY_HAND.replace("HOST", host).replace(" I ", f" {node} ")) for node in (0, 1)]
+    clients = [nodes.start(*args) for args in lines]
+    outputs = [client.communicate(timeout=120) for client in clients]
+    assert [client.returncode for client in clients] == [0, 0], outputs
+    assert all(f"rank = {rank}, backend = nccl" in outputs[rank // 2][0].decode() for rank in range(4))

@@ -26,7 +26,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.prove
-def test_the_probe_says_who_is_there(tmp_path: Path) -> None:
+def test_the_probe_prints_its_rank_and_world_size(tmp_path: Path) -> None:
     for rank, ended in enumerate(run_ranks("probe.py", ranks=2, folder=tmp_path)):
         assert ended.code == 0 and f"world_size = 2, rank = {rank}, backend = " in ended.out
 
@@ -45,7 +45,7 @@ def test_the_probe_times_its_all_reduce_as_nccl_tests_does(tmp_path: Path) -> No
 
 
 @pytest.mark.prove
-def test_the_convnet_falls_alike_undistributed_and_on_two_machines(mnist: Path, tmp_path: Path) -> None:
+def test_the_convnet_has_equal_losses_in_one_process_and_on_two_machines(mnist: Path, tmp_path: Path) -> None:
     def losses(folder: Path, machine: int) -> list[float]:
         rows = (folder / f"loss-{machine}.csv").read_text().splitlines()[1:]
         return [float(row.split(",")[4]) for row in rows]
@@ -76,14 +76,14 @@ def test_the_perceptron_learns_on_two_machines(program: str, mnist: Path, tmp_pa
     ended = run_program(
         [sys.executable, str(TRAIN / program), *named, *args, "--world-size", "2"], ranks=2, folder=tmp_path
     )
-    for rank, one in enumerate(ended):
-        assert one.code == 0, one
-        means = [float(line.split(": ")[1].split()[0]) for line in one.out.splitlines() if "mean" in line]
-        assert len(means) == 3 and means[-1] < means[0] and f"of rank {rank}" in one.out
+    for rank, process in enumerate(ended):
+        assert process.code == 0, process
+        means = [float(line.split(": ")[1].split()[0]) for line in process.out.splitlines() if "mean" in line]
+        assert len(means) == 3 and means[-1] < means[0] and f"of rank {rank}" in process.out
     assert (tmp_path / "mlp.pt").exists()
 
 
-def test_gpus_that_are_not_there_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_gpus_are_reported_with_their_number(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit):
@@ -91,7 +91,7 @@ def test_gpus_that_are_not_there_are_counted(capsys: pytest.CaptureFixture[str])
     assert "8 GPU processes: there are 0 GPUs here" in capsys.readouterr().err
 
 
-def test_made_data_is_called_so_and_files_cut_short_or_missing_are_named(tmp_path: Path) -> None:
+def test_synthetic_data_has_its_name_and_incomplete_or_missing_files_are_named(tmp_path: Path) -> None:
     obtain.make("mnist", tmp_path, train=50, test=20)
     assert read_mnist(tmp_path, "train")[2] == "made data, not MNIST"
     images = tmp_path / "MNIST/raw/train-images-idx3-ubyte"

@@ -1,4 +1,4 @@
-"""Interrupted and resumed ends bit for bit like uninterrupted."""
+"""A training run that is interrupted and resumed ends with bit for bit the state of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ SETTINGS: dict[str, list[str]] = {
 }
 
 
-def last_state(folder: Path) -> dict[str, object]:
+def load_last_state(folder: Path) -> dict[str, object]:
     return dict(torch.load(max((folder / "checkpoints").glob("step-*.pt")), weights_only=True))
 
 
-def same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
+def are_equal(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
+    if isinstance(first, dict):
         return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(one[k], other[k]) for k in one)
+            isinstance(second, dict)
+            and first.keys() == second.keys()
+            and all(are_equal(first[k], second[k]) for k in first)
         )
-    if isinstance(one, list):
-        return isinstance(other, list) and all(map(same, one, other))
-    return one == other
+    if isinstance(first, list):
+        return isinstance(second, list) and all(map(are_equal, first, second))
+    return first == second
 
 
 def interrupt(args: list[str], *, ranks: int, folder: Path, step: int) -> list[int]:
-    """Start, tell the last rank to end once `step` steps are logged, and return all exit codes."""
+    """Start ranks, terminate the last one once `step` steps are logged, and return all exit codes."""
     ranks_running = start([sys.executable, str(TRAIN / "main.py"), *args], ranks=ranks, folder=folder)
     metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
     while time.monotonic() < deadline and ranks_running[0].poll() is None:
@@ -53,35 +53,35 @@ def interrupt(args: list[str], *, ranks: int, folder: Path, step: int) -> list[i
     return [ended.code for ended in wait_all(ranks_running)]
 
 
-def check(recipe: str, data: Path, folder: Path, *, ranks: int, steps: list[int]) -> None:
+def check_resume(recipe: str, data: Path, folder: Path, *, ranks: int, steps: list[int]) -> None:
     args = ["--recipe", recipe, "--data-dir", str(data), "--log-every", "1", *SETTINGS[recipe]]
     whole = run_ranks("main.py", *args, ranks=ranks, folder=folder / "whole")
     assert [e.code for e in whole] == [0] * ranks, whole
-    reference = last_state(folder / "whole")
+    reference = load_last_state(folder / "whole")
     for step in steps:
         broken = folder / f"broken{step}"
         assert interrupt(args, ranks=ranks, folder=broken, step=step) == [75] * ranks
-        assert last_state(broken)["at"] != reference["at"]
+        assert load_last_state(broken)["at"] != reference["at"]
         again = run_ranks(
             "main.py", *args, "--resume", str(broken), ranks=ranks, folder=folder / f"again{step}"
         )
         assert [e.code for e in again] == [0] * ranks, again
-        assert same(last_state(folder / f"again{step}"), reference)
+        assert are_equal(load_last_state(folder / f"again{step}"), reference)
 
 
 @pytest.mark.prove
-def test_a_run_told_to_end_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
-    check("digits", tmp_path, tmp_path, ranks=2, steps=[31])
+def test_an_interrupted_run_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    check_resume("digits", tmp_path, tmp_path, ranks=2, steps=[31])
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", drawn(sorted(SETTINGS), 1, what="recipes"))
-def test_resumed_at_random_steps_ends_bit_for_bit(recipe: str, tmp_path: Path) -> None:
+def test_a_run_interrupted_at_random_steps_resumes_bit_for_bit(recipe: str, tmp_path: Path) -> None:
     import obtain
 
     for name in ("stl10", "cifar10"):
         obtain.make(name, tmp_path / "data", train=250, test=20)
-    last = {"digits": 100, "cifar10-resnet18": 25, "stl10-resnet18": 18}[recipe]
-    steps = random.Random(f"{SEED} {recipe}").sample(range(1, last), 3 if FULL else 1)
-    check(recipe, tmp_path / "data", tmp_path, ranks=2, steps=steps)
+    last_step = {"digits": 100, "cifar10-resnet18": 25, "stl10-resnet18": 18}[recipe]
+    steps = random.Random(f"{SEED} {recipe}").sample(range(1, last_step), 3 if FULL else 1)
+    check_resume(recipe, tmp_path / "data", tmp_path, ranks=2, steps=steps)

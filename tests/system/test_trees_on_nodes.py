@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_fetch_and_fetch_from_s3_and_down_bring_the_same_tree(
+def test_fetch_from_nodes_fetch_from_s3_and_down_copy_the_same_tree(
     record_property: Callable[[str, object], None],
 ) -> None:
     with trees.laboratory() as lab:

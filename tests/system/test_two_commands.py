@@ -1,4 +1,4 @@
-"""Two commands on one cluster at once: each ends as it does alone, or names who is in the way."""
+"""Two commands on one cluster at once: each ends as it does alone, or names the command that holds it up."""
 
 import random
 import subprocess
@@ -17,22 +17,22 @@ from tests.support.seed import SEED, drawn
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-def test_commands_side_by_side_end_as_alone_or_name_who_is_in_the_way() -> None:
+def test_two_commands_at_once_end_as_alone_or_name_the_other() -> None:
     with beside.laboratory() as laboratory:
         for number in drawn(range(len(beside.PAIRS)), 1, what="beside"):
             row = laboratory.run(number, random.Random(f"{SEED}/{number}"))
             assert row["ok"], row
 
 
-def client(lab: Lab) -> Any:
+def make_client(lab: Lab) -> Any:
     """Return an EC2 client of the lab's local cloud."""
-    known = lab.json("local", "status")
+    cloud = lab.json("local", "status")
     return boto3.client(
         "ec2",
-        endpoint_url=known["endpoint"],
-        region_name=known["region"],
-        aws_access_key_id=known["access_key_id"],
-        aws_secret_access_key=known["secret_access_key"],
+        endpoint_url=cloud["endpoint"],
+        region_name=cloud["region"],
+        aws_access_key_id=cloud["access_key_id"],
+        aws_secret_access_key=cloud["secret_access_key"],
     )
 
 
@@ -59,15 +59,15 @@ def launch_another(ec2: Any) -> str:
 @pytest.mark.prove
 def test_a_node_that_is_listed_and_not_prepared_is_being_prepared_for_every_verb(records: Lab) -> None:
     assert records.run("up", "--local", "--nodes", "1", "-y").returncode == 0
-    ec2 = client(records)
+    ec2 = make_client(records)
     instance_id = launch_another(ec2)
     records.script("train.py", "")
     verbs = (("exec", "true"), ("train", "train.py", "--on", "0"), ("ssh", "--node", "1"))
     with ClusterFolder(records.home, "default").lock("up"):
-        for words in verbs:
-            error = records.json(*words, code=6)["error"]
-            assert "node1 is being prepared" in error["message"] + error["why"], words
-            assert "`awsddp up` on" in error["why"], words
+        for args in verbs:
+            error = records.json(*args, code=6)["error"]
+            assert "node1 is being prepared" in error["message"] + error["why"], args
+            assert "`awsddp up` on" in error["why"], args
     ec2.stop_instances(InstanceIds=[instance_id])
     error = records.json("train", "train.py", "--on", "0", code=6)["error"]
     assert (error["why"], error["next"]) == ("node1 is stopped", "awsddp up   # finish it")
@@ -76,7 +76,7 @@ def test_a_node_that_is_listed_and_not_prepared_is_being_prepared_for_every_verb
 
 @pytest.mark.prove
 @pytest.mark.parametrize("more", [("-o", "cluster.idle=40m"), ()], ids=["changed", "unchanged"])
-def test_up_says_that_another_command_stops_the_node_whose_sshd_it_waits_for(
+def test_up_reports_that_another_command_stops_the_node_that_it_waits_for(
     lab: Lab, more: tuple[str, ...]
 ) -> None:
     assert lab.run("up", "--local", "--nodes", "1", "-o", "local.gpus=off", "-y").returncode == 0
@@ -93,9 +93,9 @@ def test_up_says_that_another_command_stops_the_node_whose_sshd_it_waits_for(
     assert up.stderr is not None
     assert any("waiting for SSH" in line for line in up.stderr)
     filters = [{"Name": "instance-state-name", "Values": ["running"]}]
-    [known] = client(lab).describe_instances(Filters=filters)["Reservations"]
-    client(lab).stop_instances(InstanceIds=[known["Instances"][0]["InstanceId"]])
-    _, said = up.communicate(timeout=120)
+    [page] = make_client(lab).describe_instances(Filters=filters)["Reservations"]
+    make_client(lab).stop_instances(InstanceIds=[page["Instances"][0]["InstanceId"]])
+    _, stderr = up.communicate(timeout=120)
     assert up.returncode == 6
-    assert "while it was started" in said
-    assert "another command, here or elsewhere" in said
+    assert "while it was started" in stderr
+    assert "another command, here or elsewhere" in stderr

@@ -1,7 +1,6 @@
-"""Three users type what they typed on 2026-11-23 and 2026-11-28; the fourth does in test_engineer.py.
+"""Three users type what they typed on 2026-11-23 and 2026-11-28; the fourth is in test_engineer.py.
 
-A stumble is what made a user stop and wonder then: words that should not be on the screen, or such that
-were missing.
+A stumble is what made a user stop then: text that should not be on the screen, or text that is missing.
 """
 
 import re
@@ -20,13 +19,13 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_stranger_looks_at_it(lab: Lab, story: Story, says: Callable[[str, Story], None]) -> None:
+def test_a_new_user_explores_the_commands(lab: Lab, story: Story, says: Callable[[str, Story], None]) -> None:
     readme = (ROOT / "README.md").read_text()
     code = re.findall(r"^    (.+)$", readme, re.MULTILINE)
     story.stumbles += [f"README: cut at 80 columns: {line}" for line in code if len(line) > 78]
-    first = readme[:1500]
-    for wanted in ("never", "--instance-type g6.xlarge", "--local"):
-        story.stumbles += [f"README: the first screen lacks {wanted}"] * (wanted not in first)
+    top = readme[:1500]
+    for text in ("never", "--instance-type g6.xlarge", "--local"):
+        story.stumbles += [f"README: the first screen lacks {text}"] * (text not in top)
     cheap = ["run train.py --nodes 2 --instance-type g6.xlarge --budget 2", "--local"]
     story.type("awsddp", says=cheap)
     story.type("awsddp --help", says=cheap)
@@ -35,8 +34,8 @@ def test_a_stranger_looks_at_it(lab: Lab, story: Story, says: Callable[[str, Sto
         says=["nothing is left", "free"],
         never=["EFA", "quota", r"\[y/N\]", "us-east-1[a-f]", "awsddp[0-9a-f]{8}"],
     )
-    own = [line for line in text.splitlines() if not line.startswith("[rank ")]
-    story.stumbles += [f"run --local: {len(own)} lines beside the ranks'\n{text}"] * (len(own) > 25)
+    rows = [line for line in text.splitlines() if not line.startswith("[rank ")]
+    story.stumbles += [f"run --local: {len(rows)} lines beside the ranks'\n{text}"] * (len(rows) > 25)
     story.type("awsddp jobs", says=["main-1 ", "succeeded"])
     story.type("awsddp report", says=["main-1", r"report\.html"])
     story.type("awsddp", says=["1 cluster ended", "main-1: succeeded"], never=["on this machine yet"])
@@ -65,7 +64,7 @@ def test_a_stranger_looks_at_it(lab: Lab, story: Story, says: Callable[[str, Sto
     assert (story.failed, story.stumbles) == ([], []), story.told()
 
 
-WHOSE = {
+ADVICE = {
     "-c x run train.py --dry-run": "-c x plan",
     "-c x train train.py --budget 3": "-c x up --budget 3 && awsddp -c x train train.py",
     "-c x train train.py --idle 5m": "-c x up --idle 5m && awsddp -c x train train.py",
@@ -87,10 +86,10 @@ WHOSE = {
     "submit train.py": "train --detach train.py",
     "history": "jobs -v",
 }
-"""What a user of Slurm and SkyPilot types, and what is advised."""
+"""Command lines of users of Slurm and SkyPilot, and the advised command."""
 
 
-def test_a_power_user_makes_mistakes(lab: Lab, story: Story, says: Callable[[str, Story], None]) -> None:
+def test_a_power_user_is_advised(lab: Lab, story: Story, says: Callable[[str, Story], None]) -> None:
     lab.script("train.py", "print('trained')\n")
     lab.script("awsddp.toml", '[cluster]\nnodes = 2\ninstance_type = "g6.xlarge"\n')
     text = story.type(
@@ -109,7 +108,7 @@ def test_a_power_user_makes_mistakes(lab: Lab, story: Story, says: Callable[[str
     story.type("awsddp up --nodes 0", code=3, says=["--nodes"], never=[r"cluster\.nodes"])
     story.type("awsddp -c x train train.py --world-size 16", code=2, says=["16", "1 GPU"])
     story.type("awsddp -c x train train.py", says=["train-1", "1 rank"])
-    for line, meant in WHOSE.items():
+    for line, meant in ADVICE.items():
         story.type(f"awsddp {line}", code=2, says=[re.escape(f"next: awsddp {meant}")])
     story.type("awsddp -c x cancel trian-1", code=7, says=["did you mean train-1"])
     story.type("awsddp -c x train train.py --name train-1", code=2, says=["exists: succeeded, [0-9]+ file"])
@@ -123,8 +122,8 @@ def test_a_power_user_makes_mistakes(lab: Lab, story: Story, says: Callable[[str
     )
     story.stumbles += ["train: the traceback twice"] * (text.count("Traceback") > 1)
     story.type("awsddp -c x logs train-1 --tail 1", says=["trained"])
-    for word, meant in (("rm", "down"), ("clusters", "status --all"), ("top", "jobs"), ("metrics", "report")):
-        story.type(f"awsddp {word}", code=2, says=[f"awsddp {meant}"])
+    for verb, meant in (("rm", "down"), ("clusters", "status --all"), ("top", "jobs"), ("metrics", "report")):
+        story.type(f"awsddp {verb}", code=2, says=[f"awsddp {meant}"])
     story.type(
         "awsddp -c x stop -y", says=["free", r"on EC2 its disks would cost \$"], never=[r"disks cost, \$"]
     )
@@ -180,7 +179,7 @@ def test_a_developer_writes_a_notebook(lab: Lab, story: Story, says: Callable[[s
             nb.train("a.py", world_sise="four")
         """),
     )
-    found = story.type(f"{sys.executable} -m mypy --strict bad.py", code=1)
-    story.stumbles += [] if "Found 3 errors" in found else [f"mypy --strict\n{found}"]
+    output = story.type(f"{sys.executable} -m mypy --strict bad.py", code=1)
+    story.stumbles += [] if "Found 3 errors" in output else [f"mypy --strict\n{output}"]
     says("developer", story)
     assert (story.failed, story.stumbles) == ([], []), story.told()

@@ -1,4 +1,4 @@
-"""The verbs beside the story: a command on the nodes, a shell, jobs that are left and found again, stop."""
+"""Other verbs on two nodes: a command on the nodes, a shell, detached jobs that are followed later, stop."""
 
 import json
 import os
@@ -32,31 +32,31 @@ time.sleep(600)
 """
 
 
-def test_exec_labels_what_each_node_says_and_keeps_the_streams_apart(cluster: Lab) -> None:
+def test_exec_labels_the_output_of_each_node_and_separates_the_streams(cluster: Lab) -> None:
     shown = cluster.run("exec", 'echo "out $1"; echo err >&2')
     assert sorted(shown.stdout.splitlines()) == ["[node0] out ", "[node1] out "]
     assert sorted(shown.stderr.splitlines()) == ["[node0] err", "[node1] err"]
     assert shown.returncode == 0
 
 
-def test_what_a_job_shares_in_memory_outlives_the_last_login(cluster: Lab) -> None:
+def test_login_sessions_linger_so_that_shared_memory_of_a_job_stays(cluster: Lab) -> None:
     lingering = cluster.run("exec", "--node", "1", "loginctl show-user $USER -p Linger")
     assert lingering.stdout == "[node1] Linger=yes\n"
 
 
-def test_exec_takes_words_as_they_are_and_answers_with_each_exit_code(cluster: Lab) -> None:
+def test_exec_passes_arguments_unchanged_and_reports_each_exit_code(cluster: Lab) -> None:
     program = "import sys; print(sys.argv[1:], end=''); raise SystemExit(len(sys.argv))"
     result = cluster.json("exec", "--", "python", "-c", program, "a b", "$(touch canary)", "'", code=1)
     assert [(node["node"], node["exit_code"]) for node in result["nodes"]] == [(0, 4), (1, 4)]
     assert result["nodes"][0]["stdout"] == str(["a b", "$(touch canary)", "'"])
-    one = cluster.run("exec", "--node", "1", "-i", "cat", stdin="typed")
-    assert (one.returncode, one.stdout) == (0, "[node1] typed\n")
+    typed = cluster.run("exec", "--node", "1", "-i", "cat", stdin="typed")
+    assert (typed.returncode, typed.stdout) == (0, "[node1] typed\n")
     assert "node0: exited with code 3" in cluster.run("exec", "exit 3").stderr
     assert "node0: a signal ended the command" in cluster.run("exec", "--node", "0", "kill -9 $$").stderr
     assert cluster.run("exec", "--node", "7", "true").returncode == 7
 
 
-def test_exec_fills_placeholders_in_and_says_which_file_is_here_alone(cluster: Lab) -> None:
+def test_exec_fills_placeholders_and_names_a_file_that_is_only_on_the_client(cluster: Lab) -> None:
     (cluster.project / "here-alone.txt").write_text("x")
     shown = cluster.run("exec", "[[ 1 ]] && echo {node_rank}/{nnodes} ${rank:-unset}; cat here-alone.txt")
     assert sorted(shown.stdout.splitlines()) == ["[node0] 0/2 unset", "[node1] 1/2 unset"]
@@ -68,45 +68,45 @@ def test_exec_fills_placeholders_in_and_says_which_file_is_here_alone(cluster: L
 def test_ranks_exec_and_ssh_find_the_same_programs(cluster: Lab) -> None:
     cluster.script("which.py", "import shutil\nprint(shutil.which('torchrun'), shutil.which('python'))\n")
     cluster.run("train", "which.py", "--world-size", "1", "--name", "which")
-    place = b"/opt/pytorch/bin/torchrun /opt/pytorch/bin/python\n"
-    assert (cluster.project / "runs/which/logs/rank0.log").read_bytes() == place
-    ask = "echo $(command -v torchrun) $(command -v python)"
-    for words in (["ssh", "--", ask], ["ssh", "--", f"bash -lc '{ask}'"], ["exec", "--node", "0", ask]):
-        assert cluster.run(*words).stdout.removeprefix("[node0] ").encode() == place
+    programs = b"/opt/pytorch/bin/torchrun /opt/pytorch/bin/python\n"
+    assert (cluster.project / "runs/which/logs/rank0.log").read_bytes() == programs
+    line = "echo $(command -v torchrun) $(command -v python)"
+    for args in (["ssh", "--", line], ["ssh", "--", f"bash -lc '{line}'"], ["exec", "--node", "0", line]):
+        assert cluster.run(*args).stdout.removeprefix("[node0] ").encode() == programs
 
 
-def test_the_home_and_what_awsddp_writes_about_a_job_are_the_owners_alone(cluster: Lab) -> None:
+def test_files_of_awsddp_are_readable_by_their_owner_alone(cluster: Lab) -> None:
     cluster.script("private.py", "print('done')")
     shown = cluster.run("train", "--name", "private", "private.py")
     assert shown.returncode == 0, shown.stderr
     job = cluster.project / "runs/private"
     below, clouds = cluster.home.rglob("*"), {"local", "local-s3"}
-    own = [cluster.home, *(path for path in below if clouds.isdisjoint(path.parts))]
-    own += [job / "job.json", job / "logs", *(job / "logs").iterdir(), *cluster.home.glob("local*")]
-    own += [job / ".awsddp", *(job / ".awsddp").iterdir()]
-    assert {"rank0.log", "supervisor0.log", "known_hosts", "default"} <= {one.name for one in own}
-    assert {path: oct(path.stat().st_mode) for path in own if path.stat().st_mode & 0o077} == {}
+    private = [cluster.home, *(path for path in below if clouds.isdisjoint(path.parts))]
+    private += [job / "job.json", job / "logs", *(job / "logs").iterdir(), *cluster.home.glob("local*")]
+    private += [job / ".awsddp", *(job / ".awsddp").iterdir()]
+    assert {"rank0.log", "supervisor0.log", "known_hosts", "default"} <= {path.name for path in private}
+    assert {path: oct(path.stat().st_mode) for path in private if path.stat().st_mode & 0o077} == {}
 
 
-def test_ssh_is_a_terminal_where_there_is_one_and_gives_the_exit_code_back(cluster: Lab) -> None:
+def test_ssh_has_a_terminal_if_the_client_has_one_and_returns_the_exit_code(cluster: Lab) -> None:
     plain = cluster.run("ssh", "--node", "1", "--", "cat; test -t 0; exit 5", stdin="through")
     assert (plain.returncode, plain.stdout) == (5, "through")
     master, slave = pty.openpty()
-    words = [sys.executable, "-m", "awsddp", "ssh", "--", "test -t 0 && test -t 1 && echo terminal"]
+    command = [sys.executable, "-m", "awsddp", "ssh", "--", "test -t 0 && test -t 1 && echo terminal"]
     shell = subprocess.Popen(
-        words, stdin=slave, stdout=slave, stderr=slave, cwd=cluster.project, env=cluster.environ
+        command, stdin=slave, stdout=slave, stderr=slave, cwd=cluster.project, env=cluster.environ
     )
     os.close(slave)
-    said = b""
-    while b"terminal" not in said:
-        said += os.read(master, 4096)
+    output = b""
+    while b"terminal" not in output:
+        output += os.read(master, 4096)
     assert shell.wait(60) == 0
     os.close(master)
 
 
 def test_the_ssh_config_reaches_the_nodes_by_name(cluster: Lab) -> None:
-    words = cluster.json("ssh")["command"]
-    config = words[words.index("-F") + 1]
+    args = cluster.json("ssh")["command"]
+    config = args[args.index("-F") + 1]
     for program in (["ssh", "-F", config, "node1", "true"], ["scp", "-F", config, config, "node0:copied"]):
         assert subprocess.run(program, capture_output=True, env=cluster.environ, timeout=60).returncode == 0
 
@@ -121,14 +121,14 @@ open("result.bin", "wb").write(os.urandom(2 << 20))
 """
 
 
-def test_a_command_on_one_node_changes_nothing_for_a_job_beside_it(cluster: Lab) -> None:
+def test_a_command_on_one_node_does_not_affect_a_job_on_another(cluster: Lab) -> None:
     cluster.script("listens.py", LISTENS)
     job = cluster.start("train", "listens.py", "--on", "0", "--world-size", "1", "--name", "beside")
     assert job.stdout is not None
     assert job.stdout.readline() == b"[rank 0 @ node0] listening\n"
     shown = cluster.run("exec", "--node", "1", "echo > /dev/tcp/{master_addr}/4444")
-    said = job.communicate(timeout=60)[1].decode()
-    assert (shown.returncode, job.returncode) == (0, 0), shown.stderr + said
+    stderr = job.communicate(timeout=60)[1].decode()
+    assert (shown.returncode, job.returncode) == (0, 0), shown.stderr + stderr
     (result,) = (cluster.project / "runs" / "beside").rglob("result.bin")  # by rsync, as it is large
     assert result.stat().st_size == 2 << 20
     for config in ("ssh_config", "hosts"):
@@ -136,16 +136,16 @@ def test_a_command_on_one_node_changes_nothing_for_a_job_beside_it(cluster: Lab)
 
 
 @pytest.mark.prove
-def test_a_detached_job_is_followed_to_its_own_end(cluster: Lab) -> None:
+def test_a_detached_job_is_followed_to_its_end(cluster: Lab) -> None:
     cluster.script("counts.py", COUNTS)
     begun = cluster.json("train", "counts.py", "--world-size", "2", "--name", "left", "--detach")
     assert begun["state"] == "running"
     shown = cluster.run("logs", "-f")
-    wanted = sorted(f"[rank {rank} @ node{rank}] rank {rank} line {n}" for rank in (0, 1) for n in range(100))
-    assert (shown.returncode, sorted(shown.stdout.splitlines())) == (0, wanted)
+    lines = sorted(f"[rank {rank} @ node{rank}] rank {rank} line {n}" for rank in (0, 1) for n in range(100))
+    assert (shown.returncode, sorted(shown.stdout.splitlines())) == (0, lines)
     assert json.loads((cluster.project / begun["home"] / "job.json").read_text())["state"] == "succeeded"
-    some = cluster.run("logs", "left", "--rank", "1", "-n", "2")
-    assert some.stdout.splitlines() == [f"[rank 1 @ node1] rank 1 line {n}" for n in (98, 99)]
+    tail = cluster.run("logs", "left", "--rank", "1", "-n", "2")
+    assert tail.stdout.splitlines() == [f"[rank 1 @ node1] rank 1 line {n}" for n in (98, 99)]
     assert sorted(cluster.run("logs", "-n", "20").stdout.splitlines()) == sorted(
         f"[rank {rank} @ node{rank}] rank {rank} line {n}" for rank in (0, 1) for n in range(90, 100)
     )
@@ -161,7 +161,7 @@ def test_a_detached_job_is_followed_to_its_own_end(cluster: Lab) -> None:
 
 
 @pytest.mark.prove
-def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab) -> None:
+def test_a_cancelled_job_has_time_to_save_and_its_results_can_be_fetched(cluster: Lab) -> None:
     cluster.script("patient.py", PATIENT)
     name = cluster.json("train", "patient.py", "--world-size", "2", "--detach")["job"]
     while "waiting" not in cluster.run("logs", name, "--rank", "1").stdout:
@@ -178,8 +178,8 @@ def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab
     assert cluster.json("cancel")["state"] == "cancelled"
     assert cluster.run("cancel").returncode == 7
     assert cluster.json("cancel", name)["state"] == "cancelled"
-    home = cluster.project / cluster.json("fetch", name)["home"]
-    assert (home / "node1" / "run" / "saved.txt").read_text() == "in time"
+    results_dir = cluster.project / cluster.json("fetch", name)["home"]
+    assert (results_dir / "node1" / "run" / "saved.txt").read_text() == "in time"
     page = cluster.run("report", name)
     assert (page.returncode, "cancelled" in page.stdout) == (0, True)
     assert len(cluster.json("report", name)["ranks"]) == 2
@@ -194,7 +194,7 @@ os.kill(-1, 9) if os.environ["RANK"] == "1" else time.sleep(600)
 
 
 @pytest.mark.prove
-def test_a_rank_that_kills_every_process_of_its_user_does_not_cost_the_node(cluster: Lab) -> None:
+def test_a_rank_that_kills_every_process_of_its_user_does_not_break_the_node(cluster: Lab) -> None:
     before = [node["instance_id"] for node in cluster.json("status")["nodes"]]
     cluster.script("kills_all.py", KILLS_ALL)
     job = cluster.json("train", "kills_all.py", "--world-size", "2", "--name", "kills-all", code=1)
@@ -211,7 +211,7 @@ def test_a_rank_that_kills_every_process_of_its_user_does_not_cost_the_node(clus
 
 
 @pytest.mark.prove
-def test_stopped_machines_keep_their_disks_and_up_starts_them(cluster: Lab) -> None:
+def test_stopped_nodes_keep_their_disks_and_up_starts_them(cluster: Lab) -> None:
     before = cluster.json("status")
     cluster.run("exec", "touch kept; sudo sh -c 'echo 1 passed > /etc/awsddp/expires.test'")
     assert cluster.json("stop", "-y")["state"] == "stopped"
@@ -223,13 +223,13 @@ def test_stopped_machines_keep_their_disks_and_up_starts_them(cluster: Lab) -> N
     assert after["state"] == "ready"
     assert [node["instance_id"] for node in after["nodes"]] == [n["instance_id"] for n in before["nodes"]]
     assert after["expires"] < before["expires"]
-    told = cluster.json("exec", "cat /etc/awsddp/expires; ls kept")["nodes"]
-    assert all(after["expires"] in node["stdout"] and "kept" in node["stdout"] for node in told)
+    outputs = cluster.json("exec", "cat /etc/awsddp/expires; ls kept")["nodes"]
+    assert all(after["expires"] in node["stdout"] and "kept" in node["stdout"] for node in outputs)
     assert cluster.json("status")["expires"] == after["expires"]
 
 
 @pytest.mark.prove
-def test_up_looks_at_each_node_and_its_advice_brings_a_dead_sshd_back(cluster: Lab) -> None:
+def test_up_checks_each_node_and_its_advice_restarts_a_dead_sshd(cluster: Lab) -> None:
     cluster.run("exec", "--node", "1", "sudo systemctl stop ssh.socket ssh; sudo pkill -x sshd")
     error = cluster.json("up", "-y", code=6)["error"]
     assert error["message"].startswith("node1: no sshd is listening")
@@ -291,18 +291,18 @@ def test_a_cluster_grows_and_shrinks_and_old_and_new_nodes_train_together(cluste
     assert cluster.run("train", "sum.py", "--world-size", "2").stdout.count("sum 1 of 2") == 2
 
 
-def test_awsddp_alone_says_what_there_is_and_what_to_type(cluster: Lab, tmp_path: Path) -> None:
+def test_awsddp_without_arguments_shows_the_cluster_and_next_steps(cluster: Lab, tmp_path: Path) -> None:
     shown = cluster.run()
     assert shown.returncode == 0
     assert "Cluster default: 2 x " in shown.stdout
     assert "awsddp down" in shown.stdout
     assert "The local cloud is running" in shown.stdout
-    first = Lab(tmp_path / "empty").run()
+    empty = Lab(tmp_path / "empty").run()
     cheap = "  awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2"
-    assert (first.returncode, cheap in first.stdout.splitlines()) == (0, True)
+    assert (empty.returncode, cheap in empty.stdout.splitlines()) == (0, True)
 
 
-def test_a_verb_with_verbs_of_its_own_shows_them(lab: Lab) -> None:
+def test_a_verb_with_subcommands_lists_them(lab: Lab) -> None:
     shown = lab.run("local")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "fault" in shown.stdout
@@ -320,13 +320,13 @@ def test_the_starter_file_is_written_once_and_names_every_key(lab: Lab) -> None:
     named = {f"{section}.{key}" for section, table in tomllib.loads(live).items() for key in table}
     cluster, job = load(environ={})
     sections = {**vars(cluster), **vars(job)}
-    known = {
+    all_keys = {
         f"{name}.{key}"
         for name, part in sections.items()
         if hasattr(part, "__slots__") or hasattr(part, "__dict__")
         for key in vars(part)
     }
-    assert named == (known - ONE_COMMAND_KEYS) | {"tags.team"}
+    assert named == (all_keys - ONE_COMMAND_KEYS) | {"tags.team"}
     assert len(named) == 62
     assert starter != live
 
@@ -336,7 +336,7 @@ def test_the_starter_file_is_written_once_and_names_every_key(lab: Lab) -> None:
     [("bash", ["bash", "-n"]), ("zsh", None), ("fish", None)],
     ids=["bash", "zsh", "fish"],
 )
-def test_completion(lab: Lab, shell: str, checks: list[str] | None) -> None:
+def test_completion_suggests_verbs(lab: Lab, shell: str, checks: list[str] | None) -> None:
     lab.environ["_AWSDDP_COMPLETE"] = f"{shell}_source"
     script = lab.run()
     assert (script.returncode, "_AWSDDP_COMPLETE" in script.stdout) == (0, True)
@@ -348,7 +348,7 @@ def test_completion(lab: Lab, shell: str, checks: list[str] | None) -> None:
     assert "train" in lab.run().stdout
 
 
-def test_the_cost_of_every_cluster_is_kept_after_its_end(lab: Lab) -> None:
+def test_jobs_reports_the_cost_of_a_terminated_cluster(lab: Lab) -> None:
     folder = lab.home / "history" / "default-0a1b2c3d"
     folder.mkdir(parents=True)
     (folder / "ledger.jsonl").write_text(

@@ -1,4 +1,4 @@
-"""`why` on local nodes: who is behind, with its line, while the job runs and after it was ended."""
+"""`why` on local nodes: the rank that is behind, with its line, while the job runs and after it ended."""
 
 import re
 import time
@@ -36,17 +36,17 @@ Job hangs: no output for N s. Rank 1 (node1) is behind.
   end it: awsddp cancel hangs"""
 
 
-def test_whole_screen_of_a_job_that_hangs(cluster: Lab) -> None:
+def test_why_shows_the_whole_screen_of_a_job_that_hangs(cluster: Lab) -> None:
     cluster.script("hangs.py", HANGS)
-    words = ("--world-size", "2", "--name", "hangs", "--detach")
-    assert cluster.run("train", "hangs.py", *words).returncode == 0
+    args = ("--world-size", "2", "--name", "hangs", "--detach")
+    assert cluster.run("train", "hangs.py", *args).returncode == 0
     end = time.monotonic() + 60
     sources = ["dist.all_reduce(torch.ones(4))", "time.sleep(3600)"]
-    found = cluster.json("why", "hangs")
-    while [one["source"] for one in found["ranks"]] != sources or found["moving"]:  # it may import torch yet
-        assert time.monotonic() < end, found
-        found = cluster.json("why", "hangs")
-    assert found["behind"] == [1]
+    why = cluster.json("why", "hangs")
+    while [rank["source"] for rank in why["ranks"]] != sources or why["moving"]:  # may still import torch
+        assert time.monotonic() < end, why
+        why = cluster.json("why", "hangs")
+    assert why["behind"] == [1]
     terminal = Terminal(cluster.project, cluster.environ)
     shown = terminal.type("awsddp why").text
     assert re.sub(r"for [0-9.]+ s\.", "for N s.", shown) == SCREEN
@@ -67,17 +67,17 @@ def test_whole_screen_of_a_job_that_hangs(cluster: Lab) -> None:
     assert cluster.json("why")["result"]["state"] == "cancelled"
 
 
-def test_rank_that_is_stopped_is_named_and_the_job_lives_until_hang_after_ends_it(cluster: Lab) -> None:
+def test_why_names_a_stopped_rank_and_hang_after_ends_the_job(cluster: Lab) -> None:
     cluster.script("stops.py", STOPS)
-    words = ("--world-size", "4", "--name", "stops", "-o", "job.hang_after=20s", "-o", "job.grace=1s")
-    assert cluster.run("train", "stops.py", *words, "--detach").returncode == 0
+    args = ("--world-size", "4", "--name", "stops", "-o", "job.hang_after=20s", "-o", "job.grace=1s")
+    assert cluster.run("train", "stops.py", *args, "--detach").returncode == 0
     end = time.monotonic() + 20
-    while (found := cluster.json("why", "stops"))["behind"] != [2]:
-        assert time.monotonic() < end, found
-    check(found, "why")
-    assert found["state"] == "running"
-    assert found["ranks"][3]["where"] == "stops.py:5 in <module>"
-    assert found["ranks"][3]["source"] == "signal.pause()  # here"
+    while (why := cluster.json("why", "stops"))["behind"] != [2]:
+        assert time.monotonic() < end, why
+    check(why, "why")
+    assert why["state"] == "running"
+    assert why["ranks"][3]["where"] == "stops.py:5 in <module>"
+    assert why["ranks"][3]["source"] == "signal.pause()  # here"
     shown = cluster.run("why", "stops")
     assert "Rank 2 (node1) was stopped by a signal (SIGSTOP) or a debugger.\n" in shown.stdout
     assert "  rank 2 (node1): stopped\n" in shown.stdout
