@@ -173,7 +173,7 @@ def test_a_verbose_question_shows_the_whole_plan(terminal: MakeTerminal) -> None
     assert {"quota", "EFA", "zones", "placement"} <= {line.partition(" ")[0] for line in lines}
 
 
-def local(nodes: int = 2) -> LaunchPlan:
+def plan_local(nodes: int = 2) -> LaunchPlan:
     image = replace(FACTS.image, tags={"awsddp:gpus": "rehearsed"})
     facts = replace(FACTS, target="local", image=image)
     return plan(facts, nodes=nodes, instance_type="g6.12xlarge")
@@ -182,14 +182,14 @@ def local(nodes: int = 2) -> LaunchPlan:
 def test_a_local_launch_has_no_question_unless_a_node_ends(
     terminal: MakeTerminal,
 ) -> None:
-    lines = ask(*terminal(80, 24), local())
+    lines = ask(*terminal(80, 24), plan_local())
     assert lines[:2] == [
         "2 nodes on this machine (rehearsed as g6.12xlarge, 4 L4 each)",
         "price    free; on EC2 it would be $9.26 per hour",
     ]
     assert len(lines) == 4
     ends = Step(do="end", numbers=(1,), instances=("i-1",), why="1 node requested")
-    *_, last = ask(*terminal(80, 24), replace(local(1), exists=True, steps=(ends,)))
+    *_, last = ask(*terminal(80, 24), replace(plan_local(1), exists=True, steps=(ends,)))
     assert last == "Do this? [y/N]:"
 
 
@@ -199,7 +199,7 @@ def test_a_local_run_is_at_most_25_lines_in_chronological_order(
 ) -> None:
     tty, show = terminal(columns, rows, yes=True)
     show.begin()
-    launch_question(show, ClusterSpec(name="default"))(local())
+    launch_question(show, ClusterSpec(name="default"))(plan_local())
     for entry in RECORDED["output"]:
         if isinstance(entry, str):
             show.lines(f"{entry}\n".encode())

@@ -99,7 +99,7 @@ class Case:
 
     spec: Mapping[str, object] = field(default_factory=dict)
     facts: Facts = FACTS
-    type: str
+    kind: str
     nodes: int = 2
     market: str = "on-demand"
     zones: tuple[str, ...] = ZONES
@@ -143,7 +143,7 @@ def of_type(name: str, usd: float, efa: int, **more: Any) -> Case:
     nodes = more.get("nodes", 2)
     return Case(
         spec={"cluster.instance_type": name} | more.pop("spec", {}),
-        type=name,
+        kind=name,
         machines_usd=usd * nodes,
         efa=(0, efa),
         **more,
@@ -167,7 +167,7 @@ ON_AMAZON_LINUX: dict[str, Any] = {
 ONE_TIME = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
 CASES = {
     # each family
-    "no settings": Case(type="g6.48xlarge", machines_usd=2 * 13.3504, efa=(0, 1)),
+    "no settings": Case(kind="g6.48xlarge", machines_usd=2 * 13.3504, efa=(0, 1)),
     "g4dn": of_type("g4dn.12xlarge", 3.912, 1),
     "g4dn, the smallest": of_type("g4dn.xlarge", 0.526, 0),
     "g4dn on bare metal": of_type("g4dn.metal", 7.824, 1),
@@ -176,7 +176,7 @@ CASES = {
     "g6e": of_type("g6e.48xlarge", 30.13118, 4),
     "gr6": of_type("gr6.8xlarge", 2.4464, 1),
     "g7, with an unknown price": Case(
-        spec={"cluster.instance_type": "g7.48xlarge"}, type="g7.48xlarge", efa=(0, 2)
+        spec={"cluster.instance_type": "g7.48xlarge"}, kind="g7.48xlarge", efa=(0, 2)
     ),
     "g7e": of_type("g7e.48xlarge", 33.14432, 4),
     "g5g": of_type("g5g.xlarge", 0.42, 0, facts=replace(FACTS, image=ARM64), run={"ImageId": "ami-4"}),
@@ -196,7 +196,7 @@ CASES = {
     "p5en": of_type("p5en.48xlarge", 63.296, 16),
     "p6-b200": of_type("p6-b200.48xlarge", 113.9328, 8),
     "p5e, with an unknown price": Case(
-        spec={"cluster.instance_type": "p5e.48xlarge"}, type="p5e.48xlarge", efa=(0, 32)
+        spec={"cluster.instance_type": "p5e.48xlarge"}, kind="p5e.48xlarge", efa=(0, 32)
     ),
     "one that the table lacks: as EC2 describes it": Case(
         spec={"cluster.instance_type": UNKNOWN.name},
@@ -206,26 +206,26 @@ CASES = {
             offers={**FACTS.offers, UNKNOWN.name: ZONES},
             prices={UNKNOWN.name: 1.5},
         ),
-        type=UNKNOWN.name,
+        kind=UNKNOWN.name,
         machines_usd=3.0,
     ),
     # how many, which GPUs
     "one node alone": of_type("g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1}, makes=ALONE, run={}),
     "64 nodes": of_type("g5.xlarge", 1.006, 0, nodes=64, spec={"cluster.nodes": 64}),
     "gpus by name and count": Case(
-        spec={"cluster.gpus": "A100:8"}, type="p4d.24xlarge", machines_usd=2 * 21.957642, efa=(0, 4)
+        spec={"cluster.gpus": "A100:8"}, kind="p4d.24xlarge", machines_usd=2 * 21.957642, efa=(0, 4)
     ),
     "gpus with their memory": Case(
-        spec={"cluster.gpus": "A100-80GB:8"}, type="p4de.24xlarge", machines_usd=2 * 27.44705, efa=(0, 4)
+        spec={"cluster.gpus": "A100-80GB:8"}, kind="p4de.24xlarge", machines_usd=2 * 27.44705, efa=(0, 4)
     ),
     "gpus of any number": Case(
-        spec={"cluster.gpus": "l4"}, type="g6.xlarge", machines_usd=2 * 0.8048, efa=(0, 0)
+        spec={"cluster.gpus": "l4"}, kind="g6.xlarge", machines_usd=2 * 0.8048, efa=(0, 0)
     ),
     # prices and money
-    "the price as AWS tells it now": Case(
+    "the current price of AWS": Case(
         spec={"cluster.instance_type": "g5.xlarge"},
         facts=replace(FACTS, prices={"g5.xlarge": 0.9}, price_date="2026-11-21"),
-        type="g5.xlarge",
+        kind="g5.xlarge",
         machines_usd=1.8,
     ),
     "within the budget": of_type(
@@ -235,7 +235,7 @@ CASES = {
     "spot, the cheapest zone first": Case(
         spec={"cluster.instance_type": "g5.12xlarge", "cluster.spot": True},
         facts=SPOT,
-        type="g5.12xlarge",
+        kind="g5.12xlarge",
         market="spot",
         zones=("us-east-1b", "us-east-1a", "us-east-1c"),
         machines_usd=6.0,
@@ -249,7 +249,7 @@ CASES = {
             "capacity.zones": '["us-east-1c", "us-east-1a"]',
         },
         facts=SPOT,
-        type="g5.12xlarge",
+        kind="g5.12xlarge",
         market="spot",
         zones=("us-east-1c", "us-east-1a"),
         machines_usd=6.0,
@@ -259,7 +259,7 @@ CASES = {
     "spot, then on demand": Case(
         spec={"cluster.instance_type": "g5.12xlarge", "cluster.spot": "first"},
         facts=SPOT,
-        type="g5.12xlarge",
+        kind="g5.12xlarge",
         market="spot",
         zones=("us-east-1b", "us-east-1a", "us-east-1c"),
         machines_usd=6.0,
@@ -278,7 +278,7 @@ CASES = {
     ),
     "several types, the first of them retired": Case(
         spec={"cluster.instance_type": "p2.8xlarge,g6.48xlarge"},
-        type="g6.48xlarge",
+        kind="g6.48xlarge",
         machines_usd=2 * 13.3504,
         efa=(0, 1),
     ),
@@ -286,7 +286,7 @@ CASES = {
     "a reservation names type and zone": Case(
         spec={"capacity.reservation": "cr-1"},
         facts=replace(FACTS, reservation=RESERVED, quotas={}),
-        type="p5.48xlarge",
+        kind="p5.48xlarge",
         zones=("us-east-1a",),
         machines_usd=2 * 55.04,
         efa=(0, 32),
@@ -297,7 +297,7 @@ CASES = {
     "a capacity block": Case(
         spec={"capacity.reservation": "cr-2"},
         facts=replace(FACTS, reservation=BLOCK, quotas={}),
-        type="p5.48xlarge",
+        kind="p5.48xlarge",
         market="capacity-block",
         zones=("us-east-1a",),
         machines_usd=0.0,
@@ -312,14 +312,14 @@ CASES = {
     # EFA
     "EFA on one card keeps its public address": Case(
         spec={"cluster.instance_type": "g6.48xlarge", "capacity.efa": True},
-        type="g6.48xlarge",
+        kind="g6.48xlarge",
         machines_usd=2 * 13.3504,
         efa=(1, 1),
         run={"NetworkInterfaces": [nic(NetworkCardIndex=0, InterfaceType="efa")]},
     ),
     "EFA, one of four with a public address": Case(
         spec={"cluster.instance_type": "p4d.24xlarge", "capacity.efa": True},
-        type="p4d.24xlarge",
+        kind="p4d.24xlarge",
         machines_usd=2 * 21.957642,
         efa=(1, 4),
         run={"NetworkInterfaces": [nic(NetworkCardIndex=0, InterfaceType="efa")]},
@@ -327,7 +327,7 @@ CASES = {
     **{
         f"EFA on {cards} cards": Case(
             spec={"cluster.instance_type": name, "capacity.efa": True, **CLOSED},
-            type=name,
+            kind=name,
             zones=("us-east-1b",) if name == "p5.48xlarge" else ZONES,
             machines_usd=2 * usd,
             efa=(cards, cards),
@@ -350,7 +350,7 @@ CASES = {
             **CLOSED,
         },
         facts=replace(FACTS, image=OWN_IMAGE),
-        type="p6-b300.48xlarge",
+        kind="p6-b300.48xlarge",
         machines_usd=2 * 142.416,
         efa=(16, 16),
         ssh=VPN,
@@ -505,7 +505,7 @@ def list_created(case: Case) -> list[str]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_case_has_the_expected_plan(case: Case) -> None:
     made = plan_case(case)
-    assert (made.instance_type, made.nodes, made.market) == (case.type, case.nodes, case.market)
+    assert (made.instance_type, made.nodes, made.market) == (case.kind, case.nodes, case.market)
     assert (made.zones, made.ssh_user) == (case.zones, case.login)
     assert made.price.machines == (None if case.machines_usd is None else pytest.approx(case.machines_usd))
     assert (made.efa.count, made.efa.most) == case.efa
@@ -538,7 +538,7 @@ def test_a_case_has_the_expected_requests(case: Case) -> None:
     ]
 
 
-OURS = {
+OWN_TAGS = {
     "awsddp:cluster": "demo",
     "awsddp:id": "0a1b2c3d",
     "awsddp:owner": "AIDA",
@@ -559,39 +559,39 @@ def list_requests(case: Case) -> dict[str, Any]:
         "ImportKeyPair": {
             "KeyName": name,
             "PublicKeyMaterial": "ssh-ed25519 AAAA awsddp",
-            "TagSpecifications": [tagged("key-pair", OURS)],
+            "TagSpecifications": [tagged("key-pair", OWN_TAGS)],
         },
         "CreateSecurityGroup": {
             "GroupName": name,
             "Description": "awsddp cluster demo",
             "VpcId": case.facts.subnets[0].vpc,
-            "TagSpecifications": [tagged("security-group", OURS)],
+            "TagSpecifications": [tagged("security-group", OWN_TAGS)],
         },
         "AuthorizeSecurityGroupIngress": {"GroupId": "sg-1", "IpPermissions": [inside, login]},
         "AuthorizeSecurityGroupEgress": {"GroupId": "sg-1", "IpPermissions": [inside]},
         "CreatePlacementGroup": {
             "GroupName": name,
             "Strategy": "cluster",
-            "TagSpecifications": [tagged("placement-group", OURS)],
+            "TagSpecifications": [tagged("placement-group", OWN_TAGS)],
         },
     }
 
 
 def plain_launch(case: Case) -> dict[str, Any]:
     """Return the parameters of RunInstances of a launch without settings."""
-    ours = {"Name": "awsddp-demo", **OURS}
+    own_tags = {"Name": "awsddp-demo", **OWN_TAGS}
     numbers = {1: "0", 2: "0,1", 64: "0-63"}[case.nodes]
-    instance = {**ours, "awsddp:nodes": numbers, "awsddp:expires": "2026-11-22T08:45:00Z"}
-    tags = {"instance": instance, "volume": ours, "network-interface": ours}
+    instance = {**own_tags, "awsddp:nodes": numbers, "awsddp:expires": "2026-11-22T08:45:00Z"}
+    tags = {"instance": instance, "volume": own_tags, "network-interface": own_tags}
     if case.market == "spot":
-        tags["spot-instances-request"] = ours
+        tags["spot-instances-request"] = own_tags
     placement = (
         {"Placement": {"GroupName": "awsddp-demo-0a1b2c3d"}} if "CreatePlacementGroup" in case.makes else {}
     )
     return {
         "ClientToken": "token",
         "ImageId": "ami-1",
-        "InstanceType": case.type,
+        "InstanceType": case.kind,
         "MinCount": case.nodes,
         "MaxCount": case.nodes,
         "KeyName": "awsddp-demo-0a1b2c3d",
@@ -610,7 +610,7 @@ def plain_launch(case: Case) -> dict[str, Any]:
 
 
 def test_the_cases_have_every_family_and_every_number_of_efa_interfaces() -> None:
-    families = {GPU_TYPES[case.type].family for case in CASES.values() if case.type in GPU_TYPES}
+    families = {GPU_TYPES[case.kind].family for case in CASES.values() if case.kind in GPU_TYPES}
     assert families == {kind.family for kind in GPU_TYPES.values()}
     assert {case.efa[0] for case in CASES.values()} == {0, *(kind.efa for kind in GPU_TYPES.values())}
     assert len(CASES) >= 40
