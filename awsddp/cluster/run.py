@@ -1,4 +1,4 @@
-"""run: launch, train, fetch, terminate. It terminates the nodes also after a failure."""
+"""run: launch, train, fetch, terminate; the nodes are terminated even after a failure."""
 
 import contextlib
 import time
@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 def run_job(
     session: Session, *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
 ) -> RunDocument:
-    """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
+    """Launch a cluster, run the job, fetch its results and terminate the cluster, even after a failure.
 
     With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
     before anything is created, what `train` raises for an invalid job, and InUse if another job runs on the

@@ -141,9 +141,9 @@ class JobRegistry:
         """Return the job name for `text`: a name, a unique part of a name, an S3 URI, or `last` (None).
 
         A whole name precedes a part. Jobs that nodes have reported (`also_reported`: further names) and jobs
-        of the project's results folder precede the other jobs of this machine. Of a job in S3 the record,
-        logs and metrics are downloaded. Text that matches no job is returned unchanged. Raises UsageError if
-        several names contain `text`, and the errors of `open_saved_job`.
+        of the project's results folder precede the other jobs of this machine. For a job in S3, downloads its
+        record, logs and metrics. Text that matches no job is returned unchanged. Raises UsageError if several
+        names contain `text`, and the errors of `open_saved_job`.
         """
         if text is None or text == "last":
             return None

@@ -408,9 +408,9 @@ def _check_text(answer: Any, *, paths: bool = False) -> None:
 def check_job(document: NodeJob, node: int, job: str | None) -> None:
     """Raise ValueError if a document is for another job or node, or has metrics of another node's ranks."""
     if document.node != node:
-        raise ValueError(f"it is for node{document.node}")
+        raise ValueError(f"answer is for node{document.node}, expected node{node}")
     if job is not None and document.job != job:
-        raise ValueError(f"it is for job {document.job!r}, not for {job!r}")
+        raise ValueError(f"answer is for job {document.job!r}, expected {job!r}")
     if len({rank.rank for rank in document.ranks}) != len(document.ranks):
         raise ValueError("duplicate rank")
     own_ranks = {rank.rank for rank in document.ranks if rank.node == node}

@@ -288,8 +288,8 @@ def list_jobs_on_nodes(connected: ConnectedCluster, *, partial: bool = False) ->
     """Return every job that the connected nodes report, oldest first.
 
     With `partial` a node that does not answer is added to the fleet's failures, unless no node answers.
-    Ignores a job without a record whose name already exists in the results folder: otherwise a node could
-    make this machine write into a folder of the user.
+    Ignores an unknown job if its name already exists in the results folder: otherwise a node could make
+    awsddp write into one of the user's folders.
     """
     from awsddp.agent import messages
     from awsddp.agent_client import job_reports

@@ -27,7 +27,7 @@ _NO_TARGET = Target()
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What the user requests: the cluster's name, its settings and folder, and callbacks to the user.
+    """The user's request: a cluster's name, settings, folder, and the callbacks that prompt the user.
 
     `home` is $AWSDDP_HOME, `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml.
     `settings` are both specs if they are loaded already; else they are loaded when one is first read. `verb`
