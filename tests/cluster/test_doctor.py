@@ -1,4 +1,4 @@
-"""The process group of `doctor`, and what it says where that is slow or fails."""
+"""The process group of `doctor`, and its checks if that is slow or fails."""
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ import pytest
 from awsddp.agent import messages
 from awsddp.agent_client.node_checks import GroupProgress
 from awsddp.agent_client.rank_layout import layout_ranks
-from awsddp.cluster import doctor as health
+from awsddp.cluster import doctor as doctor
 from awsddp.errors import InUse
 from awsddp.model.node_answers import RankStep
 from awsddp.model.records import Check
@@ -21,7 +21,7 @@ from tests.support.folder_nodes import Line, World, start
 
 
 class Shell(Line):
-    """Runs the command of each node here, as over SSH."""
+    """Runs the commands of nodes on this machine, as over SSH."""
 
     def stream(
         self,
@@ -29,10 +29,10 @@ class Shell(Line):
         on_data: Callable[[int, bytes], None],
         **_: Any,
     ) -> None:
-        """Pass on what the commands print, in the order in which they end."""
+        """Pass the output of the commands to `on_data`, one node after the other."""
         running = {
-            node: subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            for node, (words, _) in requests.items()
+            node: subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for node, (argv, _) in requests.items()
         }
         for node, process in running.items():
             assert process.stdin is not None
@@ -44,25 +44,25 @@ class Shell(Line):
                 on_data(node, line)
 
 
-def form(world: World, monkeypatch: pytest.MonkeyPatch, **node1: Any) -> list[Check]:
-    """Return the checks of a process group of two nodes of two ranks, the second one prepared as given."""
-    if node1:  # else all ranks end long before
-        monkeypatch.setattr(health, "GROUP_S", 30.0)
+def run_group_checks(world: World, monkeypatch: pytest.MonkeyPatch, **node1: Any) -> list[Check]:
+    """Return the checks of a process group of two nodes with two ranks each; `node1` changes its preparation."""
+    if node1:  # otherwise all ranks end long before the limit
+        monkeypatch.setattr(doctor, "GROUP_S", 30.0)
     hosts = world.homes.hosts
-    seen = replace(
+    probed = replace(
         probes(2),
         nodes={host.node.node: host.node for host in hosts},
         prepared={0: hosts[0].prepared, 1: replace(hosts[1].prepared, **node1)},
     )
     connected = world.connected(line=Shell(world.homes, world.nodes))
-    return health._group_checks(connected, seen, [1, 0])
+    return doctor._group_checks(connected, probed, [1, 0])
 
 
 @pytest.mark.prove
-def test_the_ranks_of_two_nodes_time_an_all_reduce_and_leave_nothing(
+def test_doctor_times_an_all_reduce_on_two_nodes_and_leaves_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, reduced = form(world, monkeypatch)
+    group, reduced = run_group_checks(world, monkeypatch)
     assert (group.ok, group.value) == (True, "4 ranks")
     assert (reduced.name, reduced.ok) == (
         "all-reduce",
@@ -80,78 +80,78 @@ def test_the_ranks_of_two_nodes_time_an_all_reduce_and_leave_nothing(
         ({"nic": "ens9"}, "ens9"),
     ],
 )
-def test_a_node_without_torch_and_one_whose_group_fails_are_named(
+def test_doctor_names_the_node_whose_ranks_fail_to_form_the_group(
     world: World, monkeypatch: pytest.MonkeyPatch, node1: dict[str, str], why: str
 ) -> None:
-    (check,) = form(world, monkeypatch, **node1)
+    (check,) = run_group_checks(world, monkeypatch, **node1)
     assert (check.name, check.node, check.ok) == ("process group", 1, False)
     assert "rank 2 (node1)" in check.value and "rank 3 (node1)" in check.value and why in check.value
 
 
-SLOW = 0.5 * health.LEAST_GBYTE_S
-GOOD = 2 * health.LEAST_GBYTE_S
+SLOW = 0.5 * doctor.LEAST_GBYTE_S
+GOOD = 2 * doctor.LEAST_GBYTE_S
 
 
-def judged(
-    monkeypatch: pytest.MonkeyPatch, whole: float | None, pairs: Callable[[set[int]], float], nodes: int
+def check_groups(
+    monkeypatch: pytest.MonkeyPatch, bandwidth: float | None, by_pair: Callable[[set[int]], float], nodes: int
 ) -> list[Check]:
-    """Return the checks of groups with these bandwidths; the one of all fails everywhere alike for None."""
+    """Return the checks for these bandwidths; None: the group of all nodes fails on each of them."""
 
-    def fake(_: object, seen: object, groups: Sequence[Sequence[int]]) -> list[GroupProgress]:
-        formed = [GroupProgress(layout_ranks(list(one), gpus=1)) for one in groups]
-        for group in formed:
-            of = {one.node for one in group.ranks}
-            rate = whole if len(of) == nodes else pairs(of)
-            for one in group.ranks if rate else ():
-                group.record(RankStep(rank=one.rank, at="reduced", gbyte_s=rate or 0.0))
-        return formed
+    def measure_groups(_: object, probed: object, groups: Sequence[Sequence[int]]) -> list[GroupProgress]:
+        progress = [GroupProgress(layout_ranks(list(group), gpus=1)) for group in groups]
+        for group in progress:
+            members = {rank.node for rank in group.ranks}
+            rate = bandwidth if len(members) == nodes else by_pair(members)
+            for rank in group.ranks if rate else ():
+                group.record(RankStep(rank=rank.rank, at="reduced", gbyte_s=rate or 0.0))
+        return progress
 
-    monkeypatch.setattr(health, "_run_groups", fake)
-    monkeypatch.setattr(health, "_network_gbyte_s", lambda _: None)
-    monkeypatch.setattr(health, "_measure_uploads", lambda *_: {0: 1.0, 1: 100.0})
+    monkeypatch.setattr(doctor, "_run_groups", measure_groups)
+    monkeypatch.setattr(doctor, "_network_gbyte_s", lambda _: None)
+    monkeypatch.setattr(doctor, "_measure_uploads", lambda *_: {0: 1.0, 1: 100.0})
     located, fleet = LocatedCluster(session=Session(name="default")), cast(Any, None)
-    return health._group_checks(ConnectedCluster(cluster=located, fleet=fleet), probes(nodes), range(nodes))
+    return doctor._group_checks(ConnectedCluster(cluster=located, fleet=fleet), probes(nodes), range(nodes))
 
 
-def test_a_slow_group_is_measured_in_pairs_and_a_fast_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow_with_2(of: set[int]) -> float:
-        return SLOW if 2 in of else GOOD
+def test_doctor_measures_pairs_only_if_the_group_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_with_node2(pair: set[int]) -> float:
+        return SLOW if 2 in pair else GOOD
 
     for nodes in (3, 4, 7):
-        *group, bad, rest = judged(monkeypatch, SLOW, slow_with_2, nodes)
+        *group, slow, others = check_groups(monkeypatch, SLOW, slow_with_node2, nodes)
         assert [(check.name, check.ok) for check in group] == [("process group", True), ("all-reduce", None)]
-        assert (bad.name, bad.node, bad.ok, rest.ok) == ("pairs", 2, False, True)
-        assert "cluster.replace=i-2" in bad.hint
-    assert [check.ok for check in judged(monkeypatch, GOOD, slow_with_2, 4)] == [True, True]
+        assert (slow.name, slow.node, slow.ok, others.ok) == ("pairs", 2, False, True)
+        assert "cluster.replace=i-2" in slow.hint
+    assert [check.ok for check in check_groups(monkeypatch, GOOD, slow_with_node2, 4)] == [True, True]
 
 
-def test_a_group_that_fails_and_names_no_node_is_formed_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    group, bad, rest = judged(monkeypatch, None, lambda of: 0.0 if 1 in of else GOOD, 4)
+def test_doctor_forms_pairs_if_a_group_fails_without_naming_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, failed, others = check_groups(monkeypatch, None, lambda pair: 0.0 if 1 in pair else GOOD, 4)
     assert (group.name, group.node, group.ok) == ("process group", None, False)
-    assert (bad.name, bad.node, bad.ok, rest.ok) == ("pairs", 1, False, True)
+    assert (failed.name, failed.node, failed.ok, others.ok) == ("pairs", 1, False, True)
 
 
-def test_of_two_nodes_the_one_is_slow_that_sends_slowly_to_this_machine(
+def test_of_two_slow_nodes_doctor_names_the_one_that_uploads_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    *_, bad, rest = judged(monkeypatch, SLOW, lambda of: SLOW, 2)
-    assert (bad.name, bad.node, bad.ok, rest.ok) == ("network", 0, False, True)
+    *_, slow, others = check_groups(monkeypatch, SLOW, lambda pair: SLOW, 2)
+    assert (slow.name, slow.node, slow.ok, others.ok) == ("network", 0, False, True)
 
 
-def test_while_a_job_runs_nothing_is_measured(world: World) -> None:
+def test_doctor_measures_nothing_while_a_job_runs(world: World) -> None:
     job = start(world, "import time\ntime.sleep(60)\n")
-    (check,) = (check for check in health._check_nodes(world.connected()) if check.name == "process group")
+    (check,) = (check for check in doctor._check_nodes(world.connected()) if check.name == "process group")
     assert (check.ok, check.value) == (None, f"left out: job {job.job} runs")
 
 
-def test_while_another_client_starts_a_job_nothing_is_measured(
+def test_doctor_fails_while_another_client_starts_a_job(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "CLAIM_S", 0.0)
+    monkeypatch.setattr(doctor, "CLAIM_S", 0.0)
     holder = world.homes.start(0, messages.Claim(owner="ann", wait_s=0), close=False)
     assert holder.stdout is not None
     while b"claimed" not in holder.stdout.readline():
         pass
     with pytest.raises(InUse, match="another client is starting a job"):
-        health._check_nodes(world.connected())
+        doctor._check_nodes(world.connected())
     holder.communicate(b"")

@@ -1,4 +1,4 @@
-"""`down` with a second cluster of the same name; the bill after it."""
+"""`down` with a second cluster of the same name, and what `jobs` lists after it."""
 
 import pytest
 
@@ -11,14 +11,14 @@ from tests.support.machine import On
 from tests.support.namesake import second
 
 
-def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: AwsClient) -> None:
+def test_down_terminates_every_cluster_of_the_name_and_owner(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     mine = laptop.first()
     other = second(aws, mine)
-    asked: list[str] = []
-    ended = down(laptop.context(), confirm=asked.append)
+    questions: list[str] = []
+    ended = down(laptop.context(), confirm=questions.append)
     assert set(ended["terminated"]) == {other, *(node.instance_id for node in mine.live)}
-    assert asked[0].count("will be terminated") == 2
+    assert questions[0].count("will be terminated") == 2
     assert find_clusters(aws, "demo", mine.owner) == ()
 
 
@@ -28,25 +28,25 @@ def test_down_loses_no_results_of_a_second_cluster_of_the_name(on: On, aws: AwsC
     other = second(aws, mine)
     aws.call("CreateTags", {"Resources": [other], "Tags": [{"Key": "awsddp:unfetched", "Value": "theirs"}]})
     with pytest.raises(NodeError, match="results of theirs are not fetched"):
-        down(laptop.context(), confirm=lambda what: None)
-    assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
+        down(laptop.context(), confirm=lambda question: None)
+    assert {row.id for row in find_clusters(aws, "demo", mine.owner) if row.live} == {mine.id, "ffffffff"}
 
 
-def test_yes_alone_ends_no_second_cluster_that_this_machine_did_not_make(on: On, aws: AwsClient) -> None:
+def test_yes_terminates_no_second_cluster_that_another_machine_launched(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     mine = laptop.first()
     second(aws, mine)
     with pytest.raises(UsageError, match="-y does not end cluster demo"):
-        down(laptop.context(), known_only=True, confirm=lambda what: None)
-    assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
+        down(laptop.context(), known_only=True, confirm=lambda question: None)
+    assert {row.id for row in find_clusters(aws, "demo", mine.owner) if row.live} == {mine.id, "ffffffff"}
 
 
-def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
+def test_jobs_lists_when_down_terminated_a_cluster(on: On) -> None:
     laptop = on("laptop")
     laptop.first()
     [running] = make_jobs_document(laptop.context(), ())["clusters"]
     assert running["ended"] is None
-    down(laptop.context(), confirm=lambda what: None)
+    down(laptop.context(), confirm=lambda question: None)
     [ended] = make_jobs_document(laptop.context(), ())["clusters"]
     assert (ended["id"], ended["nodes"]) == (running["id"], 2)
     assert ended["ended"] is not None

@@ -1,4 +1,4 @@
-"""Clusters of all regions and owners are listed; orphans are ended, and nothing else."""
+"""Clusters of all regions and owners are listed; only orphans are terminated."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from tests.support.owners import OTHER, ids, tagging
 
 
 @pytest.fixture
-def ctx(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """The session of a verb whose region is the cloud's."""
+def session(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session in the region of the cloud."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -25,8 +25,8 @@ def ctx(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sessio
     return Session(name="demo", home=tmp_path, settings=(spec, job))
 
 
-def test_orphans_are_listed_asked_for_and_ended_and_no_others(
-    aws: AwsClient, launcher: Launcher, ctx: Session
+def test_down_orphans_confirms_and_terminates_own_orphans_and_no_others(
+    aws: AwsClient, launcher: Launcher, session: Session
 ) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(tagging(plan, expires="2099-01-01T00:00:00Z"))
@@ -35,7 +35,7 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
     launcher(tagging(plan, expires=past, owner=OTHER), ids=ids("bbbbbbbb"))
     launcher.access(plan, ids=ids("cccccccc"))
     before = {node.instance_id for node in describe(aws, [])}
-    states = {one["id"]: (one["mine"], one["orphan"]) for one in inventory.status_all(ctx)}
+    states = {row["id"]: (row["mine"], row["orphan"]) for row in inventory.status_all(session)}
     assert states == {
         IDS["cluster_id"]: (True, False),
         "aaaaaaaa": (True, True),
@@ -43,46 +43,46 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
         "cccccccc": (True, True),
     }
 
-    def refuse(what: str) -> None:
-        raise Interrupted(what)
+    def refuse(question: str) -> None:
+        raise Interrupted(question)
 
-    with pytest.raises(Interrupted) as caught:
-        inventory.down_orphans(ctx, confirm=refuse)
-    assert "aaaaaaaa" in caught.value.message
-    assert "bbbbbbbb" not in caught.value.message
+    with pytest.raises(Interrupted) as error:
+        inventory.down_orphans(session, confirm=refuse)
+    assert "aaaaaaaa" in error.value.message
+    assert "bbbbbbbb" not in error.value.message
     assert {node.instance_id for node in describe(aws, []) if node.state == "running"} == before
 
-    ended = inventory.down_orphans(ctx, confirm=lambda what: None)
+    ended = inventory.down_orphans(session, confirm=lambda question: None)
     assert len(ended["terminated"]) == 2
-    assert {one["id"] for one in inventory.status_all(ctx)} == {IDS["cluster_id"], "bbbbbbbb"}
+    assert {row["id"] for row in inventory.status_all(session)} == {IDS["cluster_id"], "bbbbbbbb"}
     assert len(find_clusters(aws, "demo", OTHER)[0].live) == 2
-    assert inventory.down_orphans(ctx, confirm=refuse)["terminated"] == ()
+    assert inventory.down_orphans(session, confirm=refuse)["terminated"] == ()
 
 
-def test_orphan_with_results_is_kept_unless_they_are_discarded(
-    aws: AwsClient, launcher: Launcher, ctx: Session
+def test_an_orphan_with_unfetched_results_is_kept_unless_they_are_discarded(
+    aws: AwsClient, launcher: Launcher, session: Session
 ) -> None:
-    past = tagging(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
-    launcher(past, ids=ids("aaaaaaaa"))
-    launcher(past, ids=ids("bbbbbbbb"))
-    owing = next(one for one in find_clusters(aws, "demo", USER_ID) if one.id == "aaaaaaaa")
-    power.keep_on_poweroff(aws, owing.live, "train-1")
-    asked: list[str] = []
-    with pytest.raises(LeftoverError, match=r"demo \(aaaaaaaa\): results of train-1") as kept:
-        inventory.down_orphans(ctx, confirm=asked.append)
-    assert "awsddp -c demo fetch train-1" in kept.value.next
-    assert "bbbbbbbb" in asked[0]
-    assert "aaaaaaaa" not in asked[0]
-    assert {one["id"] for one in inventory.status_all(ctx)} == {"aaaaaaaa"}
-    assert inventory.down_orphans(ctx, discard=True, confirm=asked.append)["clusters"] == ("aaaaaaaa",)
-    assert inventory.status_all(ctx) == []
+    expired = tagging(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
+    launcher(expired, ids=ids("aaaaaaaa"))
+    launcher(expired, ids=ids("bbbbbbbb"))
+    unfetched = next(row for row in find_clusters(aws, "demo", USER_ID) if row.id == "aaaaaaaa")
+    power.keep_on_poweroff(aws, unfetched.live, "train-1")
+    prompts: list[str] = []
+    with pytest.raises(LeftoverError, match=r"demo \(aaaaaaaa\): results of train-1") as error:
+        inventory.down_orphans(session, confirm=prompts.append)
+    assert "awsddp -c demo fetch train-1" in error.value.next
+    assert "bbbbbbbb" in prompts[0]
+    assert "aaaaaaaa" not in prompts[0]
+    assert {row["id"] for row in inventory.status_all(session)} == {"aaaaaaaa"}
+    assert inventory.down_orphans(session, discard=True, confirm=prompts.append)["clusters"] == ("aaaaaaaa",)
+    assert inventory.status_all(session) == []
 
 
-def test_an_orphan_that_cannot_be_ended_is_a_leftover(
-    aws: AwsClient, cloud: Cloud, launcher: Launcher, ctx: Session
+def test_an_orphan_that_cannot_be_terminated_is_reported_as_a_leftover(
+    aws: AwsClient, cloud: Cloud, launcher: Launcher, session: Session
 ) -> None:
     launcher.access(plan_for(aws, instance_type="g5.xlarge"))
     cloud.fail("DeleteKeyPair", *["UnauthorizedOperation"] * 30)
-    with pytest.raises(LeftoverError) as caught:
-        inventory.down_orphans(ctx, confirm=lambda what: None)
-    assert "key-" in caught.value.why
+    with pytest.raises(LeftoverError) as error:
+        inventory.down_orphans(session, confirm=lambda question: None)
+    assert "key-" in error.value.why

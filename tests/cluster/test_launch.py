@@ -1,4 +1,4 @@
-"""A launch that fails over: zones, types, regions, markets, and again; what came to nothing is taken away."""
+"""A launch that fails over between zones, types, regions and markets; failed attempts leave nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,19 @@ NONE = "InsufficientInstanceCapacity"
 
 
 class Launches:
-    """Plans and launches a spec as `up` does, in a home of its own."""
+    """Plans and launches a spec as `up` does, with its own home."""
 
     def __init__(self, home: Path, aws: AwsClient, cloud: Cloud) -> None:
         self.home, self.aws, self.cloud = home, aws, cloud
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def context(self, **keys: Any) -> Session:
-        asked = {key.replace("__", "."): value for key, value in keys.items()}
-        spec, job = load("demo", environ={}, overrides=asked)
-        return Session(name="demo", home=self.home, settings=(spec, job), on_event=self.hear)
+        overrides = {key.replace("__", "."): value for key, value in keys.items()}
+        spec, job = load("demo", environ={}, overrides=overrides)
+        return Session(name="demo", home=self.home, settings=(spec, job), on_event=self.record_text)
 
-    def hear(self, event: Event) -> None:
-        self.said.append(event.text)
+    def record_text(self, event: Event) -> None:
+        self.texts.append(event.text)
 
     def plan(self, session: Session) -> LaunchPlan:
         facts = gather_facts(self.aws, session.spec, caller_address="10.77.0.1", target="local")
@@ -61,22 +61,22 @@ def up(tmp_path: Path, aws: AwsClient, cloud: Cloud) -> Launches:
     return Launches(tmp_path, aws, cloud)
 
 
-def left(aws: AwsClient) -> object:
+def find_remaining(aws: AwsClient) -> object:
     return find_cluster(aws, "demo", aws.identity().user_id)
 
 
-def attempts(cloud: Cloud) -> list[str]:
+def list_attempted_types(cloud: Cloud) -> list[str]:
     return [form["InstanceType"] for form in cloud.sent("RunInstances")]
 
 
 def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, cloud: Cloud) -> None:
     cloud.fail("RunInstances", NONE, NONE, status=500)
     record, nodes = up(cluster__instance_type="p4d.24xlarge,g5.48xlarge", capacity__zones="us-east-1a")
-    assert attempts(cloud) == ["p4d.24xlarge", "p4d.24xlarge", "g5.48xlarge"]
+    assert list_attempted_types(cloud) == ["p4d.24xlarge", "p4d.24xlarge", "g5.48xlarge"]
     assert {node.instance_type for node in nodes} == {"g5.48xlarge"}
     assert record.instance_type == "g5.48xlarge"
     assert record.price_usd_per_hour == pytest.approx(2 * (16.288 + 0.005 + 200 * 0.08 / 730), abs=1e-3)
-    assert any("no 2 x p4d.24xlarge" in text for text in up.said)
+    assert any("no 2 x p4d.24xlarge" in text for text in up.texts)
 
 
 def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
@@ -88,15 +88,15 @@ def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
     )
     assert record.target.region == "eu-west-1"
     assert {node.zone[:-1] for node in nodes} == {"eu-west-1"}
-    assert left(aws) is None
-    there = AwsClient(record.target)
-    found = find_cluster(there, "demo", aws.identity().user_id)
-    assert found is not None
-    assert len(found.live) == 2
-    assert len(found.leftovers) == 3
+    assert find_remaining(aws) is None
+    other_region = AwsClient(record.target)
+    cluster = find_cluster(other_region, "demo", aws.identity().user_id)
+    assert cluster is not None
+    assert len(cluster.live) == 2
+    assert len(cluster.leftovers) == 3
 
 
-def test_on_demand_follows_spot_where_it_is_listed(up: Launches, cloud: Cloud) -> None:
+def test_spot_first_falls_back_to_on_demand(up: Launches, cloud: Cloud) -> None:
     cloud.fail("RunInstances", "SpotMaxPriceTooLow", "SpotMaxPriceTooLow")
     _, nodes = up(
         capacity__zones="us-east-1a",
@@ -109,22 +109,22 @@ def test_on_demand_follows_spot_where_it_is_listed(up: Launches, cloud: Cloud) -
     assert not any(node.spot for node in nodes)
 
 
-def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
+def test_without_capacity_anywhere_each_attempt_is_reported_and_nothing_is_left(
     up: Launches, cloud: Cloud, aws: AwsClient
 ) -> None:
     cloud.fail("RunInstances", *[NONE] * 8, status=500)
-    with pytest.raises(CapacityError) as caught:
+    with pytest.raises(CapacityError) as error:
         up(
             capacity__zones='["us-east-1a", "us-east-1b"]',
             cluster__instance_type="p4d.24xlarge,g5.48xlarge",
         )
-    assert attempts(cloud) == ["p4d.24xlarge"] * 4 + ["g5.48xlarge"] * 4
-    assert "p4d.24xlarge" in caught.value.why
-    assert "g5.48xlarge" in caught.value.why
-    assert left(aws) is None
+    assert list_attempted_types(cloud) == ["p4d.24xlarge"] * 4 + ["g5.48xlarge"] * 4
+    assert "p4d.24xlarge" in error.value.why
+    assert "g5.48xlarge" in error.value.why
+    assert find_remaining(aws) is None
 
 
-def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, clock: Clock) -> None:
+def test_retry_until_up_repeats_until_there_is_capacity(up: Launches, cloud: Cloud, clock: Clock) -> None:
     cloud.fail("RunInstances", *[NONE] * 5, status=500)
     _, nodes = up(
         capacity__zones="us-east-1a",
@@ -139,44 +139,42 @@ def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, 
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "PendingVerification"])
-def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
+def test_an_error_that_other_types_do_not_avoid_ends_the_launch_and_leaves_nothing(
     up: Launches, cloud: Cloud, aws: AwsClient, code: str
 ) -> None:
     cloud.fail("RunInstances", *[code] * 30)
     with pytest.raises(CloudError):
         up(cluster__instance_type="p4d.24xlarge,g5.48xlarge")
-    assert set(attempts(cloud)) == {"p4d.24xlarge"}
-    assert left(aws) is None
+    assert set(list_attempted_types(cloud)) == {"p4d.24xlarge"}
+    assert find_remaining(aws) is None
 
 
 @pytest.mark.parametrize("code", ["InsufficientHostCapacity", "InsufficientCapacity", "VolumeLimitExceeded"])
-def test_after_other_words_for_no_capacity_and_limits_nothing_is_left(
+def test_other_error_codes_for_capacity_and_limits_leave_nothing(
     up: Launches, cloud: Cloud, aws: AwsClient, code: str
 ) -> None:
     cloud.fail("RunInstances", *[code] * 9, status=500 if code == "InsufficientCapacity" else 400)
-    with pytest.raises(AwsddpError) as refused:
+    with pytest.raises(AwsddpError) as error:
         up(
             capacity__zones="us-east-1a",
             capacity__placement_group="false",
             cluster__instance_type="g5.48xlarge",
         )
-    assert refused.value.kind == ("quota" if code == "VolumeLimitExceeded" else "capacity")
-    assert attempts(cloud) == ["g5.48xlarge"]
-    assert left(aws) is None
+    assert error.value.kind == ("quota" if code == "VolumeLimitExceeded" else "capacity")
+    assert list_attempted_types(cloud) == ["g5.48xlarge"]
+    assert find_remaining(aws) is None
 
 
 @pytest.mark.usefixtures("clock")
-def test_cleaning_up_that_fails_does_not_hide_why_the_launch_failed(up: Launches, cloud: Cloud) -> None:
+def test_a_failed_cleanup_does_not_hide_why_the_launch_failed(up: Launches, cloud: Cloud) -> None:
     cloud.fail("RunInstances", "VcpuLimitExceeded")
     cloud.fail("DeleteSecurityGroup", *["UnauthorizedOperation"] * 30)
     with pytest.raises(CloudError, match="quota is too small"):
         up(cluster__instance_type="g5.xlarge")
-    assert any("sg-" in text and "left in us-east-1" in text for text in up.said)
+    assert any("sg-" in text and "left in us-east-1" in text for text in up.texts)
 
 
-def test_a_full_spot_quota_is_followed_by_on_demand_and_not_by_other_types_of_it(
-    up: Launches, cloud: Cloud
-) -> None:
+def test_after_a_full_spot_quota_the_same_type_is_tried_on_demand(up: Launches, cloud: Cloud) -> None:
     cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded")
     _, nodes = up(cluster__spot="first", cluster__instance_type="g5.xlarge,g6.xlarge")
     first, second = cloud.sent("RunInstances")
@@ -186,20 +184,20 @@ def test_a_full_spot_quota_is_followed_by_on_demand_and_not_by_other_types_of_it
     assert not any(node.spot for node in nodes)
 
 
-def test_where_each_quota_is_full_the_quota_is_the_error_and_nothing_is_left(
+def test_if_each_quota_is_full_the_error_is_the_quota_and_nothing_is_left(
     up: Launches, cloud: Cloud, aws: AwsClient
 ) -> None:
     cloud.fail("RunInstances", "VcpuLimitExceeded", "VcpuLimitExceeded")
-    with pytest.raises(CloudError) as caught:
+    with pytest.raises(CloudError) as error:
         up(cluster__instance_type="p4d.24xlarge,g5.48xlarge,g6.48xlarge")
-    assert caught.value.kind == "quota"
-    assert attempts(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
-    assert left(aws) is None
+    assert error.value.kind == "quota"
+    assert list_attempted_types(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
+    assert find_remaining(aws) is None
 
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "Unsupported"])
-def test_nodes_that_run_without_numbers_of_their_own_are_kept_with_their_intent_for_the_next_up(
+def test_instances_that_could_not_be_numbered_are_kept_with_the_intent_for_the_next_up(
     up: Launches, cloud: Cloud, aws: AwsClient, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     index = property(lambda _: 0, lambda *_: None)
@@ -207,33 +205,33 @@ def test_nodes_that_run_without_numbers_of_their_own_are_kept_with_their_intent_
     cloud.fail("CreateTags", *[code] * 60)
     context = up.context(cluster__instance_type="g5.xlarge")
     cluster = up.cluster(context)
-    with pytest.raises(CloudError, match="their numbers could not be written") as refused:
+    with pytest.raises(CloudError, match="their numbers could not be written") as error:
         launch(cluster, up.plan(context))
-    assert refused.value.kind == "unavailable" and "awsddp up " in refused.value.next
+    assert error.value.kind == "unavailable" and "awsddp up " in error.value.next
     record = context.folder.read()
     assert record is not None and record.intent is not None and record.intent.host_key
     assert len(cloud.sent("RunInstances")) == 1
-    found = find_cluster(aws, "demo", aws.identity().user_id)
-    assert found is not None and len(found.live) == 2
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None and len(cluster.live) == 2
     cloud.faults.clear()
     resumed = resume_launch(aws, record.intent, on_event=print)
     assert resumed is not None and {node.instance_id for node in resumed} == {
-        node.instance_id for node in found.live
+        node.instance_id for node in cluster.live
     }
 
 
-def test_what_cannot_be_looked_for_after_a_launch_that_failed_is_named(up: Launches, cloud: Cloud) -> None:
+def test_a_region_that_cannot_be_cleaned_up_is_reported(up: Launches, cloud: Cloud) -> None:
     cloud.fail("RunInstances", "VcpuLimitExceeded")
     context = up.context(cluster__instance_type="g5.xlarge")
     plan = up.plan(context)
     cloud.fail("DescribeSecurityGroups", *["UnauthorizedOperation"] * 9)
     with pytest.raises(CloudError, match="quota is too small"):
         launch(up.cluster(context), plan)
-    assert any("not cleaned up in us-east-1: permission denied" in text for text in up.said)
-    assert any(text.endswith("; later: awsddp down --orphans") for text in up.said)
+    assert any("not cleaned up in us-east-1: permission denied" in text for text in up.texts)
+    assert any(text.endswith("; later: awsddp down --orphans") for text in up.texts)
 
 
-def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> None:
+def test_a_region_without_a_possible_launch_is_skipped_with_a_warning(up: Launches) -> None:
     session = up.context(
         cluster__instance_type="g5.xlarge", capacity__regions='["eu-west-1", "eu-central-2"]'
     )
@@ -242,22 +240,22 @@ def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> No
     assert any("eu-central-2" in text for text in plan.warnings)
 
 
-def test_a_key_of_ones_own_is_pointed_to_and_never_imported(
+def test_the_users_key_file_is_linked_and_never_imported(
     up: Launches, cloud: Cloud, aws: AwsClient, tmp_path: Path
 ) -> None:
     aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
-    own = tmp_path / "mine.pem"
-    own.write_text("private")
-    up(cluster__instance_type="g5.xlarge", access__key_file=str(own))
+    key_file = tmp_path / "mine.pem"
+    key_file.write_text("private")
+    up(cluster__instance_type="g5.xlarge", access__key_file=str(key_file))
     assert cloud.sent("ImportKeyPair") == []
     assert cloud.sent("RunInstances")[0]["KeyName"] == "mine"
     folder = ClusterFolder(up.home, "demo")
-    assert folder.key.resolve() == own
+    assert folder.key.resolve() == key_file
     folder.archive("0a1b2c3d")
-    assert own.read_text() == "private"
+    assert key_file.read_text() == "private"
 
 
-def test_a_key_pair_that_is_not_there_is_refused(up: Launches, aws: AwsClient) -> None:
+def test_a_key_pair_that_does_not_exist_is_refused(up: Launches, aws: AwsClient) -> None:
     aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
     with pytest.raises(ConfigError, match=r"access\.key_file: no key pair 'none'"):
         up(access__key_file="none.pem")

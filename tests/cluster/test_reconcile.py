@@ -1,4 +1,4 @@
-"""A cluster that exists becomes what is asked for: it grows, shrinks, is repaired or rebuilt."""
+"""`up` reconciles an existing cluster: it grows, shrinks, is repaired or relaunched."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.support.moto_cloud import Cloud, find_cluster
 from tests.support.namesake import second
 
 
-def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: AwsClient) -> None:
+def test_growing_launches_only_the_missing_numbers(on: On, cloud: Cloud, aws: AwsClient) -> None:
     laptop = on("laptop")
     before = laptop.first()
     result = laptop.up(cluster__nodes=4)
@@ -20,17 +20,17 @@ def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: C
     assert (sent["MinCount"], sent["MaxCount"], sent["InstanceType"]) == ("2", "2", "g5.xlarge")
     assert [node["node"] for node in result["nodes"]] == [0, 1, 2, 3]
     assert {node["instance_id"] for node in result["nodes"]} > {node.instance_id for node in before.live}
-    asked = {"Filters": tagged("awsddp:id", before.id)}
-    described = aws.paginate("DescribeInstances", asked, "Reservations")
-    found = [item for reservation in described for item in reservation["Instances"]]
+    filters = {"Filters": tagged("awsddp:id", before.id)}
+    described = aws.paginate("DescribeInstances", filters, "Reservations")
+    instances = [item for reservation in described for item in reservation["Instances"]]
     for shared in ("KeyName", "ImageId", "SubnetId"):
-        assert len({item[shared] for item in found}) == 1, shared
-    assert len({item["NetworkInterfaces"][0]["Groups"][0]["GroupId"] for item in found}) == 1
-    assert {tags_of(item)["awsddp:expires"] for item in found} == {result["expires"]}
+        assert len({item[shared] for item in instances}) == 1, shared
+    assert len({item["NetworkInterfaces"][0]["Groups"][0]["GroupId"] for item in instances}) == 1
+    assert {tags_of(item)["awsddp:expires"] for item in instances} == {result["expires"]}
     assert result["price_usd_per_hour"] == pytest.approx(4 * (1.006 + 0.005 + 200 * 0.08 / 730), abs=1e-2)
 
 
-def test_a_node_that_was_lost_is_not_missed_in_a_cluster_that_is_now_smaller(on: On) -> None:
+def test_shrinking_does_not_replace_a_lost_node(on: On) -> None:
     laptop = on("laptop")
     laptop.first(cluster__nodes=2)
     cluster = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
@@ -40,7 +40,7 @@ def test_a_node_that_was_lost_is_not_missed_in_a_cluster_that_is_now_smaller(on:
     assert (result["state"], [node["node"] for node in result["nodes"]]) == ("ready", [0])
 
 
-def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: Cloud) -> None:
+def test_shrinking_terminates_the_highest_numbers_and_the_cluster_is_ready(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
     laptop.first(cluster__nodes=3)
     result = laptop.up(cluster__nodes=1)
@@ -51,8 +51,8 @@ def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: C
     [question] = laptop.questions
     assert "end node1" in str(question)
     assert "end node2" in str(question)
-    elsewhere = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
-    assert cluster_state(elsewhere, prepared=None, launching=False) == "ready"
+    cluster = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
+    assert cluster_state(cluster, prepared=None, launching=False) == "ready"
     assert laptop.up()["state"] == "ready"
     assert laptop.questions == []
 
@@ -68,7 +68,7 @@ def test_a_lost_node_is_replaced_under_its_number(on: On, aws: AwsClient) -> Non
     assert result["state"] == "ready"
 
 
-def test_another_type_is_asked_about_and_built_anew(on: On) -> None:
+def test_another_instance_type_is_confirmed_and_relaunched(on: On) -> None:
     laptop = on("laptop")
     old = laptop.first()
     result = laptop.up(cluster__instance_type="g6.xlarge")
@@ -81,7 +81,7 @@ def test_another_type_is_asked_about_and_built_anew(on: On) -> None:
 
 
 @pytest.mark.prove
-def test_a_growth_without_capacity_leaves_what_is_there(on: On, cloud: Cloud) -> None:
+def test_growing_without_capacity_leaves_the_cluster_unchanged(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
     before = laptop.first()
     for _ in ("in the placement group", "without it"):
@@ -94,7 +94,7 @@ def test_a_growth_without_capacity_leaves_what_is_there(on: On, cloud: Cloud) ->
     assert cloud.sent("RunInstances") == []
 
 
-def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: AwsClient) -> None:
+def test_up_changes_the_expiry_in_the_tags_of_all_nodes(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     laptop.first()
     result = laptop.up(cluster__expires="48h")
@@ -108,17 +108,17 @@ def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: AwsClient) -> None:
     assert laptop.questions == []
 
 
-def test_up_names_and_ends_a_second_cluster_of_the_name(on: On, aws: AwsClient) -> None:
+def test_up_names_and_terminates_a_second_cluster_of_the_name(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
     mine = laptop.first()
     other = second(aws, mine)
     result = laptop.up()
     assert other in str(laptop.questions)
     assert [node["instance_id"] for node in result["nodes"]] == [node.instance_id for node in mine.live]
-    assert [one.id for one in find_clusters(aws, "demo", mine.owner)] == [mine.id]
+    assert [cluster.id for cluster in find_clusters(aws, "demo", mine.owner)] == [mine.id]
 
 
-def test_ssh_is_opened_for_where_the_user_is_now_without_a_question(on: On) -> None:
+def test_up_opens_ssh_for_the_users_new_address_without_a_question(on: On) -> None:
     laptop = on("laptop")
     laptop.first()
     laptop.up(network__ssh_cidr="10.0.0.8/32")

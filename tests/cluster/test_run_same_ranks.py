@@ -1,4 +1,4 @@
-"""The same line starts the same ranks in the local cloud and on AWS, or is refused on both."""
+"""The same command starts the same ranks in the local cloud and on AWS, or is refused on both."""
 
 import importlib
 import shlex
@@ -60,20 +60,20 @@ REFUSED: dict[Lines, tuple[type[AwsddpError], str, str]] = {
 }
 
 
-class Typed(Exception):
-    """Carries the context of the verb that was typed."""
+class Intercepted(Exception):
+    """Carries the session of the verb that was typed."""
 
 
 @dataclass
-class Sides:
-    """What AWS, and the local cloud, say to a plan."""
+class Targets:
+    """The facts of AWS and of the local cloud for a plan."""
 
     facts: dict[TargetName, Facts]
-    context: Callable[[str], Session]
+    capture_session: Callable[[str], Session]
 
     def start(self, lines: Lines, target: TargetName) -> tuple[LaunchPlan, tuple[Rank, ...]]:
-        """Return the plan, and the ranks of the job, of these lines."""
-        first, last = self.context(lines[0]), self.context(lines[-1])
+        """Return the plan of these commands, and the ranks of the job."""
+        first, last = self.capture_session(lines[0]), self.capture_session(lines[-1])
         if lines[0].startswith("run"):
             first = with_gpus(first)
         plan = make_plan(first.spec, self.facts[target])
@@ -81,84 +81,84 @@ class Sides:
 
 
 @pytest.fixture
-def sides(aws: AwsClient, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Sides:
-    found = gather_facts(aws, spec(), caller_address="10.77.0.1")
+def targets(aws: AwsClient, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Targets:
+    aws_facts = gather_facts(aws, spec(), caller_address="10.77.0.1")
     facts = {
-        target: replace(found, target=target, image=replace(found.image, tags=tags))
+        target: replace(aws_facts, target=target, image=replace(aws_facts.image, tags=tags))
         for target, tags in TAGS.items()
     }
 
-    def typed(session: Session, **_: Any) -> None:
-        raise Typed(session)
+    def intercept(session: Session, **_: Any) -> None:
+        raise Intercepted(session)
 
-    def context(line: str) -> Session:
-        words = shlex.split(line)
-        with monkeypatch.context() as patch, pytest.raises(Typed) as caught:
+    def capture_session(line: str) -> Session:
+        argv = shlex.split(line)
+        with monkeypatch.context() as patch, pytest.raises(Intercepted) as error:
             module, name = {
                 "run": ("awsddp.cluster.run", "run_job"),
                 "up": ("awsddp.cluster.up", "up"),
                 "train": ("awsddp.job.train", "train"),
-            }[words[0]]
-            patch.setattr(importlib.import_module(module), name, typed)
-            cli(words, standalone_mode=False)
-        found: Session = caught.value.args[0]
-        return found
+            }[argv[0]]
+            patch.setattr(importlib.import_module(module), name, intercept)
+            cli(argv, standalone_mode=False)
+        session: Session = error.value.args[0]
+        return session
 
-    return Sides(facts, context)
+    return Targets(facts, capture_session)
 
 
 @pytest.mark.parametrize("lines", TYPES, ids="; ".join)
-def test_a_line_starts_the_same_ranks_here_and_on_aws(sides: Sides, lines: Lines) -> None:
-    here, there = sides.start(lines, "local"), sides.start(lines, "aws")
-    assert (here[0].instance_type, len(here[1])) == TYPES[lines]
-    assert here[0].instance_type == there[0].instance_type
-    assert here[1] == there[1]
+def test_a_command_starts_the_same_ranks_on_both_targets(targets: Targets, lines: Lines) -> None:
+    local, aws = targets.start(lines, "local"), targets.start(lines, "aws")
+    assert (local[0].instance_type, len(local[1])) == TYPES[lines]
+    assert local[0].instance_type == aws[0].instance_type
+    assert local[1] == aws[1]
 
 
 @pytest.mark.parametrize("lines", REFUSED, ids="; ".join)
 @pytest.mark.parametrize("target", TAGS)
-def test_what_does_not_fit_is_refused_on_both(sides: Sides, lines: Lines, target: TargetName) -> None:
+def test_ranks_that_do_not_fit_are_refused(targets: Targets, lines: Lines, target: TargetName) -> None:
     kind, message, advice = REFUSED[lines]
-    with pytest.raises(kind) as refused:
-        sides.start(lines, target)
-    assert refused.value.message == message
-    assert advice in refused.value.next
+    with pytest.raises(kind) as error:
+        targets.start(lines, target)
+    assert error.value.message == message
+    assert advice in error.value.next
 
 
-def test_run_refuses_ranks_that_the_memory_of_this_machine_cannot_carry_before_it_boots(
-    sides: Sides, monkeypatch: pytest.MonkeyPatch
+def test_run_refuses_ranks_that_exceed_this_machines_memory_before_the_launch(
+    targets: Targets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroups, "spare_bytes", lambda: 3_900_000_000)
     line = "run --world-size 16"
-    ctx = with_gpus(sides.context(line))
-    check_ranks(ctx, make_plan(ctx.spec, sides.facts["aws"]))
-    with pytest.raises(UsageError, match="16 ranks do not fit into the memory of this machine") as refused:
-        check_ranks(ctx, make_plan(ctx.spec, sides.facts["local"]))
-    assert refused.value.next == "try: --world-size 8, or fewer --nodes"
-    fitting = with_gpus(sides.context("run --world-size 8"))
-    check_ranks(fitting, make_plan(fitting.spec, sides.facts["local"]))
+    session = with_gpus(targets.capture_session(line))
+    check_ranks(session, make_plan(session.spec, targets.facts["aws"]))
+    with pytest.raises(UsageError, match="16 ranks do not fit into the memory of this machine") as error:
+        check_ranks(session, make_plan(session.spec, targets.facts["local"]))
+    assert error.value.next == "try: --world-size 8, or fewer --nodes"
+    fitting = with_gpus(targets.capture_session("run --world-size 8"))
+    check_ranks(fitting, make_plan(fitting.spec, targets.facts["local"]))
 
 
-def test_with_local_gpus_off_a_node_is_one_without_gpus(aws: AwsClient, cloud: Cloud) -> None:
+def test_local_gpus_off_plans_nodes_without_gpus(aws: AwsClient, cloud: Cloud) -> None:
     cloud.add_image(IMAGE, tags={"awsddp:gpus": "rehearsed"})
-    wish = spec(image=IMAGE)
+    base = spec(image=IMAGE)
 
-    def made(spec: ClusterSpec) -> LaunchPlan:
+    def plan_spec(spec: ClusterSpec) -> LaunchPlan:
         return make_plan(spec, gather_facts(aws, spec, caller_address="10.77.0.1"))
 
-    def tags(plan: LaunchPlan) -> dict[str, Any]:
+    def read_tags(plan: LaunchPlan) -> dict[str, Any]:
         [instance, *_] = plan.request("RunInstances").parameters["TagSpecifications"]
         return {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
 
-    on, off = made(wish), made(replace(wish, local=LocalSection(gpus="off")))
+    on, off = plan_spec(base), plan_spec(replace(base, local=LocalSection(gpus="off")))
     assert (on.job_gpus, off.job_gpus, on.kind.gpus, off.kind.gpus) == (8, 0, 8, 8)
-    assert tags(off) == {**tags(on), "awsddp:gpus": "pretended"}
+    assert read_tags(off) == {**read_tags(on), "awsddp:gpus": "pretended"}
     assert any("run gloo on the CPU" in text for text in off.warnings)
 
 
-def test_run_refuses_a_file_for_rendezvous_on_several_nodes_before_the_launch(sides: Sides) -> None:
-    one, several = (sides.context(f"run --nodes {nodes} -- {{init_file}}") for nodes in (1, 2))
-    check_ranks(one, make_plan(one.spec, sides.facts["aws"]))
-    plan = make_plan(several.spec, sides.facts["aws"])
+def test_run_refuses_a_file_for_rendezvous_on_several_nodes_before_the_launch(targets: Targets) -> None:
+    single, several = (targets.capture_session(f"run --nodes {nodes} -- {{init_file}}") for nodes in (1, 2))
+    check_ranks(single, make_plan(single.spec, targets.facts["aws"]))
+    plan = make_plan(several.spec, targets.facts["aws"])
     with pytest.raises(UsageError, match=r"\{init_file\} needs a single node"):
         check_ranks(several, plan)

@@ -1,4 +1,4 @@
-"""What `status` looks for, and what it says of a job that nobody follows."""
+"""Where `status` searches, and how it shows a job that no client follows."""
 
 import pytest
 
@@ -14,21 +14,21 @@ def test_status_without_a_cluster_searches_one_region(
     on: On, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    ctx = on("laptop").context(cluster__region=None)
-    assert status(ctx)["state"] == "absent"
+    session = on("laptop").context(cluster__region=None)
+    assert status(session)["state"] == "absent"
     assert cloud.sent("DescribeInstances") and not cloud.sent("DescribeRegions")
 
 
-def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed: World) -> None:
-    def told() -> tuple[str, str | None, bool]:
+def test_status_dates_an_unfollowed_job_until_its_nodes_are_asked(owed: World) -> None:
+    def read_status() -> tuple[str, str | None, bool]:
         [job] = make_cluster_document(owed.located())["jobs"]
         return job["state"], job["last_seen"], job["fetched"]
 
-    state, seen, fetched = told()
+    state, last_seen, fetched = read_status()
     assert (state, fetched) == ("running", False)
-    assert seen is not None
-    assert seen.endswith("Z")
+    assert last_seen is not None
+    assert last_seen.endswith("Z")
     jobs(owed.session())
-    assert told() == ("succeeded", None, False)
+    assert read_status() == ("succeeded", None, False)
     fetch(owed.session(), start=print)
-    assert told() == ("succeeded", None, True)
+    assert read_status() == ("succeeded", None, True)

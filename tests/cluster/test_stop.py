@@ -1,4 +1,4 @@
-"""`stop` keeps the disks, which cost something."""
+"""`stop` keeps the disks, and reports their price."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_a_stopped_cluster_costs_its_disks(on: On) -> None:
     laptop.first()
     stopped = stop(laptop.context(), confirm=laptop.questions.append)
     assert stopped["price_usd_per_hour"] == round(2 * DISK, 4)
-    assert not any("waiting for SSH" in said for said in laptop.said)  # nothing is owed: none is asked
+    assert not any("waiting for SSH" in text for text in laptop.said)  # no unfetched results: no connection
     with pytest.raises(NoReachableNodes) as error:
         jobs(laptop.context())
     assert error.value.result is not None
