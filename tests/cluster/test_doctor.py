@@ -10,7 +10,7 @@ import pytest
 from awsddp.agent import messages
 from awsddp.agent_client.node_checks import GroupProgress
 from awsddp.agent_client.rank_layout import layout_ranks
-from awsddp.cluster import doctor as doctor
+from awsddp.cluster import doctor
 from awsddp.errors import InUse
 from awsddp.model.node_answers import RankStep
 from awsddp.model.records import Check
@@ -45,7 +45,7 @@ class Shell(Line):
 
 
 def run_group_checks(world: World, monkeypatch: pytest.MonkeyPatch, **node1: Any) -> list[Check]:
-    """Return the checks of a process group of two nodes with two ranks each; `node1` changes its preparation."""
+    """Return the checks of a process group of two nodes with two ranks each; `node1`: its preparation."""
     if node1:  # otherwise all ranks end long before the limit
         monkeypatch.setattr(doctor, "GROUP_S", 30.0)
     hosts = world.homes.hosts

@@ -1,4 +1,4 @@
-"""Which checkpoint of a job's results --resume takes."""
+"""The checkpoint of a job's results that --resume takes."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from awsddp.agent.s3.checkpoints import find_flaw
 from awsddp.storage.checkpoints import find_newest_checkpoint
 
 
-def parts(results: Path) -> list[Path]:
+def find_parts(results: Path) -> list[Path]:
     checkpoint = find_newest_checkpoint(results)
     return list(checkpoint.parts) if checkpoint else []
 
@@ -53,29 +53,29 @@ def parts(results: Path) -> list[Path]:
         ),
     ],
 )
-def test_newest_checkpoint(tmp_path: Path, files: list[str], expected: list[str]) -> None:
-    for moment, name in enumerate(files):
+def test_the_newest_checkpoint_is_found(tmp_path: Path, files: list[str], expected: list[str]) -> None:
+    for mtime, name in enumerate(files):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        os.utime(path, (moment, moment))
-    assert [str(path.relative_to(tmp_path)) for path in parts(tmp_path)] == expected
+        os.utime(path, (mtime, mtime))
+    assert [str(path.relative_to(tmp_path)) for path in find_parts(tmp_path)] == expected
 
 
-def test_link_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
+def test_a_link_named_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
     run = tmp_path / "job" / "node0" / "run"
     run.mkdir(parents=True)
     (run / "step-3.pt").touch()
     (run / "step-4.pt").touch()
     (run / "latest").symlink_to("step-3.pt")
-    assert parts(tmp_path / "job") == [run / "step-3.pt"]
+    assert find_parts(tmp_path / "job") == [run / "step-3.pt"]
     (run / "latest").unlink()
     (run / "latest").symlink_to(tmp_path)
     os.utime(run / "step-3.pt", (0, 0))
-    assert parts(tmp_path / "job") == [run / "step-4.pt"]
+    assert find_parts(tmp_path / "job") == [run / "step-4.pt"]
 
 
-def test_results_may_be_named_from_the_current_folder_or_through_a_link(
+def test_the_path_of_the_results_may_be_relative_or_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     latest = tmp_path / "disk" / "job" / "node0" / "run" / "latest"
@@ -83,10 +83,10 @@ def test_results_may_be_named_from_the_current_folder_or_through_a_link(
     (latest / "__0.distcp").touch()
     (tmp_path / "runs").symlink_to("disk")
     monkeypatch.chdir(tmp_path)
-    assert parts(Path("runs", "job")) == [latest]
+    assert find_parts(Path("runs", "job")) == [latest]
 
 
-def test_file_whose_end_was_not_written_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_truncated_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "node0" / "run"
     run.mkdir(parents=True)
     with zipfile.ZipFile(run / "whole.pt", "w") as file:
@@ -94,27 +94,27 @@ def test_file_whose_end_was_not_written_is_no_checkpoint(tmp_path: Path) -> None
     content = (run / "whole.pt").read_bytes()
     (run / "half.pt").write_bytes(content[:-1])
     os.utime(run / "whole.pt", (0, 0))
-    assert parts(tmp_path) == [run / "whole.pt"]
+    assert find_parts(tmp_path) == [run / "whole.pt"]
 
 
 STATES = {"model": {}, "optimizer": {"param_groups": []}}
 
 
-def torch_file(states: dict[str, Any]) -> bytes:
-    """Return what torch.save writes, as far as it is looked at: a zip with the pickle in a folder."""
+def make_torch_file(states: dict[str, Any]) -> bytes:
+    """Return the part of torch.save's output that awsddp reads: a zip with the pickle in a folder."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(states))
     return file.getvalue()
 
 
-def safetensors(length: int, written: int) -> bytes:
+def make_safetensors(length: int, write_files: int) -> bytes:
     header = json.dumps({"w": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}).encode()
-    return len(header).to_bytes(8, "little") + header + bytes(written)
+    return len(header).to_bytes(8, "little") + header + bytes(write_files)
 
 
-WHOLE, WEIGHTS = torch_file(STATES), torch_file({"layer.weight": []})
-TENSORS = safetensors(4, 4)
+WHOLE, WEIGHTS = make_torch_file(STATES), make_torch_file({"layer.weight": []})
+TENSORS = make_safetensors(4, 4)
 TRAINER = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json")
 FINAL = ("model.safetensors", "config.json", "training_args.bin", "trainer_state.json")
 FSDP = ("pytorch_model_fsdp_0/__0_0.distcp", "pytorch_model_fsdp_0/.metadata", "optimizer_0/__0_0.distcp")
@@ -223,47 +223,45 @@ LAYOUTS: dict[str, tuple[list[str], str | None]] = {
 LAYOUTS["Lightning"] = (LAYOUTS["Lightning"][0], LAYOUTS["Lightning"][0][0].removeprefix("node0/"))
 
 
-def content_of(name: str) -> bytes:
+def make_content(name: str) -> bytes:
     if name.endswith(".metadata"):
         return pickle.dumps(STATES)
-    return safetensors(4, 4) if name.endswith(".safetensors") else WHOLE
+    return make_safetensors(4, 4) if name.endswith(".safetensors") else WHOLE
 
 
-def written(results: Path, files: dict[str, bytes]) -> None:
-    for moment, (name, content) in enumerate(files.items()):
+def write_files(results: Path, files: dict[str, bytes]) -> None:
+    for mtime, (name, content) in enumerate(files.items()):
         path = results / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        os.utime(path, (moment, moment))
+        os.utime(path, (mtime, mtime))
 
 
-def on_the_shelf(results: Path) -> str | None:
-    """Return the checkpoint that the first node names in S3, once all has been saved and rests."""
+def find_in_s3(results: Path) -> str | None:
+    """Return the checkpoint that the first node names in S3, once all files are saved and quiet."""
     rows: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in results.rglob("*") if path.is_file()):
-        home = path.relative_to(results).as_posix()
-        flaw = find_flaw(path, home)
+        result = path.relative_to(results).as_posix()
+        flaw = find_flaw(path, result)
         row = {"modified": path.stat().st_mtime_ns, "parts": []}
-        rows[home] = {**row, flaw: True} if flaw else row
-    shelf = CheckpointIndex()
-    for look in (1, 9):  # a log that grows is pending for ever
-        shelf.update({node: {"look": look, "pending": [f"node{node}/run"]} for node in (0, 1)}, rows, {})
-    return shelf.checkpoint["name"] if shelf.checkpoint else None
+        rows[result] = {**row, flaw: True} if flaw else row
+    index = CheckpointIndex()
+    for scan in (1, 9):  # a log that grows is always pending
+        index.update({node: {"look": scan, "pending": [f"node{node}/run"]} for node in (0, 1)}, rows, {})
+    return index.checkpoint["name"] if index.checkpoint else None
 
 
-def here(results: Path) -> str | None:
+def find_locally(results: Path) -> str | None:
     checkpoint = find_newest_checkpoint(results)
     return "/".join(checkpoint.parts[0].relative_to(results).parts[1:]) if checkpoint else None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_newest_that_holds_all_of_a_checkpoint_is_taken_here_and_in_s3(
-    tmp_path: Path, layout: str
-) -> None:
+def test_the_newest_complete_checkpoint_is_found_locally_and_in_s3(tmp_path: Path, layout: str) -> None:
     files, expected = LAYOUTS[layout]
-    written(tmp_path, {name: content_of(name) for name in files})
-    assert here(tmp_path) == expected
-    assert on_the_shelf(tmp_path) == expected
+    write_files(tmp_path, {name: make_content(name) for name in files})
+    assert find_locally(tmp_path) == expected
+    assert find_in_s3(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -277,7 +275,7 @@ def test_the_newest_that_holds_all_of_a_checkpoint_is_taken_here_and_in_s3(
         ({"step-1.pt": WEIGHTS, "step-2.pt": WEIGHTS}, "step-2.pt"),
         ({"step-1.pt": WHOLE, "step-2.safetensors": TENSORS}, "step-1.pt"),
         ({"step-1.safetensors": TENSORS}, "step-1.safetensors"),
-        ({"step-1.safetensors": TENSORS, "step-2.safetensors": safetensors(4, 3)}, "step-1.safetensors"),
+        ({"step-1.safetensors": TENSORS, "step-2.safetensors": make_safetensors(4, 3)}, "step-1.safetensors"),
         ({"step-1.safetensors": TENSORS, "step-2.safetensors": b""}, "step-1.safetensors"),
         ({"model.safetensors": TENSORS, "adapter_model.safetensors": TENSORS}, None),
         ({"1/.metadata": pickle.dumps(STATES), "2/.metadata": pickle.dumps({"model": 0})}, "1"),
@@ -293,17 +291,17 @@ def test_the_newest_that_holds_all_of_a_checkpoint_is_taken_here_and_in_s3(
         ({"run/latest/any": b"any", "step-9.pt": WHOLE}, "run/latest"),
     ],
 )
-def test_a_file_is_a_checkpoint_if_it_is_whole_and_weights_alone_come_after_all_others(
+def test_a_complete_file_is_a_checkpoint_and_weights_alone_rank_last(
     tmp_path: Path, files: dict[str, bytes], expected: str | None
 ) -> None:
-    written(tmp_path, {f"node0/{name}": content for name, content in files.items()})
-    assert here(tmp_path) == expected
-    assert on_the_shelf(tmp_path) == expected
+    write_files(tmp_path, {f"node0/{name}": content for name, content in files.items()})
+    assert find_locally(tmp_path) == expected
+    assert find_in_s3(tmp_path) == expected
 
 
-def test_of_a_folder_with_more_in_it_the_checkpoint_alone_is_sent(tmp_path: Path) -> None:
+def test_only_the_checkpoint_in_a_folder_is_sent(tmp_path: Path) -> None:
     files, _ = LAYOUTS["DeepSpeed in the run folder, whose `latest` is the name of a folder"]
-    written(tmp_path, {name: content_of(name) for name in files})
+    write_files(tmp_path, {name: make_content(name) for name in files})
     checkpoint = find_newest_checkpoint(tmp_path)
     assert checkpoint is not None
     with checkpoint.stage() as folder:

@@ -1,4 +1,4 @@
-"""A folder of this machine's goes to a bucket once: what is there as it was sent does not travel again."""
+"""A local folder is uploaded to a bucket: files that are there unchanged are not sent again."""
 
 import os
 import uuid
@@ -24,52 +24,52 @@ from tests.support.local_cloud import Cloud, fault_add, fault_clear
 
 
 class Sender:
-    """A folder, and a bucket that it goes to."""
+    """A folder, and the bucket that it is uploaded to."""
 
     def __init__(self, cloud: Cloud, home: Path) -> None:
         info = cloud.info
         keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
         self.target = Target(name="local", region=info.region, endpoint=info.endpoint, **keys)
-        self.cloud, self.s3, self.home = cloud, cloud.client("s3"), home
-        self.above = S3Uri(f"data-{uuid.uuid4().hex}", "runs")
-        self.s3.create_bucket(Bucket=self.above.bucket)
+        self.cloud, self.s3, self.root = cloud, cloud.client("s3"), home
+        self.uri = S3Uri(f"data-{uuid.uuid4().hex}", "runs")
+        self.s3.create_bucket(Bucket=self.uri.bucket)
 
     def write(self, folder: str = "set", **files: str) -> None:
-        for name, text in files.items():
-            path = self.home / folder / name.replace("_", "/")
+        for name, content in files.items():
+            path = self.root / folder / name.replace("_", "/")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(content)
 
     def cluster(self, home: Path) -> LocatedCluster:
         return LocatedCluster(session=Session(name="default", home=home), target=self.target)
 
     def send(self, folder: str = "set") -> list[str]:
-        """Send the folder and return the paths that travelled."""
+        """Upload the folder and return the paths that were sent."""
         sent: list[str] = []
-        (source,) = parse_data_sources([str(self.home / folder)])
+        (source,) = parse_data_sources([str(self.root / folder)])
         put = Store.put
 
-        def noted(store: Store, where: S3Uri, name: str, body: bytes, **more: Any) -> str:
-            sent.extend([name] * (where.prefix.rpartition("/")[2] == source.name))
-            return put(store, where, name, body, **more)
+        def record(store: Store, uri: S3Uri, name: str, body: bytes, **options: Any) -> str:
+            sent.extend([name] * (uri.prefix.rpartition("/")[2] == source.name))
+            return put(store, uri, name, body, **options)
 
-        cluster = self.cluster(self.home / ".awsddp")
+        cluster = self.cluster(self.root / ".awsddp")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Store, "put", noted)
-            datasets._upload_folder(cluster, source.name, datasets._list_files(source), self.above)
+            patch.setattr(Store, "put", record)
+            datasets._upload_folder(cluster, source.name, datasets._list_files(source), self.uri)
         return sorted(sent)
 
     @property
     def objects(self) -> dict[str, bytes]:
-        """What the bucket has of the data, by its path in the folder."""
-        found = self.s3.list_objects_v2(Bucket=self.above.bucket).get("Contents", ())
-        paths = {one["Key"]: one["Key"].partition("/set/")[2] for one in found if "/set/" in one["Key"]}
+        """The contents of the bucket's data objects, by their path in the folder."""
+        rows = self.s3.list_objects_v2(Bucket=self.uri.bucket).get("Contents", ())
+        paths = {row["Key"]: row["Key"].partition("/set/")[2] for row in rows if "/set/" in row["Key"]}
         get = self.s3.get_object
-        return {path: get(Bucket=self.above.bucket, Key=key)["Body"].read() for key, path in paths.items()}
+        return {path: get(Bucket=self.uri.bucket, Key=key)["Body"].read() for key, path in paths.items()}
 
     def key(self, path: str) -> str:
-        found = self.s3.list_objects_v2(Bucket=self.above.bucket)["Contents"]
-        return next(one["Key"] for one in found if one["Key"].endswith(path))
+        rows = self.s3.list_objects_v2(Bucket=self.uri.bucket)["Contents"]
+        return next(row["Key"] for row in rows if row["Key"].endswith(path))
 
 
 @pytest.fixture
@@ -78,34 +78,32 @@ def sender(records: Cloud, tmp_path: Path) -> Iterator[Sender]:
     fault_clear(records.info)
 
 
-def test_what_is_there_does_not_travel_and_what_the_folder_has_no_more_goes(sender: Sender) -> None:
+def test_unchanged_files_are_not_sent_again_and_removed_files_are_deleted(sender: Sender) -> None:
     sender.write(a="1", b_c="22")
     assert sender.send() == ["a", "b/c"]
     assert sender.send() == []
     sender.write(d="3")
-    (sender.home / "set/a").unlink()
+    (sender.root / "set/a").unlink()
     assert sender.send() == ["d"]
     assert sender.objects == {"b/c": b"22", "d": b"3"}
 
 
-def test_a_file_that_somebody_removed_or_replaced_there_is_sent_again(sender: Sender) -> None:
+def test_a_file_removed_or_replaced_in_the_bucket_is_sent_again(sender: Sender) -> None:
     sender.write(a="1", b="2", c="3")
     sender.send()
-    sender.s3.delete_object(Bucket=sender.above.bucket, Key=sender.key("/set/a"))
-    sender.s3.put_object(Bucket=sender.above.bucket, Key=sender.key("/set/b"), Body=b"X")
+    sender.s3.delete_object(Bucket=sender.uri.bucket, Key=sender.key("/set/a"))
+    sender.s3.put_object(Bucket=sender.uri.bucket, Key=sender.key("/set/b"), Body=b"X")
     assert sender.send() == ["a", "b"]
     assert sender.objects == {"a": b"1", "b": b"2", "c": b"3"}
 
 
-@pytest.mark.parametrize("how", ["in place", "renamed over"])
-def test_a_file_that_is_another_one_with_the_same_size_and_time_is_sent_again(
-    sender: Sender, how: str
-) -> None:
+@pytest.mark.parametrize("method", ["in place", "renamed over"])
+def test_a_changed_file_with_the_same_size_and_time_is_sent_again(sender: Sender, method: str) -> None:
     sender.write(a="1", b="2")
     sender.send()
-    path = sender.home / "set/a"
+    path = sender.root / "set/a"
     info = path.stat()
-    new = path if how == "in place" else sender.home / "new"
+    new = path if method == "in place" else sender.root / "new"
     new.write_text("X")
     os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
     new.replace(path)
@@ -113,10 +111,10 @@ def test_a_file_that_is_another_one_with_the_same_size_and_time_is_sent_again(
     assert sender.objects == {"a": b"X", "b": b"2"}
 
 
-def test_what_was_cut_is_not_written_down_as_sent(sender: Sender) -> None:
+def test_a_failed_upload_is_not_recorded_as_sent(sender: Sender) -> None:
     sender.write(a="1", b="2")
     sender.send()
-    sender.write(a="X")  # of the same size: its object in the bucket is the older one
+    sender.write(a="X")  # of the same size; the object in the bucket is older
     fault_add(sender.cloud.info, "PutObject", "AccessDenied", only=sender.key("/set/a"))
     with pytest.raises(CloudError):
         sender.send()
@@ -125,46 +123,46 @@ def test_what_was_cut_is_not_written_down_as_sent(sender: Sender) -> None:
     assert sender.objects == {"a": b"X", "b": b"2"}
 
 
-def test_two_folders_of_one_name_do_not_share_a_place(sender: Sender) -> None:
+def test_two_folders_of_the_same_name_have_separate_keys(sender: Sender) -> None:
     sender.write("one/set", a="1")
     sender.write("two/set", a="2")
     for _ in range(2):
         sender.send("one/set")
         sender.send("two/set")
-    found = sender.s3.list_objects_v2(Bucket=sender.above.bucket)["Contents"]
-    keys = [one["Key"] for one in found if one["Key"].endswith("/set/a")]
-    bodies = {sender.s3.get_object(Bucket=sender.above.bucket, Key=key)["Body"].read() for key in keys}
+    rows = sender.s3.list_objects_v2(Bucket=sender.uri.bucket)["Contents"]
+    keys = [row["Key"] for row in rows if row["Key"].endswith("/set/a")]
+    bodies = {sender.s3.get_object(Bucket=sender.uri.bucket, Key=key)["Body"].read() for key in keys}
     assert bodies == {b"1", b"2"}
     assert (sender.send("one/set"), sender.send("two/set")) == ([], [])
 
 
-@pytest.mark.parametrize("spoil", ["json", ".set/0", "both"])
-def test_a_list_that_no_awsddp_wrote_tells_nothing(sender: Sender, spoil: str) -> None:
+@pytest.mark.parametrize("part", ["json", ".set/0", "both"])
+def test_a_damaged_list_of_sent_files_is_ignored(sender: Sender, part: str) -> None:
     sender.write(a="1", b="2")
     sender.send()
-    for end in ("set.json", ".set/0") if spoil == "both" else (f"set.{spoil}" if spoil == "json" else spoil,):
-        body = b'[["a", 9, "e"], 1' if end == "set.json" else b"{" + b"[" * 100_000
-        sender.s3.put_object(Bucket=sender.above.bucket, Key=sender.key(f"/{end}"), Body=body)
+    for name in ("set.json", ".set/0") if part == "both" else (f"set.{part}" if part == "json" else part,):
+        body = b'[["a", 9, "e"], 1' if name == "set.json" else b"{" + b"[" * 100_000
+        sender.s3.put_object(Bucket=sender.uri.bucket, Key=sender.key(f"/{name}"), Body=body)
     assert sender.send() == ["a", "b"]
     assert sender.send() == []
 
 
-def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
+def test_the_list_of_many_files_has_pages_and_only_changed_ones_are_written(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: Mapping[str, datasets._Row] = {
         f"{number:05}{'ü' * 100}": (1, 1 << 60, 1 << 60, 1 << 30, "e" * 32) for number in range(20_000)
     }
-    with open_store(sender.target, sender.above) as store:
+    with open_store(sender.target, sender.uri) as store:
         written: list[tuple[str, int]] = []
         put = store.put
 
-        def noted(where: S3Uri, name: str, body: bytes, **more: Any) -> str:
+        def record(uri: S3Uri, name: str, body: bytes, **options: Any) -> str:
             written.append((name, len(body)))
-            return put(where, name, body, **more)
+            return put(uri, name, body, **options)
 
-        monkeypatch.setattr(store, "put", noted)
-        sent = datasets._SentFiles(store, sender.above, "set", secret="ours")
+        monkeypatch.setattr(store, "put", record)
+        sent = datasets._SentFiles(store, sender.uri, "set", secret="ours")
         sent.rows = dict(rows)
         sent.write()
         assert len(written) > 5 and max(size for _, size in written) <= MOST_BYTES
@@ -172,102 +170,102 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
         sent.rows["z"] = (1, 2, 3, 4, "e")
         sent.write()
         assert [name for name, _ in written][1:] == ["set.json"], "its last page, and the list of pages"
-        again = datasets._SentFiles(store, sender.above, "set", secret="ours")
-        again.read(lambda path, row: True)
-        assert again.rows == sent.rows
+        read_back = datasets._SentFiles(store, sender.uri, "set", secret="ours")
+        read_back.read(lambda path, row: True)
+        assert read_back.rows == sent.rows
         written.clear()
-        again.write()
+        read_back.write()
         assert written == []
 
 
-def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
+def test_a_file_that_becomes_a_pipe_does_not_block(sender: Sender) -> None:
     sender.write(a="1")
-    (source,) = parse_data_sources([str(sender.home / "set")])
+    (source,) = parse_data_sources([str(sender.root / "set")])
     files = datasets._list_files(source)
-    (sender.home / "set/a").unlink()
-    os.mkfifo(sender.home / "set/a")
-    cluster = sender.cluster(sender.home)
+    (sender.root / "set/a").unlink()
+    os.mkfifo(sender.root / "set/a")
+    cluster = sender.cluster(sender.root)
     with pytest.raises(OSError, match="is no longer a file"):
-        datasets._upload_folder(cluster, "set", files, sender.above)
+        datasets._upload_folder(cluster, "set", files, sender.uri)
 
 
 # ---- a store
 
 
-def test_who_may_list_a_prefix_only_reads_nothing_where_nothing_is(sender: Sender) -> None:
-    with open_store(sender.target, sender.above) as store:
-        fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.above.key("none.json"))
-        assert store.document(sender.above, "none.json") is None
-        store.write(sender.above, "there.json", {})
-        fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.above.key("there.json"))
-        with pytest.raises(CloudError), open_store(sender.target, sender.above) as other:
-            other.document(sender.above, "there.json")
+def test_a_missing_document_is_none_even_if_s3_denies_access(sender: Sender) -> None:
+    with open_store(sender.target, sender.uri) as store:
+        fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.uri.key("none.json"))
+        assert store.document(sender.uri, "none.json") is None
+        store.write(sender.uri, "there.json", {})
+        fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.uri.key("there.json"))
+        with pytest.raises(CloudError), open_store(sender.target, sender.uri) as other:
+            other.document(sender.uri, "there.json")
 
 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "PreconditionFailed"])
-def test_of_two_who_write_at_once_one_is_told_that_it_did_not(sender: Sender, code: str) -> None:
-    with open_store(sender.target, sender.above) as store:
-        fault_add(sender.cloud.info, "PutObject", code, only=sender.above.key("job.json"))
-        assert store.write(sender.above, "job.json", {}, instead_of="") is None
+def test_a_conditional_write_that_loses_to_another_returns_none(sender: Sender, code: str) -> None:
+    with open_store(sender.target, sender.uri) as store:
+        fault_add(sender.cloud.info, "PutObject", code, only=sender.uri.key("job.json"))
+        assert store.write(sender.uri, "job.json", {}, instead_of="") is None
         with pytest.raises(ClientError):
-            store.write(sender.above, "job.json", {})
+            store.write(sender.uri, "job.json", {})
 
 
-def test_each_upload_is_answered_with_its_etag(sender: Sender) -> None:
+def test_upload_files_returns_the_etag_of_each_file(sender: Sender) -> None:
     sender.write(small="1", large="x" * (9 << 20))
-    paths = {name: sender.home / "set" / name for name in ("small", "large")}
-    with open_store(sender.target, sender.above) as store:
-        etags = store.upload_files(paths, sender.above)
-        listed = {one.key.removeprefix("runs/"): one.etag for one in store.list(sender.above)}
+    paths = {name: sender.root / "set" / name for name in ("small", "large")}
+    with open_store(sender.target, sender.uri) as store:
+        etags = store.upload_files(paths, sender.uri)
+        listed = {row.key.removeprefix("runs/"): row.etag for row in store.list(sender.uri)}
     assert etags == listed
 
 
-# ---- a checkpoint that changes while nodes bring it
+# ---- a checkpoint that changes while nodes download it
 
 
-def checkpoint(name: str, size: int) -> SavedCheckpoint:
-    place = S3Uri("bucket", "runs/first")
+def make_checkpoint(name: str, size: int) -> SavedCheckpoint:
+    uri = S3Uri("bucket", "runs/first")
     files = {name: [(f"node0/run/{name}", size, "e", "")]}
     return SavedCheckpoint(
-        job="first", parts=(Path(f"s3://bucket/runs/first/run/{name}"),), uri=place, files=files
+        job="first", parts=(Path(f"s3://bucket/runs/first/run/{name}"),), uri=uri, files=files
     )
 
 
-class Asked(list[int]):
-    """The sizes of the checkpoints that nodes were asked for; their objects change `times`."""
+class Requests(list[int]):
+    """The sizes of the checkpoints that nodes were sent; their objects change `changes` times."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, times: int, newest: str) -> None:
-        self.times, self.newest = times, newest
-        patch.setattr(datasets, "_download", self.ask)
-        patch.setattr(datasets, "open_saved_job", self.opened)
+    def __init__(self, patch: pytest.MonkeyPatch, changes: int, newest: str) -> None:
+        self.changes, self.newest = changes, newest
+        patch.setattr(datasets, "_download", self.download)
+        patch.setattr(datasets, "open_saved_job", self.open_saved_job)
 
-    def ask(self, connected: Any, nodes: Any, message: Any, folder: str) -> None:
+    def download(self, connected: Any, nodes: Any, message: Any, folder: str) -> None:
         ((_, size, *_),) = next(iter(message["files"].values()))
         self.append(size)
-        if len(self) <= self.times:
+        if len(self) <= self.changes:
             failure = NodeFailure(1, "changed", "s3://bucket/runs/first changed while it was copied")
             raise NodesFailed({1: failure}, {}, 2)
 
-    def opened(self, session: Session, uri: str) -> Any:
+    def open_saved_job(self, session: Session, uri: str) -> Any:
         import contextlib
 
         assert uri == "s3://bucket/runs/first"
-        found = SimpleNamespace(read_checkpoint=lambda: checkpoint(self.newest, len(self)))
-        return contextlib.nullcontext(found)
+        stored = SimpleNamespace(read_checkpoint=lambda: make_checkpoint(self.newest, len(self)))
+        return contextlib.nullcontext(stored)
 
 
-def test_a_checkpoint_that_was_replaced_meanwhile_is_named_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_changes_during_the_copy_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet: Any = None
     cluster = LocatedCluster(session=Session(name="default"))
     connected = ConnectedCluster(cluster=cluster, fleet=fleet)
-    asked = Asked(monkeypatch, 2, "model.pt")
-    datasets.copy_checkpoint_to_nodes(connected, checkpoint("model.pt", 0), {0, 1})
-    assert asked == [0, 1, 2]
-    asked = Asked(monkeypatch, 99, "model.pt")
+    requests = Requests(monkeypatch, 2, "model.pt")
+    datasets.copy_checkpoint_to_nodes(connected, make_checkpoint("model.pt", 0), {0, 1})
+    assert requests == [0, 1, 2]
+    requests = Requests(monkeypatch, 99, "model.pt")
     with pytest.raises(NodeError, match=r"node1: .* changed while it was copied"):
-        datasets.copy_checkpoint_to_nodes(connected, checkpoint("model.pt", 0), {0, 1})
-    assert len(asked) == 1 + MAX_READS
-    asked = Asked(monkeypatch, 1, "step-2.pt")
-    with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was downloaded") as caught:
-        datasets.copy_checkpoint_to_nodes(connected, checkpoint("step-1.pt", 0), {0, 1})
-    assert "run/step-2.pt is the newest one now" in caught.value.why
+        datasets.copy_checkpoint_to_nodes(connected, make_checkpoint("model.pt", 0), {0, 1})
+    assert len(requests) == 1 + MAX_READS
+    requests = Requests(monkeypatch, 1, "step-2.pt")
+    with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was downloaded") as error:
+        datasets.copy_checkpoint_to_nodes(connected, make_checkpoint("step-1.pt", 0), {0, 1})
+    assert "run/step-2.pt is the newest one now" in error.value.why

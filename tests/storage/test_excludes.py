@@ -6,6 +6,6 @@ from awsddp.errors import ConfigError
 from awsddp.storage.excludes import exclude_patterns
 
 
-def test_pattern_that_is_none_is_refused() -> None:
+def test_an_invalid_pattern_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"job\.exclude"):
         exclude_patterns(["!"])

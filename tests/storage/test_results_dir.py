@@ -1,4 +1,4 @@
-"""Whether the results of a job are here, and that those of another are not overwritten."""
+"""Whether the results of a job are fetched, and that those of another job are not overwritten."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,39 +31,37 @@ OTHERS: dict[str, tuple[Other, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_a_place_in_s3_of_another_job_does_not_write_into_the_folder_of_one_of_its_name(
-    world: World, what: str
-) -> None:
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_job_in_s3_is_not_written_into_the_folder_of_another_of_its_name(world: World, case: str) -> None:
     nodes = (JobNode(node=0, instance_id="i-0"), JobNode(node=1, instance_id="i-1"))
     job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes, save_to=TO)
     folder = world.project / "runs" / "j"
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(encode_job(job))
     refuse_other_job(world.session(), replace(job, save_to=f"{TO}/"), strict=True)
-    change, why = OTHERS[what]
-    with pytest.raises(ConfigError) as refused:
+    change, why = OTHERS[case]
+    with pytest.raises(ConfigError) as error:
         refuse_other_job(world.session(), change(job), strict=True)
-    assert why in refused.value.why
-    assert refused.value.next.startswith("aws s3 ls s3://" if what == "no nodes" else "mv ")
+    assert why in error.value.why
+    assert error.value.next.startswith("aws s3 ls s3://" if case == "no nodes" else "mv ")
 
 
-def test_a_place_in_s3_is_not_brought_into_the_folder_of_a_job_that_was_not_saved(world: World) -> None:
+def test_a_job_in_s3_is_not_written_into_the_folder_of_an_unsaved_job(world: World) -> None:
     nodes = (JobNode(node=0, instance_id="i-0"),)
     job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes)
     folder = world.project / "runs" / "j"
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(encode_job(job))
-    with pytest.raises(ConfigError, match="no folder") as refused:
+    with pytest.raises(ConfigError, match="no folder") as error:
         refuse_other_job(world.session(), replace(job, save_to=TO), strict=True)
-    assert "was not saved to S3" in refused.value.why
+    assert "was not saved to S3" in error.value.why
 
 
-def missing(job: JobRecord) -> JobRecord:
+def remove_part(job: JobRecord) -> JobRecord:
     return replace(job, missing=(1,))
 
 
-def elsewhere(job: JobRecord) -> JobRecord:
+def replace_nodes(job: JobRecord) -> JobRecord:
     return replace(job, nodes=(JobNode(node=0, instance_id="i-other"),))
 
 
@@ -72,32 +70,32 @@ def elsewhere(job: JobRecord) -> JobRecord:
     [
         (None, False),
         (lambda job: job, True),
-        (missing, False),
-        (elsewhere, False),
+        (remove_part, False),
+        (replace_nodes, False),
         (lambda job: replace(job, state="running"), False),
     ],
     ids=["nothing", "all", "a part", "another job of its name", "as it ran"],
 )
-@pytest.mark.parametrize("owed", [True, False], ids=["tagged", "released"])
-def test_results_are_fetched_for_all_or_for_none(
-    desk: Desk, change: Callable[[JobRecord], JobRecord] | None, fetched: bool, owed: bool
+@pytest.mark.parametrize("is_tagged", [True, False], ids=["tagged", "released"])
+def test_all_documents_agree_if_results_are_fetched(
+    desk: Desk, change: Callable[[JobRecord], JobRecord] | None, fetched: bool, is_tagged: bool
 ) -> None:
     job = desk.train("j", "succeeded")
     if change is not None:
         desk.save(change(job))
-    desk.listed = tuple(replace(node, unfetched=("j",) if owed else ()) for node in desk.listed)
-    session, away = desk.session(), desk.session(desk.project.parent)
+    desk.listed = tuple(replace(node, unfetched=("j",) if is_tagged else ()) for node in desk.listed)
+    session, elsewhere_session = desk.session(), desk.session(desk.project.parent)
     surfaces = {
         "status": one(desk.status()["jobs"], "j")["fetched"],
         "status, from another folder": one(desk.status(desk.project.parent)["jobs"], "j")["fetched"],
         "train, logs, cancel": make_job_result(session, job)["fetched"],
         "report": report(session, job="j")["fetched"],
-        "report, from another folder": report(away, job="j")["fetched"],
+        "report, from another folder": report(elsewhere_session, job="j")["fetched"],
     }
     assert surfaces == dict.fromkeys(surfaces, fetched)
 
 
-def test_results_that_were_moved_or_fetched_elsewhere_are_of_the_same_job(desk: Desk, tmp_path: Path) -> None:
+def test_results_in_another_folder_belong_to_the_same_job(desk: Desk, tmp_path: Path) -> None:
     job = desk.train("j", "succeeded")
     other = tmp_path / "moved"
     desk.save(job, other)
@@ -107,7 +105,7 @@ def test_results_that_were_moved_or_fetched_elsewhere_are_of_the_same_job(desk: 
     assert desk.status(other)["jobs"][0]["fetched"]
 
 
-def test_results_of_another_job_of_that_name_are_neither_mixed_nor_lost(desk: Desk) -> None:
+def test_results_of_another_job_of_the_same_name_are_not_changed(desk: Desk) -> None:
     theirs = desk.train("train-1", "succeeded")
     desk.save(replace(theirs, nodes=(JobNode(node=0, instance_id="i-older"),)))
     before = {path: path.stat().st_mtime_ns for path in desk.session().results.rglob("*")}
@@ -118,7 +116,7 @@ def test_results_of_another_job_of_that_name_are_neither_mixed_nor_lost(desk: De
         lambda: make_merger(desk.session(), theirs),
     )
     for write in writes:
-        with pytest.raises(ConfigError, match="job train-1 has no folder for its results") as refused:
+        with pytest.raises(ConfigError, match="job train-1 has no folder for its results") as error:
             write()
-        assert refused.value.next.startswith("mv ")
+        assert error.value.next.startswith("mv ")
     assert {path: path.stat().st_mtime_ns for path in desk.session().results.rglob("*")} == before

@@ -1,4 +1,4 @@
-"""What nodes wrote to S3 is bounded and checked; what no node writes is refused with its name."""
+"""The documents of nodes in S3 are bounded and validated; an invalid one is refused with its name."""
 
 import contextlib
 import json
@@ -30,18 +30,18 @@ from tests.support.shelf import (
 )
 
 
-def home(name: str, **more: Any) -> Change:
-    """Have the list name one more file."""
-    return put("rows", name, to={**row(HOME, BODY), **more})
+def add_row(name: str, **fields: Any) -> Change:
+    """Return a change that adds a file to the list."""
+    return put("rows", name, to={**row(HOME, BODY), **fields})
 
 
-def named(name: str) -> Change:
-    """Have the checkpoint's page name one more file."""
+def add_part(name: str) -> Change:
+    """Return a change that adds a file to the checkpoint's page."""
     return put("of_checkpoint", name, to=row(HOME, BODY))
 
 
-def call_checkpoint(made: SavedJob) -> None:
-    made.checkpoint = "run/.."
+def set_invalid_checkpoint(saved: SavedJob) -> None:
+    saved.checkpoint = "run/.."
 
 
 HOSTILE: dict[str, tuple[Change, str, str]] = {
@@ -52,32 +52,36 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
     "a node that is none": (put("index", "nodes", to=[-1]), JOB, ">= 0"),
     "no nodes": (put("index", "document", "nodes", to=[]), JOB, "its job has []"),
     "no nodes at all": (
-        lambda made: made.index.update(nodes=[], document={**made.index["document"], "nodes": []}),
+        lambda saved: saved.index.update(nodes=[], document={**saved.index["document"], "nodes": []}),
         JOB,
         "its job has []",
     ),
     "more nodes": (put("index", "nodes", to=[0, 1]), JOB, "its job has [0]"),
     "another node": (put("nodes", 0, "node", to=1), NODE, "it is for node1"),
-    "a home that leads out": (home("node0/../../out"), NODE, "invalid result path"),
-    "an absolute home": (home("/etc/passwd"), NODE, "invalid result path"),
-    "a home of another node": (home("node1/a"), NODE, "lies outside of node0/"),
-    "a home of awsddp": (home("job.json"), NODE, "lies outside of node0/"),
-    "a surrogate": (home("node0/\ud800"), PAGE, "surrogates"),
+    "a home that leads out": (add_row("node0/../../out"), NODE, "invalid result path"),
+    "an absolute home": (add_row("/etc/passwd"), NODE, "invalid result path"),
+    "a home of another node": (add_row("node1/a"), NODE, "lies outside of node0/"),
+    "a home of awsddp": (add_row("job.json"), NODE, "lies outside of node0/"),
+    "a surrogate": (add_row("node0/\ud800"), PAGE, "surrogates"),
     "a link that leads out": (put("links", "node0/l", to="../../etc"), NODE, "invalid result path"),
-    "a negative size": (home("node0/a", size=-1), PAGE, ">= 0"),
-    "longer than its parts": (home("node0/a", size=9), PAGE, "its parts have 7"),
-    "a part without an ETag": (home("node0/a", parts=[[HOME, 7, "", ""]]), PAGE, "length >= 1"),
-    "a digest that is none": (home("node0/a", parts=[[HOME, 7, "e", "ab"]]), PAGE, "regex"),
-    "a sample that is none": (home("node0/a", sample=""), PAGE, "regex"),
+    "a negative size": (add_row("node0/a", size=-1), PAGE, ">= 0"),
+    "longer than its parts": (add_row("node0/a", size=9), PAGE, "its parts have 7"),
+    "a part without an ETag": (add_row("node0/a", parts=[[HOME, 7, "", ""]]), PAGE, "length >= 1"),
+    "a digest that is none": (add_row("node0/a", parts=[[HOME, 7, "e", "ab"]]), PAGE, "regex"),
+    "a sample that is none": (add_row("node0/a", sample=""), PAGE, "regex"),
     "a part that is too long": (
-        home("node0/a", size=14 << 30, parts=[[HOME, 7 << 30, "e", ""]] * 2),
+        add_row("node0/a", size=14 << 30, parts=[[HOME, 7 << 30, "e", ""]] * 2),
         PAGE,
         "a part of 'node0/a' has 7,516,192,768 bytes",
     ),
-    "a checkpoint's file that leads out": (named("node0/run/model.pt/../../out"), JOB, "invalid result path"),
-    "a checkpoint's file of another": (named("node0/a"), JOB, "is no part of"),
-    "a checkpoint's file of no node": (named("node7/run/model.pt"), JOB, "is no part of"),
-    "a checkpoint that leads out": (call_checkpoint, JOB, "is no part of"),
+    "a checkpoint's file that leads out": (
+        add_part("node0/run/model.pt/../../out"),
+        JOB,
+        "invalid result path",
+    ),
+    "a checkpoint's file of another": (add_part("node0/a"), JOB, "is no part of"),
+    "a checkpoint's file of no node": (add_part("node7/run/model.pt"), JOB, "is no part of"),
+    "a checkpoint that leads out": (set_invalid_checkpoint, JOB, "is no part of"),
     "a checkpoint of a wrong size": (put("of_checkpoint", HOME, "size", to=8), OF_CHECKPOINT, "have 7"),
 }
 
@@ -103,22 +107,22 @@ RAW: dict[str, tuple[bytes, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", [*HOSTILE, *RAW])
-def test_what_no_node_writes_is_refused_with_its_name(shelf: Shelf, what: str) -> None:
-    made = job_of_one_file()
-    if what in HOSTILE:
-        change, name, why = HOSTILE[what]
-        change(made)
-        made.put(shelf.store, shelf.where)
+@pytest.mark.parametrize("case", [*HOSTILE, *RAW])
+def test_an_invalid_document_is_refused_with_its_name(shelf: Shelf, case: str) -> None:
+    saved = job_of_one_file()
+    if case in HOSTILE:
+        change, name, why = HOSTILE[case]
+        change(saved)
+        saved.put(shelf.store, shelf.where)
     else:
-        body, name, why = RAW[what]
-        made.put(shelf.store, shelf.where)
+        body, name, why = RAW[case]
+        saved.put(shelf.store, shelf.where)
         shelf.put(name, body)
     with pytest.raises(NodeError) as caught:
         shelf.read()
-    error, at = caught.value, f"{shelf.where}/{name}"
-    assert (error.message, why in error.why) == (f"{at} is not valid", True), str(error)
-    assert error.next.startswith(f"aws s3 cp {shlex.quote(at)} -   #")
+    error, uri = caught.value, f"{shelf.where}/{name}"
+    assert (error.message, why in error.why) == (f"{uri} is not valid", True), str(error)
+    assert error.next.startswith(f"aws s3 cp {shlex.quote(uri)} -   #")
     assert not list(shelf.home.rglob("runs"))
 
 
@@ -140,9 +144,9 @@ LONG = ("texts", "keys", "numbers", "nodes")
 
 
 @pytest.mark.parametrize(
-    "bomb", [pytest.param(one, marks=pytest.mark.prove if one in LONG else ()) for one in BOMBS]
+    "bomb", [pytest.param(name, marks=pytest.mark.prove if name in LONG else ()) for name in BOMBS]
 )
-def test_no_document_costs_more_than_64_mb(shelf: Shelf, bomb: str) -> None:
+def test_no_document_takes_more_than_64_mb_of_memory(shelf: Shelf, bomb: str) -> None:
     body = BOMBS[bomb]
     assert MOST_BYTES * 0.5 < len(body) <= MOST_BYTES
     node = {
@@ -167,64 +171,64 @@ def test_no_document_costs_more_than_64_mb(shelf: Shelf, bomb: str) -> None:
         assert peak < 64e6, f"{peak / 1e6:.0f} MB"
 
 
-def test_who_has_the_clusters_key_believes_what_its_nodes_signed_and_nothing_else(shelf: Shelf) -> None:
+def test_a_client_with_the_clusters_key_accepts_only_what_its_nodes_signed(shelf: Shelf) -> None:
     knows(shelf, f"s3://{shelf.where.bucket}/runs of mine/")
-    made = job_of_one_file()
-    made.secret = derive_signing_secret(shelf.session, "first")
-    made.put(shelf.store, shelf.where)
+    saved = job_of_one_file()
+    saved.secret = derive_signing_secret(shelf.session, "first")
+    saved.put(shelf.store, shelf.where)
     assert shelf.read()[0].files == 1
-    for secret, put_again in ((None, JOB), ("0" * 64, JOB), (None, NODE), (made.secret, None)):
-        made.put(shelf.store, shelf.where)
-        body = shelf.store.document(shelf.where, put_again or JOB)
+    for secret, name in ((None, JOB), ("0" * 64, JOB), (None, NODE), (saved.secret, None)):
+        saved.put(shelf.store, shelf.where)
+        body = shelf.store.document(shelf.where, name or JOB)
         assert body is not None
-        other = SavedJob({HOME: BODY}, secret=secret)
-        if put_again:
-            other._document(shelf.store, shelf.where, put_again, json.loads(body.body))
-        else:  # what a node signed as another document
+        forged = SavedJob({HOME: BODY}, secret=secret)
+        if name:
+            forged._document(shelf.store, shelf.where, name, json.loads(body.body))
+        else:  # the signature of another document
             of_node = shelf.store.document(shelf.where, NODE)
             assert of_node is not None
-            put_again = JOB
+            name = JOB
             shelf.store.put(shelf.where, JOB, body.body, Metadata={"awsddp-signature": of_node.signature})
-        with pytest.raises(NodeError) as caught:
+        with pytest.raises(NodeError) as error:
             shelf.read()
-        assert caught.value.message == f"{shelf.where}/{put_again} was not written by a node of this job"
-    knows_not = replace(shelf.session, home=shelf.home / "another")
-    assert StoredJob(knows_not, shelf.store, shelf.where).job.job == "first"
+        assert error.value.message == f"{shelf.where}/{name} was not written by a node of this job"
+    other_session = replace(shelf.session, home=shelf.home / "another")
+    assert StoredJob(other_session, shelf.store, shelf.where).job.job == "first"
 
 
-def test_the_list_of_another_launch_is_not_believed(shelf: Shelf) -> None:
-    made = SavedJob({HOME: BODY, "node1/x": b"1"})
-    made.nodes[1]["launch"] = "launch-0"
-    made.put(shelf.store, shelf.where)
-    assert {node: one.files for node, one in shelf.read().items()} == {0: 1, 1: 0}
-    kept = read_job(shelf.folder)
-    assert kept is not None and kept.missing == (1,)
+def test_the_list_of_another_launch_is_ignored(shelf: Shelf) -> None:
+    saved = SavedJob({HOME: BODY, "node1/x": b"1"})
+    saved.nodes[1]["launch"] = "launch-0"
+    saved.put(shelf.store, shelf.where)
+    assert {node: files_read.files for node, files_read in shelf.read().items()} == {0: 1, 1: 0}
+    job = read_job(shelf.folder)
+    assert job is not None and job.missing == (1,)
 
 
-def test_a_list_whose_pages_change_is_read_again_and_not_for_ever(shelf: Shelf) -> None:
-    made = job_of_one_file()
-    made.put(shelf.store, shelf.where)
-    left = [2]
+def test_a_list_that_keeps_changing_is_read_again_and_then_refused(shelf: Shelf) -> None:
+    saved = job_of_one_file()
+    saved.put(shelf.store, shelf.where)
+    remaining = [2]
 
     def change(key: str) -> None:
-        if key == PAGE and left[0]:
-            left[0] -= 1
-            made.rows[f"node0/{left[0]}"] = row(HOME, BODY)
-            made.put(shelf.store, shelf.where)
+        if key == PAGE and remaining[0]:
+            remaining[0] -= 1
+            saved.rows[f"node0/{remaining[0]}"] = row(HOME, BODY)
+            saved.put(shelf.store, shelf.where)
 
     with shelf.on_get(change):
         assert shelf.read()[0].files == 3
-        left[0] = 99
+        remaining[0] = 99
         with pytest.raises(NodeError, match=r"node0\.json is changing faster than it can be read"):
             shelf.read()
 
 
-def test_a_key_that_leads_out_of_the_job_is_not_read(shelf: Shelf) -> None:
-    made = job_of_one_file()
+def test_a_key_outside_of_the_job_is_not_read(shelf: Shelf) -> None:
+    saved = job_of_one_file()
     for key, secret in (("/secret", "/secret"), ("../second/secret", "runs of mine/second/secret")):
         shelf.s3.put_object(Bucket=shelf.where.bucket, Key=secret, Body=BODY)
-        made.rows[HOME] = row(HOME, BODY, key=key)
-        made.put(shelf.store, shelf.where)
+        saved.rows[HOME] = row(HOME, BODY, key=key)
+        saved.put(shelf.store, shelf.where)
         with pytest.raises(FilesChanged):
             shelf.read()
         assert shelf.files == {}
