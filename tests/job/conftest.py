@@ -1,4 +1,4 @@
-"""A machine that knows a cluster, one whose cluster has ended, one that owes results; a project with data."""
+"""Machines with a cluster, with an ended cluster, with unfetched results; a project with data."""
 
 from tests.support.desk import desk
 from tests.support.ended_cluster import home

@@ -1,4 +1,4 @@
-"""Jobs are ended by their names, also those that wait."""
+"""Jobs are cancelled by their names, also waiting ones."""
 
 import os
 import signal
@@ -12,22 +12,22 @@ from tests.support.waiting import until
 from tests.support.waiting_jobs import jobs, script, states
 
 
-def test_several_jobs_are_ended_by_one_command_those_that_wait_first(world: World) -> None:
+def test_one_cancel_ends_several_jobs_and_the_waiting_ones_first(world: World) -> None:
     start(world, script(1, 600), name="one")
     for name in ("two", "three", "four"):
         start(world, script(2), name=name, after="one")
     with pytest.raises(NotFoundError, match="no job none"):
         cancel_jobs(world.session(), ["two", "none"])
     assert set(states(world).values()) == {"running", "waiting"}
-    assert [one.job for one in cancel_jobs(world.session(), ["two", "two"])] == ["two"]
-    assert [one.job for one in cancel_jobs(world.session(grace="1s"), ["all"])] == ["four", "three", "one"]
+    assert [job.job for job in cancel_jobs(world.session(), ["two", "two"])] == ["two"]
+    assert [job.job for job in cancel_jobs(world.session(grace="1s"), ["all"])] == ["four", "three", "one"]
     assert set(states(world).values()) == {"cancelled"}
     with pytest.raises(NotFoundError, match="no job is running"):
         cancel_jobs(world.session(), ["all"])
     assert cancel_jobs(world.session(), ["one"])[0].state == "cancelled"
 
 
-def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(world: World) -> None:
+def test_a_waiting_job_can_be_cancelled_and_fails_if_it_loses_a_node(world: World) -> None:
     start(world, script(1, 600), name="one")
     start(world, script(2), name="two", after="on")
     start(world, script(3), name="three", after="one")
@@ -36,11 +36,11 @@ def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(worl
     end_ranks(world.connected(), "two")
     os.kill(world.homes.document(1, "three")["pid"], signal.SIGKILL)
     until(lambda: states(world) == {"one": "running", "two": "cancelled", "three": "failed"}, seconds=60)
-    found = jobs(world)
-    cause = found["three"].cause
+    by_name = jobs(world)
+    cause = by_name["three"].cause
     assert cause is not None
     assert (cause.node, cause.kind) == (1, "node_lost")
     assert cause.explanation.startswith("node1 left the job while it waited: ")
-    assert found["two"].started is None
+    assert by_name["two"].started is None
     end_ranks(world.connected(), "one", grace_s=0)
     assert world.homes.processes() == []

@@ -1,4 +1,4 @@
-"""Which job --resume takes a checkpoint of."""
+"""The job whose checkpoint --resume takes."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ BUNDLED = "/home/ubuntu/awsddp/train/main.py"
     ("script", "expected"),
     [("train.py", "new"), ("./train.py", "new"), ("src/../train.py", "new"), (None, "bundled")],
 )
-def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
+def test_resume_last_takes_the_job_that_started_last_not_the_one_fetched_last(
     tmp_path: Path, script: str | None, expected: str
 ) -> None:
     jobs = [
@@ -33,15 +33,15 @@ def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
         ("bundled", BUNDLED, "03"),
         ("no", "x.py", "04"),
     ]
-    for moment, (name, ran, day) in enumerate(jobs):
+    for mtime, (name, file, day) in enumerate(jobs):
         run = tmp_path / "runs" / name / "node0" / "run"
         run.mkdir(parents=True)
         (run / "a.pt").touch()
         started = f"2026-11-{day}T00:00:00Z"
-        job = JobRecord(job=name, state="failed", cause=None, ranks=(), home="", script=ran, started=started)
+        job = JobRecord(job=name, state="failed", cause=None, ranks=(), home="", script=file, started=started)
         path = tmp_path / "runs" / name / "job.json"
         path.write_bytes(job_reports.encode_job(job))
-        os.utime(path, (moment, moment))
+        os.utime(path, (mtime, mtime))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "job.json").write_text("{")
     checkpoint = find_checkpoint_to_resume(session_of(tmp_path, script))
@@ -49,13 +49,13 @@ def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
     assert checkpoint.job == expected
 
 
-def test_job_without_a_script_of_its_own_is_not_the_bundled_one(tmp_path: Path) -> None:
+def test_resume_last_without_a_script_needs_a_job_of_the_bundled_program(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no job of the bundled program has results here"):
         find_checkpoint_to_resume(session_of(tmp_path, None))
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted", "succeeded"])
-def test_job_names_its_checkpoint_and_what_continues_one_that_did_not_succeed(
+def test_the_page_of_a_job_names_its_checkpoint_and_how_to_resume_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -71,12 +71,12 @@ def test_job_names_its_checkpoint_and_what_continues_one_that_did_not_succeed(
     checkpoint = "runs/unlucky/node1/run/step3.pt"
     assert result["checkpoint"] == checkpoint
     job_page(result)
-    again = f"; continue from it: awsddp train --resume unlucky train.py{NOTE}"
-    ends = "" if state == "succeeded" else again
-    assert f"  checkpoint: {checkpoint}{ends}" in capsys.readouterr().err
+    advice = f"; continue from it: awsddp train --resume unlucky train.py{NOTE}"
+    ending = "" if state == "succeeded" else advice
+    assert f"  checkpoint: {checkpoint}{ending}" in capsys.readouterr().err
 
 
-def test_job_that_ctrl_c_ended_says_what_continues_it(
+def test_a_job_that_ctrl_c_ended_names_the_command_that_resumes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text("add_argument('--resume')\n")
@@ -91,7 +91,7 @@ def test_job_that_ctrl_c_ended_says_what_continues_it(
     connected = ConnectedCluster(cluster=located, fleet=fleet)
     outcomes = iter([KeyboardInterrupt(), job])
 
-    class Watched:
+    class FakeFollower:
         def __init__(self, connected: ConnectedCluster, *_: object, **__: object) -> None:
             self.connected = connected
 
@@ -101,7 +101,7 @@ def test_job_that_ctrl_c_ended_says_what_continues_it(
                 raise outcome
             return outcome
 
-    monkeypatch.setattr(follow, "JobFollower", Watched)
+    monkeypatch.setattr(follow, "JobFollower", FakeFollower)
     for name in ("make_merger", "end_ranks"):
         monkeypatch.setattr(follow, name, lambda *_, **__: None)
     monkeypatch.setattr(follow, "describe_cost", lambda _: "")
@@ -110,9 +110,9 @@ def test_job_that_ctrl_c_ended_says_what_continues_it(
         follow, "fetch_followed_job", lambda connected, job: make_job_result(connected.session, job)
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Interrupted) as left:
+    with pytest.raises(Interrupted) as error:
         follow.follow_to_end(connected, job, on_lines=lambda _: None)
-    again, down = left.value.next.splitlines()
-    words = "awsddp train --resume stopped train.py -- --resume '{resume}'"
-    assert again == f"{words}   # continue from its checkpoint"
+    resume, down = error.value.next.splitlines()
+    command = "awsddp train --resume stopped train.py -- --resume '{resume}'"
+    assert resume == f"{command}   # continue from its checkpoint"
     assert down.startswith("awsddp down")

@@ -1,4 +1,4 @@
-"""What the nodes get to build an environment from."""
+"""The files from which nodes build an environment."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from awsddp.job import environment
         ("six==1.16.0", False),
     ],
 )
-def test_a_password_that_goes_to_the_nodes_with_the_folder_is_seen(
+def test_a_password_in_a_synced_requirements_file_is_detected(
     tmp_path: Path, line: str, *, shows: bool
 ) -> None:
     file = tmp_path / "project" / "requirements.txt"

@@ -1,4 +1,4 @@
-"""A job is followed over connections that break; the nodes and EC2 are stood in for."""
+"""A job is followed over connections that are lost; the nodes and EC2 are simulated."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ import pytest
 from awsddp.agent.log_stream import HEADER, MAGIC
 from awsddp.agent_client.logs import Merger
 from awsddp.errors import NodeError
-from awsddp.job import follow as watching
+from awsddp.job import follow as follow_module
 from awsddp.job.follow import JobFollower
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
@@ -20,7 +20,7 @@ from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
 LINES = b"".join(b"line %d\n" % number for number in range(20))
 
 
-def document(node: int, state: str) -> dict[str, Any]:
+def make_document(node: int, state: str) -> dict[str, Any]:
     ranks = [{"rank": rank, "local_rank": 0, "node": rank, "exit_code": 0, "seconds": 1.0} for rank in (0, 1)]
     return {
         "job": "job",
@@ -34,7 +34,7 @@ def document(node: int, state: str) -> dict[str, Any]:
 
 
 class Nodes:
-    """Two nodes: each says a line a second, and ends after 20. `cuts`: the second at which one is lost."""
+    """Two nodes: each writes a line per second, and ends after 20. `cuts`: at which second each is lost."""
 
     def __init__(self, cuts: dict[int, int], *, back_at: int) -> None:
         self.now = 0
@@ -57,7 +57,7 @@ class Nodes:
         silent_after_s: float | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, NodeError]:
-        requests = {node: json.loads(said.partition(b"\n")[2]) for node, said in messages.items()}
+        requests = {node: json.loads(message.partition(b"\n")[2]) for node, message in messages.items()}
         if timeout_s is not None:
             self.reports += requests.values()
             for node in requests:
@@ -85,7 +85,7 @@ class Nodes:
         offsets[node] = end
         if end < len(LINES):
             return frame
-        final = json.dumps(document(node, "succeeded")).encode()
+        final = json.dumps(make_document(node, "succeeded")).encode()
         return frame + HEADER.pack(b"E", 0, 0, len(final)) + final
 
     def reconnect(self, nodes: Any, *, deadline_s: float, partial: bool) -> None:
@@ -99,8 +99,8 @@ SPOT = "Server.SpotInstanceTermination: Spot instance termination"
 
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """What EC2 says of each instance."""
-    told = {"i-0": "running", "i-1": "running"}
+    """The states of the instances in EC2."""
+    by_instance = {"i-0": "running", "i-1": "running"}
     monkeypatch.setattr(
         "awsddp.aws.clusters.describe",
         lambda *_: [
@@ -113,15 +113,15 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
                 image_id="",
                 reason=(SPOT.partition(":")[0], SPOT),
             )
-            for name, state in told.items()
+            for name, state in by_instance.items()
         ],
     )
-    yield told
+    yield by_instance
 
 
-def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobRecord, bytes, list[str]]:
+def watch(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobRecord, bytes, list[str]]:
     clock = SimpleNamespace(monotonic=lambda: float(nodes.now), sleep=lambda _: None)
-    monkeypatch.setattr(watching, "time", clock)
+    monkeypatch.setattr(follow_module, "time", clock)
     events: list[str] = []
     shown = bytearray()
     ranks = tuple(
@@ -133,26 +133,26 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         settings=(ClusterSpec(), JobSpec(job=JobSection(heartbeat_timeout="1m"))),
         on_event=lambda event: events.append(event.text),
     )
-    machine: dict[str, Any] = {"state": "running", "instance_type": "t", "zone": "", "image_id": ""}
+    fields: dict[str, Any] = {"state": "running", "instance_type": "t", "zone": "", "image_id": ""}
     gateway: Any = object()
     record: Any = SimpleNamespace(id="x")
     cluster = LocatedCluster(
         session=session,
         aws_client=gateway,
         local_record=record,
-        nodes=tuple(Node(node=node, instance_id=f"i-{node}", **machine) for node in (0, 1)),
+        nodes=tuple(Node(node=node, instance_id=f"i-{node}", **fields) for node in (0, 1)),
     )
     fleet: Any = nodes
-    nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
-    job = JobRecord(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
+    job_nodes = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
+    job = JobRecord(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=job_nodes)
     merger = Merger({0: 0, 1: 1}, folder=folder)
-    watch = JobFollower(
+    follower = JobFollower(
         ConnectedCluster(cluster=cluster, fleet=fleet), job, merger=merger, on_lines=shown.extend
     )
-    return watch.run(), bytes(shown), events
+    return follower.run(), bytes(shown), events
 
 
-def of_rank(rank: int, shown: bytes) -> bytes:
+def lines_of(rank: int, shown: bytes) -> bytes:
     label = b"[rank %d @ node%d] " % (rank, rank)
     return b"".join(
         line.removeprefix(label) for line in shown.splitlines(keepends=True) if line.startswith(label)
@@ -160,58 +160,58 @@ def of_rank(rank: int, shown: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("cuts", [{1: 5}, {0: 5, 1: 5}])
-def test_lines_are_whole_after_a_break(
+def test_lines_are_complete_after_a_lost_connection(
     cuts: dict[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
-    job, shown, events = follow(Nodes(cuts, back_at=50), tmp_path, monkeypatch)
+    job, shown, events = watch(Nodes(cuts, back_at=50), tmp_path, monkeypatch)
     assert job.state == "succeeded"
-    assert [of_rank(rank, shown) for rank in (0, 1)] == [LINES, LINES]
+    assert [lines_of(rank, shown) for rank in (0, 1)] == [LINES, LINES]
     assert len([event for event in events if "reconnecting" in event]) == len(cuts)
 
 
-def test_node_comes_back_while_the_others_are_followed(
+def test_a_node_is_reconnected_while_the_others_are_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
     nodes = Nodes({1: 2}, back_at=3)
-    _, shown, _ = follow(nodes, tmp_path, monkeypatch)
+    _, shown, _ = watch(nodes, tmp_path, monkeypatch)
     assert shown.index(b"[rank 1 @ node1] line 9\n") < shown.index(b"[rank 0 @ node0] line 19\n")
 
 
-def test_node_is_given_up_after_the_heartbeat_timeout_and_a_minute(
+def test_a_node_is_given_up_after_the_heartbeat_timeout_and_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
     nodes = Nodes({1: 3}, back_at=10_000)
-    job, shown, _ = follow(nodes, tmp_path, monkeypatch)
+    job, shown, _ = watch(nodes, tmp_path, monkeypatch)
     assert 120 < nodes.now < 140
-    assert (job.state, of_rank(0, shown)) == ("succeeded", LINES)
+    assert (job.state, lines_of(0, shown)) == ("succeeded", LINES)
 
 
-@pytest.mark.parametrize("gone", [0, 1])
-def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
-    gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_node_that_ec2_terminated_is_given_up_at_once_and_reported(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
-    states[f"i-{gone}"] = "terminated"
-    nodes = Nodes({gone: 3}, back_at=10_000)
-    follow(nodes, tmp_path, monkeypatch)
+    states[f"i-{number}"] = "terminated"
+    nodes = Nodes({number: 3}, back_at=10_000)
+    watch(nodes, tmp_path, monkeypatch)
     assert nodes.now < 60
-    assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", gone)]
+    assert [(report["do"], report["node"]) for report in nodes.reports] == [("lost", number)]
     assert nodes.reports[0]["why"] == f"EC2 says that its instance is terminated ({SPOT})"
     assert nodes.reports[0]["kind"] == "spot_interruption"
 
 
 @pytest.mark.parametrize(("second", "state"), [("shutting-down", "interrupted"), ("running", "running")])
-def test_job_that_its_nodes_last_called_running_is_interrupted_once_ec2_says_that_all_are_gone(
+def test_a_running_job_is_interrupted_once_ec2_has_ended_all_of_its_nodes(
     second: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
-    class Telling(Nodes):
-        """Each frame is followed by what the node knows of the job."""
+    class Reporting(Nodes):
+        """Sends the job's state after each frame."""
 
         def _frames(self, node: int, offsets: dict[int, int]) -> bytes:
-            running = json.dumps(document(node, "running")).encode()
+            running = json.dumps(make_document(node, "running")).encode()
             return super()._frames(node, offsets) + HEADER.pack(b"S", 0, 0, len(running)) + running
 
     states |= {"i-0": "terminated", "i-1": second}
-    job, _, _ = follow(Telling({0: 2, 1: 2}, back_at=10_000), tmp_path, monkeypatch)
+    job, _, _ = watch(Reporting({0: 2, 1: 2}, back_at=10_000), tmp_path, monkeypatch)
     assert job.state == state
     if job.cause is None:
         assert state == "running"
@@ -220,26 +220,26 @@ def test_job_that_its_nodes_last_called_running_is_interrupted_once_ec2_says_tha
     assert job.cause.next.startswith("awsddp up")
 
 
-def test_node_whose_streams_bring_nothing_is_given_up(
+def test_a_node_whose_streams_end_without_data_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
     class Hostile(Nodes):
-        """Node 1 can always be connected to, and ends each stream at once."""
+        """Node 1 accepts each connection, and ends each stream at once."""
 
         def request(
             self, program: object, messages: Any, on_data: Any, **limits: Any
         ) -> dict[int, NodeError]:
-            honest = {node: said for node, said in messages.items() if node == 0}
+            honest = {node: message for node, message in messages.items() if node == 0}
             ended = super().request(program, honest, on_data, **limits) if honest else {}
             return ended | {node: NodeError("node1: it ended") for node in messages if node == 1}
 
-    job, shown, events = follow(Hostile({}, back_at=0), tmp_path, monkeypatch)
+    job, shown, events = watch(Hostile({}, back_at=0), tmp_path, monkeypatch)
     assert job.state == "succeeded"
-    assert of_rank(0, shown) == LINES
+    assert lines_of(0, shown) == LINES
     assert len(events) < 100
 
 
-def test_job_without_output_is_said_to_be_silent_once_with_the_command(
+def test_a_job_without_output_is_reported_once_with_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
     class Silent(Nodes):
@@ -248,5 +248,5 @@ def test_job_without_output_is_said_to_be_silent_once_with_the_command(
                 return HEADER.pack(b"H", 0, 0, 0)
             return super()._frames(node, offsets)
 
-    _, _, events = follow(Silent({}, back_at=0), tmp_path, monkeypatch)
+    _, _, events = watch(Silent({}, back_at=0), tmp_path, monkeypatch)
     assert events == ["no output for 5 min: awsddp why job   # where its ranks are"]

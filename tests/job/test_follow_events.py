@@ -1,4 +1,4 @@
-"""TensorBoard's event files come home while a job is followed."""
+"""TensorBoard's event files are fetched while a job is followed."""
 
 import threading
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from awsddp.errors import NodeError
-from awsddp.job import follow as events
+from awsddp.job import follow
 from awsddp.job.follow import BackgroundFetch
 from awsddp.model.records import JobRecord
 from awsddp.nodes.fleet import Result
@@ -23,8 +23,8 @@ folder.mkdir(parents=True)
 """
 
 
-class Beside(Line):
-    """Connections over which a program of its own can be started, too."""
+class ProgramLine(Line):
+    """Connections over which another program can be started, too."""
 
     def run_each(self, commands: Mapping[int, Any], *, timeout_s: float) -> dict[int, Result | NodeError]:
         """Answer as `Fleet.run_each` does."""
@@ -39,52 +39,52 @@ class Beside(Line):
         return outcomes
 
 
-def at_home(world: World) -> dict[str, str]:
+def read_results(world: World) -> dict[str, str]:
     folder = world.project / "runs" / "j"
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
-def beside(world: World) -> Beside:
-    return Beside(world.homes, world.nodes)
+def make_line(world: World) -> ProgramLine:
+    return ProgramLine(world.homes, world.nodes)
 
 
-def test_what_has_grown_comes_home_and_nothing_else(world: World) -> None:
+def test_grown_event_files_are_fetched_and_nothing_else(world: World) -> None:
     job = start(world, WRITES, name="j")
     world.homes.wait("j")
-    line = beside(world)
-    following = BackgroundFetch(world.connected(line=line), job)
-    following.fetch_event_files()
-    place = "runs/today/events.out.tfevents.7"
-    assert at_home(world) == {f"node{n}/{place}": f"step 1 of rank {n}" for n in (0, 1)}
-    with (world.homes.workdirs[1] / place).open("a") as file:
+    line = make_line(world)
+    fetcher = BackgroundFetch(world.connected(line=line), job)
+    fetcher.fetch_event_files()
+    path = "runs/today/events.out.tfevents.7"
+    assert read_results(world) == {f"node{n}/{path}": f"step 1 of rank {n}" for n in (0, 1)}
+    with (world.homes.workdirs[1] / path).open("a") as file:
         file.write(", step 2")
-    following.fetch_event_files()
-    assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2"
+    fetcher.fetch_event_files()
+    assert read_results(world)[f"node1/{path}"] == "step 1 of rank 1, step 2"
     line.cut = {0}
-    with (world.homes.workdirs[1] / place).open("a") as file:
+    with (world.homes.workdirs[1] / path).open("a") as file:
         file.write(", step 3")
-    following.fetch_event_files()
-    assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2, step 3"
-    following._ended.set()
-    with (world.homes.workdirs[1] / place).open("a") as file:
+    fetcher.fetch_event_files()
+    assert read_results(world)[f"node1/{path}"] == "step 1 of rank 1, step 2, step 3"
+    fetcher._ended.set()
+    with (world.homes.workdirs[1] / path).open("a") as file:
         file.write(", too late")
-    following.fetch_event_files()
-    assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2, step 3"
+    fetcher.fetch_event_files()
+    assert read_results(world)[f"node1/{path}"] == "step 1 of rank 1, step 2, step 3"
 
 
-def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_do_not_end_the_background_fetch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     job = JobRecord(job="j", state="running", cause=None, ranks=(), home="runs/j")
-    monkeypatch.setattr(events, "FETCH_INTERVAL_S", 0.01)
-    line = beside(world)
-    tried = threading.Semaphore(0)
+    monkeypatch.setattr(follow, "FETCH_INTERVAL_S", 0.01)
+    line = make_line(world)
+    attempts = threading.Semaphore(0)
 
-    def broken(*_: object, **__: object) -> None:
-        tried.release()
+    def fail(*_: object, **__: object) -> None:
+        attempts.release()
         raise KeyError("a connection that is gone")
 
-    monkeypatch.setattr(line, "run_each", broken)
+    monkeypatch.setattr(line, "run_each", fail)
     with BackgroundFetch(world.connected(line=line), job).running():
-        for _ in range(3):  # it is tried again, and again
-            assert tried.acquire(timeout=60)
-    assert at_home(world) == {}
+        for _ in range(3):  # it is retried
+            assert attempts.acquire(timeout=60)
+    assert read_results(world) == {}

@@ -1,4 +1,4 @@
-"""The jobs of this machine, and what they cost."""
+"""The jobs of this machine, and their cost."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +13,7 @@ from tests.support.ended_cluster import BEGAN, CAUSE, Home, at
 from tests.support.event_file import record
 
 
-def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_job(home: Home) -> None:
+def test_jobs_lists_all_clusters_with_the_cost_of_jobs_and_of_idle_time(home: Home) -> None:
     home.job("two", 200, state="failed", cause=CAUSE)
     home.job("one", 100)
     home.job("cut", 400, state="running", ended=None)
@@ -26,7 +26,7 @@ def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_
         ("cut", "interrupted", "default", "2026-11-22T12:10:05Z"),
     ]
     assert [row["job_usd"] for row in document["jobs"]] == [None, 0.0652, 0.0652, 0.5808]
-    # two nodes for ten minutes at $5.00 an hour and their disks, four gigabytes that left AWS
+    # two nodes for ten minutes at $5.00 per hour and their disks, and four gigabytes sent from AWS
     (cluster,) = document["clusters"]
     assert cluster["cost_usd"] == round(2 * 5.1 / 6 + 4 * 0.09, 2) == document["total_usd"] == 2.06
     assert cluster["idle_usd"] == round(2.06 - 0.0652 - 0.0652 - 0.5808, 2)
@@ -39,20 +39,20 @@ def test_two_jobs_on_one_node_share_its_price(home: Home) -> None:
     assert [job.job_usd for job in make_jobs_document(home.session(), ()).jobs] == [0.0326, 0.0326]
 
 
-def test_jobs_since_a_moment_are_summed_from_then_on(home: Home) -> None:
+def test_jobs_since_a_time_counts_cost_from_then_on(home: Home) -> None:
     home.job("one", 100)
     home.job("two", 300)
     document = make_jobs_document(home.session(), (), since=BEGAN + timedelta(seconds=305))
     assert [job.job for job in document.jobs] == ["two"] and document.since == at(305).replace("+00:00", "Z")
     # the last five of ten minutes, and two gigabytes
     assert document.total_usd == pytest.approx(2 * 5.1 / 12 + 0.09, abs=0.011)
-    late = make_jobs_document(home.session(), (), since=BEGAN + timedelta(days=1))
-    assert (late.jobs, late.clusters, late.total_usd) == ((), (), 0.0)
+    later = make_jobs_document(home.session(), (), since=BEGAN + timedelta(days=1))
+    assert (later.jobs, later.clusters, later.total_usd) == ((), (), 0.0)
 
 
-def test_jobs_tell_step_and_loss_of_the_metrics_or_else_of_the_last_event_file(home: Home) -> None:
+def test_jobs_reads_step_and_loss_from_metrics_or_else_from_event_files(home: Home) -> None:
     folders = [
-        home.job(name, 100 + began) for began, name in enumerate(("written", "events", "both", "none"))
+        home.job(name, 100 + offset) for offset, name in enumerate(("written", "events", "both", "none"))
     ]
     for folder in folders[1::2]:
         for path in folder.rglob("metrics.jsonl"):
@@ -73,8 +73,8 @@ def test_jobs_tell_step_and_loss_of_the_metrics_or_else_of_the_last_event_file(h
         "both": (3, 5.0, 0.25),
         "none": (None, None, None),
     }
-    [_, ran, *_] = make_jobs_document(home.session(), ()).jobs
-    assert (make_job_result(home.session(), ran).step, make_job_result(home.session(), ran).loss) == (4, 0.5)
+    [_, job, *_] = make_jobs_document(home.session(), ()).jobs
+    assert (make_job_result(home.session(), job).step, make_job_result(home.session(), job).loss) == (4, 0.5)
     assert report(home.session(), job="events").loss == 0.5
-    running = replace(ran, progress=(RankProgress(rank=0, step=9, loss=0.25),))
-    assert make_job_result(home.session(), running).loss == 0.25, "what nodes tell comes first"
+    running = replace(job, progress=(RankProgress(rank=0, step=9, loss=0.25),))
+    assert make_job_result(home.session(), running).loss == 0.25, "the progress of nodes comes first"

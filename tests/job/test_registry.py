@@ -1,4 +1,4 @@
-"""One truth a question: whatever answers it, answers alike for the same facts."""
+"""All verbs and documents give the same answer about a job."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,41 +28,43 @@ from tests.support.desk import BEGAN, ID, Desk, one
     [
         ("running", None, "running"),
         ("waiting", None, "waiting"),
-        ("succeeded", "running", "succeeded"),  # its results were fetched as it ran, and it was seen since
-        ("running", "failed", "failed"),  # another home of this project has fetched them
+        ("succeeded", "running", "succeeded"),  # fetched while it ran, and seen later
+        ("running", "failed", "failed"),  # fetched by another client of this project
         ("cancelled", "cancelled", "cancelled"),
     ],
 )
-def test_a_job_has_one_state(desk: Desk, seen: JobState, saved: JobState | None, state: JobState) -> None:
+def test_all_documents_show_the_same_state_of_a_job(
+    desk: Desk, seen: JobState, saved: JobState | None, state: JobState
+) -> None:
     desk.train("j", seen, saved=saved)
     session = desk.session()
-    [known] = list_known_clusters(session)["clusters"]
+    [cluster] = list_known_clusters(session)["clusters"]
     surfaces = {
         "status": one(desk.status()["jobs"], "j")["state"],
         "jobs": one(make_jobs_document(session, ())["jobs"], "j")["state"],
-        "bare awsddp": one(known["jobs"], "j")["state"],
+        "bare awsddp": one(cluster["jobs"], "j")["state"],
         "report": report(session, job="j")["state"],
     }
-    if state not in ("running", "waiting"):  # else the Python API asks the nodes
+    if state not in ("running", "waiting"):  # otherwise the Python API asks the nodes
         surfaces["Python API"] = desk.api().job("j").state
     assert surfaces == dict.fromkeys(surfaces, state)
 
 
 @pytest.mark.parametrize("saved", [None, "running", "waiting"])
-def test_a_job_that_its_cluster_took_along_was_interrupted(desk: Desk, saved: JobState | None) -> None:
+def test_a_running_job_is_interrupted_by_the_end_of_its_cluster(desk: Desk, saved: JobState | None) -> None:
     job = desk.train("j", "running", saved=saved)
-    desk.note("ended", BEGAN + timedelta(minutes=90))  # and something else of it could not be terminated
+    desk.note("ended", BEGAN + timedelta(minutes=90))  # another part of it could not be terminated
     desk.listed = tuple(replace(node, state="terminated") for node in desk.listed)
-    [known] = list_known_clusters(desk.session())["clusters"]
-    assert [one(found, "j")["state"] for found in (desk.status()["jobs"], known["jobs"])] == [
+    [cluster] = list_known_clusters(desk.session())["clusters"]
+    assert [one(rows, "j")["state"] for rows in (desk.status()["jobs"], cluster["jobs"])] == [
         "interrupted"
     ] * 2
     desk.folder.archive(ID)
     if saved is None:
         desk.save(job)
     session = desk.session()
-    [told] = jobs(session)["jobs"]
-    assert (told["state"], told["ended"]) == ("interrupted", optional_utc(BEGAN + timedelta(minutes=90)))
+    [row] = jobs(session)["jobs"]
+    assert (row["state"], row["ended"]) == ("interrupted", optional_utc(BEGAN + timedelta(minutes=90)))
     assert report(session, job="j")["state"] == "interrupted"
     assert logs(session, job="j", follow=False, on_lines=lambda data: None)["state"] == "interrupted"
     assert desk.api().job("j").state == "interrupted"
@@ -95,16 +97,16 @@ def test_the_last_job_is_the_one_that_was_launched_last(desk: Desk) -> None:
     assert surfaces == dict.fromkeys(surfaces, "second")
 
 
-def test_every_verb_finds_a_job_by_a_part_of_its_name_and_a_name_before_a_part(desk: Desk) -> None:
+def test_every_verb_finds_a_job_by_a_part_of_its_name_but_prefers_its_name(desk: Desk) -> None:
     for minutes, name in enumerate(("train-1", "train-10", "lr-0.1"), start=1):
         desk.train(name, "succeeded", minutes=minutes, saved="succeeded")
     desk.listed = tuple(replace(node, state="stopped") for node in desk.listed)
     session = desk.session()
 
     def listed(*texts: str) -> list[str]:
-        with pytest.raises(NodeError) as stopped:  # it shows what this machine knows all the same
+        with pytest.raises(NodeError) as error:  # its result has the jobs of the record
             jobs(session, texts)
-        return [job["job"] for job in stopped.value.result["jobs"]]
+        return [job["job"] for job in error.value.result["jobs"]]
 
     def resumed(text: str) -> str:
         checkpoint = find_checkpoint_to_resume(desk.session(**{"job.script": "train.py", "job.resume": text}))
@@ -123,18 +125,16 @@ def test_every_verb_finds_a_job_by_a_part_of_its_name_and_a_name_before_a_part(d
         assert {verb: find(text) for verb, find in verbs.items()} == dict.fromkeys(verbs, name)
     assert listed("last", "10") == ["lr-0.1", "train-10"]
     for find in verbs.values():
-        with pytest.raises(UsageError, match="several jobs have tra in their name") as refused:
+        with pytest.raises(UsageError, match="several jobs have tra in their name") as error:
             find("tra")
-        assert (refused.value.why, refused.value.exit_code) == ("train-1, train-10", 2)
+        assert (error.value.why, error.value.exit_code) == ("train-1, train-10", 2)
     for text in ("nope", "", "*", ".*"):
-        with pytest.raises(NotFoundError) as unknown:
+        with pytest.raises(NotFoundError) as error:
             report(session, job=text)
-        assert unknown.value.exit_code == 7
+        assert error.value.exit_code == 7
 
 
-def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_jobs_of_this_project_are_preferred_but_not_over_an_exact_name(desk: Desk, tmp_path: Path) -> None:
     desk.train("theirs-7", "succeeded")
     desk.folder.append_event("train", job="theirs-7", home=str(tmp_path / "other" / "theirs-7"))
     desk.train("train-7", "succeeded", saved="succeeded")
@@ -144,11 +144,11 @@ def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
         "launched", id="ffffffff", instances=["i-9"], target="aws", node_usd_per_hour=1.0, nodes=1
     )
     later.append_event("train", job="train-7", home=str(tmp_path / "other" / "train-7"))
-    again = replace(desk.train("x", "succeeded"), job="train-7", nodes=(JobNode(node=0, instance_id="i-9"),))
-    desk.save(again, tmp_path / "other")
+    newer = replace(desk.train("x", "succeeded"), job="train-7", nodes=(JobNode(node=0, instance_id="i-9"),))
+    desk.save(newer, tmp_path / "other")
     later.append_event("train", job="train-7", home=str(desk.session(tmp_path / "other").results / "train-7"))
-    both = [job.cluster for job in make_jobs_document(session, ())["jobs"] if job.job == "train-7"]
-    assert both == ["default", "later"]
+    clusters = [job.cluster for job in make_jobs_document(session, ())["jobs"] if job.job == "train-7"]
+    assert clusters == ["default", "later"]
     [chosen] = make_jobs_document(session, (), names=["7"])["jobs"]
     assert (chosen.job, chosen.cluster, report(session, job="7").cluster) == ("train-7", "default", "default")
     registry = JobRegistry(session)
@@ -162,12 +162,10 @@ def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "message"),
     [("last", "no job last"), ("never", "no job never"), (None, "no jobs have run from this machine")],
 )
-def test_a_job_that_is_not_there_is_named_as_it_was_asked_for(
-    tmp_path: Path, text: str | None, said: str
-) -> None:
-    with pytest.raises(NotFoundError) as refused:
-        JobRegistry(Session(name="default", home=tmp_path / "home")).require(text)
-    assert refused.value.message == said
+def test_an_unknown_job_is_named_as_requested(tmp_path: Path, name: str | None, message: str) -> None:
+    with pytest.raises(NotFoundError) as error:
+        JobRegistry(Session(name="default", home=tmp_path / "home")).require(name)
+    assert error.value.message == message

@@ -1,4 +1,4 @@
-"""What a rehearsal lacks, where that is why a job failed."""
+"""What a rehearsal lacks, if a job failed because of it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ OFFLINE = Cause(
 
 
 @pytest.mark.parametrize(
-    ("cause", "why", "next"),
+    ("cause", "why", "advice"),
     [
         (TRITON, "comes with torch for CUDA, and a rehearsal has torch for the CPU", "(rehearsed)"),
         (NO_OPERATORS, "its torchvision has no operators", "(rehearsed)"),
@@ -56,11 +56,11 @@ OFFLINE = Cause(
             "awsddp train --data FOLDER",
         ),
     ],
-    ids=lambda one: one.kind if isinstance(one, Cause) else "",
+    ids=lambda value: value.kind if isinstance(value, Cause) else "",
 )
-def test_what_a_rehearsal_lacks_is_said_there_and_not_on_aws(cause: Cause, why: str, next: str) -> None:
-    lack = find_rehearsal_gap(LOCAL, cause)
-    assert lack is not None and why in lack[0] and next in lack[1]
+def test_a_rehearsal_gap_is_named_in_a_rehearsal_and_not_on_aws(cause: Cause, why: str, advice: str) -> None:
+    gap = find_rehearsal_gap(LOCAL, cause)
+    assert gap is not None and why in gap[0] and advice in gap[1]
     assert find_rehearsal_gap(Target(), cause) is None
     assert find_rehearsal_gap(LOCAL, replace(cause, kind="exit")) is None
 
@@ -69,12 +69,12 @@ def test_a_loopback_node_has_the_network_of_this_machine() -> None:
     assert find_rehearsal_gap(replace(LOCAL, node_s3=LOCAL.endpoint), OFFLINE) is None
 
 
-def test_the_cause_of_a_job_in_a_rehearsal_says_what_that_lacks(tmp_path: Path) -> None:
+def test_the_cause_of_a_job_in_a_rehearsal_names_the_gap(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path / "home", "default")
     folder.write(replace(RECORD, target=LOCAL))
     settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
     session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
-    told = explain_cause(
+    result = explain_cause(
         session, JobRecord(job="j", state="failed", cause=TRITON, ranks=(), home="runs/j", script="t.py")
     )
-    assert told.cause is not None and told.cause.explanation.endswith("the image of a GPU node has it.")
+    assert result.cause is not None and result.cause.explanation.endswith("the image of a GPU node has it.")

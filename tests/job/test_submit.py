@@ -1,4 +1,4 @@
-"""Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
+"""The start of a job: one per node, one client at a time; a refused launch undoes only its own changes."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from awsddp.agent import messages as requests
 from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.errors import InUse, NodeError, UsageError
 from awsddp.job import submit
-from awsddp.job import train as starting
+from awsddp.job import train as train_module
 from awsddp.job.cancel import end_ranks
 from awsddp.model.node_answers import Slots
 from awsddp.model.records import OLDER_JOBS
@@ -26,61 +26,59 @@ def states(world: World) -> dict[str, str]:
     return {job.job: job.state for job in list_jobs_on_nodes(world.connected())}
 
 
-def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
+def test_a_second_job_is_refused_before_anything_is_sent_or_tagged(world: World) -> None:
     first = start(world, SLEEPS)
     assert first.job == "w-1"
     before = (list(world.said), dict(world.tags))
     for settings in ({}, {"name": "other"}, {"name": first.job}):
-        with pytest.raises(InUse, match=rf"job {first.job} runs on node0, node1") as refused:
+        with pytest.raises(InUse, match=rf"job {first.job} runs on node0, node1") as error:
             start(world, SLEEPS, **settings)
-        assert refused.value.exit_code == 3
-        assert f"awsddp cancel {first.job}" in refused.value.next
-        assert f"awsddp logs -f {first.job}" in refused.value.next
-        assert "those that wait" not in refused.value.why, "none waits"
-        complete_error(world.session(script="w.py", args=["--lr", "1"]), refused.value)
-        named = " --name other" if settings == {"name": "other"} else ""  # the third is taken
-        assert f" --after {first.job}{named} w.py -- --lr 1   # or" in refused.value.next
+        assert error.value.exit_code == 3
+        assert f"awsddp cancel {first.job}" in error.value.next
+        assert f"awsddp logs -f {first.job}" in error.value.next
+        assert "those that wait" not in error.value.why, "none waits"
+        complete_error(world.session(script="w.py", args=["--lr", "1"]), error.value)
+        name_option = " --name other" if settings == {"name": "other"} else ""  # the third name is taken
+        assert f" --after {first.job}{name_option} w.py -- --lr 1   # or" in error.value.next
     assert (world.said, world.tags) == before
     assert states(world) == {first.job: "running"}
     end_ranks(world.connected(), first.job, grace_s=0)
     assert start(world, "").job == "w-2"
 
 
-def test_the_job_that_may_wait_keeps_its_name_and_is_left_to_run_as_it_was_typed(
+def test_the_advice_to_wait_keeps_the_name_and_the_detach_option(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = start(world, SLEEPS)
-    monkeypatch.setattr(starting, "ready_cluster", world.find_cluster)
-    for detach, job, typed in (
+    monkeypatch.setattr(train_module, "ready_cluster", world.find_cluster)
+    for detach, job, command in (
         (True, {"name": "mine"}, f"train --detach --after {first.job} --name mine"),
         (False, {"name": "mine"}, f"train --after {first.job} --name mine"),
         (True, {}, f"train --detach --after {first.job}"),
     ):
-        with pytest.raises(InUse) as refused:
-            starting.train(world.session(script="w.py", **job), on_lines=lambda _: None, detach=detach)
-        assert f"\nawsddp {typed}   # or let" in refused.value.next
+        with pytest.raises(InUse) as error:
+            train_module.train(world.session(script="w.py", **job), on_lines=lambda _: None, detach=detach)
+        assert f"\nawsddp {command}   # or let" in error.value.next
 
 
-def test_a_job_knows_the_environment_that_the_cluster_has_by_a_later_up(world: World) -> None:
+def test_a_job_has_the_environment_options_of_a_later_up(world: World) -> None:
     world.folder.write(replace(world.record, asked={"env.packages_from": "node"}))
     start(world, "")
-    (told,) = list_jobs_on_nodes(world.connected())
-    assert "env.packages_from=node" in told.options
+    (job,) = list_jobs_on_nodes(world.connected())
+    assert "env.packages_from=node" in job.options
 
 
-def test_start_asks_the_nodes_four_times_one_after_the_other(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_takes_four_round_trips(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     line = world.line()
     monkeypatch.setattr(world, "line", lambda: line)
     start(world, "")
     assert line.asked == [
         {0: ["claim", "slots"], 1: ["slots"]},
-        *[{0: [what], 1: [what]} for what in ("probe", "dial", "launch")],
+        *[{0: [request], 1: [request]} for request in ("probe", "dial", "launch")],
     ]
 
 
-def test_nodes_are_asked_again_where_another_client_could_launch_meanwhile(
+def test_slots_are_read_again_if_another_client_could_launch_before_the_claim(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = world.line()
@@ -91,8 +89,8 @@ def test_nodes_are_asked_again_where_another_client_could_launch_meanwhile(
         pass
     request = line.request
 
-    def launch_meanwhile(program: object, messages: Any, on_data: Any, **more: Any) -> Any:
-        outcomes = request(program, messages, on_data, **more)
+    def launch_then_request(program: object, messages: Any, on_data: Any, **options: Any) -> Any:
+        outcomes = request(program, messages, on_data, **options)
         if len(line.asked) == 1:
             holder.communicate(b"")
             for host in world.homes.hosts:
@@ -100,55 +98,55 @@ def test_nodes_are_asked_again_where_another_client_could_launch_meanwhile(
             world.homes.launch("anns.py", job="anns")
         return outcomes
 
-    monkeypatch.setattr(line, "request", launch_meanwhile)
+    monkeypatch.setattr(line, "request", launch_then_request)
     with pytest.raises(InUse, match="job anns runs on node0, node1"):
         start(world, "")
     assert line.asked[1:] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
     assert (world.said, world.tags) == ([], {})
 
 
-def test_nodes_are_asked_again_where_another_client_held_the_claim_just_before(
+def test_slots_are_read_again_if_another_client_held_the_claim_just_before(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = world.line()
     monkeypatch.setattr(world, "line", lambda: line)
-    held = world.homes.homes[0] / ".awsddp" / "launch.lock"
-    held.parent.mkdir(exist_ok=True)
-    held.write_text("ann")
-    os.utime(held, (time.time() + 60, time.time() + 60))
+    lock = world.homes.homes[0] / ".awsddp" / "launch.lock"
+    lock.parent.mkdir(exist_ok=True)
+    lock.write_text("ann")
+    os.utime(lock, (time.time() + 60, time.time() + 60))
     start(world, "")
     assert line.asked[1:3] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
 
 
-def test_name_that_is_taken_is_refused_with_where_its_job_is_and_its_tag_stays(world: World) -> None:
+def test_a_taken_name_is_refused_with_its_location_and_its_tag_stays(world: World) -> None:
     start(world, SLEEPS, name="nm")
     end_ranks(world.connected(), "nm", grace_s=0)
-    kept = world.project / "runs" / "kept"
-    kept.mkdir(parents=True)
+    results = world.project / "runs" / "kept"
+    results.mkdir(parents=True)
     (world.project / "runs" / "empty").mkdir()
-    (kept / "model.pt").write_bytes(bytes(2000))
+    (results / "model.pt").write_bytes(bytes(2000))
     causes = {
         "nm": "node0, node1 has a job of that name: awsddp jobs nm",
         "kept": "runs/kept exists: 1 file, 2 kB",
         "empty": "runs/empty exists: it is empty",
     }
     for name, why in causes.items():
-        with pytest.raises(UsageError, match=f"job {name} already exists") as refused:
+        with pytest.raises(UsageError, match=f"job {name} already exists") as error:
             start(world, SLEEPS, name=name)
-        assert refused.value.why.endswith(why)
+        assert error.value.why.endswith(why)
     assert world.tags == {"i-0": ["nm"], "i-1": ["nm"]}
 
 
-def test_name_that_only_the_tag_of_a_node_names_which_is_not_asked_is_taken(world: World) -> None:
+def test_a_name_in_the_tag_of_a_node_that_does_not_answer_is_taken(world: World) -> None:
     world.tags["i-1"] = ["away"]
-    cluster, known = world.located(), Slots(used=(), taken=(), jobs={})
-    told = "node1 holds results of a job of that name, by its tag"
-    assert submit._why_taken(cluster, "away", {0: known}) == told
-    assert submit._why_taken(cluster, "away", {0: known, 1: known}) == ""
+    cluster, slots = world.located(), Slots(used=(), taken=(), jobs={})
+    reason = "node1 holds results of a job of that name, by its tag"
+    assert submit._why_taken(cluster, "away", {0: slots}) == reason
+    assert submit._why_taken(cluster, "away", {0: slots, 1: slots}) == ""
 
 
 @pytest.mark.prove
-def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_record_and_runs(
+def test_an_automatic_name_follows_the_numbers_on_nodes_in_tags_record_and_runs(
     world: World,
 ) -> None:
     runs = Path(world.session().results)
@@ -174,31 +172,29 @@ def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_re
     assert [name(), name()] == ["w-1000000", "w-1000001"]
 
 
-def launched_by_another_client(
-    world: World, line: Line, *jobs: str, script: str = "print('another')"
-) -> None:
-    """Have jobs of another client start on the nodes, and end, right before ours is launched there."""
-    request, left = line.request, list(jobs)
+def launch_as_another_client(world: World, line: Line, *jobs: str, script: str = "print('another')") -> None:
+    """Have another client start jobs on the nodes, which end, immediately before our launch."""
+    request, remaining = line.request, list(jobs)
 
-    def overtaken(program: object, messages: Any, on_data: Any, **more: Any) -> Any:
-        if left and b'"do": "launch"' in messages[0]:
+    def launch_first(program: object, messages: Any, on_data: Any, **options: Any) -> Any:
+        if remaining and b'"do": "launch"' in messages[0]:
             for host in world.homes.hosts:
                 Path(host.workdir, "other.py").write_text(script)
-            world.homes.launch("other.py", job=left[0])
+            world.homes.launch("other.py", job=remaining[0])
             if script != SLEEPS:
-                world.homes.wait(left[0])
-            del left[0]
-        return request(program, messages, on_data, **more)
+                world.homes.wait(remaining[0])
+            del remaining[0]
+        return request(program, messages, on_data, **options)
 
-    line.request = overtaken  # type: ignore[method-assign]
+    line.request = launch_first  # type: ignore[method-assign]
 
 
-def test_client_whose_number_another_one_takes_meanwhile_takes_the_next_and_starts_once(
+def test_a_client_whose_number_was_taken_starts_once_with_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = world.line()
     monkeypatch.setattr(world, "line", lambda: line)
-    launched_by_another_client(world, line, "w-1", "w-2")
+    launch_as_another_client(world, line, "w-1", "w-2")
     job = start(world, "print('ours')")
     assert job.job == "w-3"
     world.homes.wait("w-3")
@@ -210,24 +206,24 @@ def test_client_whose_number_another_one_takes_meanwhile_takes_the_next_and_star
 
 
 @pytest.mark.prove
-def test_client_whose_number_is_taken_by_a_job_that_runs_is_told_so(
+def test_a_client_whose_number_a_running_job_took_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = world.line()
     monkeypatch.setattr(world, "line", lambda: line)
-    launched_by_another_client(world, line, "w-1", script=SLEEPS)
+    launch_as_another_client(world, line, "w-1", script=SLEEPS)
     with pytest.raises(InUse, match="job w-1 runs on node0, node1"):
         start(world, "print('ours')")
     assert states(world) == {"w-1": "running"}
     assert world.tags == {"i-0": ["w-1"], "i-1": ["w-1"]}
 
 
-def test_given_name_that_another_client_takes_meanwhile_is_refused_and_its_tag_stays(
+def test_a_given_name_that_another_client_took_is_refused_and_its_tag_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = world.line()
     monkeypatch.setattr(world, "line", lambda: line)
-    launched_by_another_client(world, line, "mine")
+    launch_as_another_client(world, line, "mine")
     with pytest.raises(UsageError, match="job mine already exists on this node"):
         start(world, SLEEPS, name="mine")
     assert states(world) == {"mine": "succeeded"}
@@ -235,17 +231,15 @@ def test_given_name_that_another_client_takes_meanwhile_is_refused_and_its_tag_s
 
 
 @pytest.mark.prove
-def test_node_that_calls_every_name_taken_is_not_asked_for_ever(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_fails_after_five_taken_numbers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     line = world.line()
     monkeypatch.setattr(world, "line", lambda: line)
-    launched_by_another_client(world, line, *(f"w-{number}" for number in range(1, 9)))
+    launch_as_another_client(world, line, *(f"w-{number}" for number in range(1, 9)))
     with pytest.raises(UsageError, match="job w-5 already exists"):
         start(world, "")
 
 
-def test_launch_whose_reply_is_lost_is_not_started_again_under_the_next_name(
+def test_a_launch_whose_reply_is_lost_is_not_repeated_with_the_next_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = world.line()
@@ -256,7 +250,7 @@ def test_launch_whose_reply_is_lost_is_not_started_again_under_the_next_name(
     assert {path.name for path in world.homes.homes[0].glob(".awsddp/jobs/*")} == {"w-1"}
 
 
-def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: World) -> None:
+def test_a_launch_that_one_node_refuses_leaves_no_rank_and_no_tag(world: World) -> None:
     world.homes.hosts[1] = replace(
         world.homes.hosts[1], prepared=replace(world.homes.hosts[1].prepared, python="/no/python")
     )
@@ -270,7 +264,7 @@ def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: Wor
     assert states(world) == {"half": "cancelled"}
 
 
-def test_tags_stay_where_a_node_that_may_run_the_job_cannot_be_asked(
+def test_tags_stay_if_a_node_that_may_run_the_job_does_not_reply(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = world.line()

@@ -1,4 +1,4 @@
-"""--after: a job that waits on its nodes for the end of others, with no client."""
+"""--after: a job waits on its nodes for the end of others, without a client."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.support.waiting_jobs import jobs, script, states
 
 
 @pytest.mark.prove
-def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launch(world: World) -> None:
+def test_a_chain_of_three_jobs_runs_in_order_each_with_its_own_code(world: World) -> None:
     start(world, script(1, 600), name="one")
     start(world, script(2), name="two", after="one")
     start(world, script(3), name="three", after="all")
@@ -33,29 +33,31 @@ def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launc
     assert str(jobs(world)["two"].ended) <= str(jobs(world)["three"].started)
 
 
-def test_why_without_a_name_is_of_the_job_that_runs_and_not_of_one_that_waits(world: World) -> None:
+def test_why_without_a_name_is_for_the_running_job_not_a_waiting_one(world: World) -> None:
     start(world, script(1, 600), name="one")
     start(world, script(2), name="two", after="one")
     assert why(world.session()).job == why(world.session(), "last").job == "one"
     assert (why(world.session(), "two").job, why(world.session(), "two").state) == ("two", "waiting")
 
 
-def test_several_jobs_are_fetched_by_one_command_and_one_that_cannot_be_stops_no_other(world: World) -> None:
+def test_one_fetch_gets_several_jobs_and_an_unknown_one_stops_no_other(world: World) -> None:
     for name in ("one", "two"):
         start(world, script(0), name=name)
         until(lambda name=name: states(world)[name] == "succeeded", seconds=60)
-    session, shown = world.session(), list[str]()
+    session, fetched = world.session(), list[str]()
 
     def fetch_one(name: str | None) -> FetchDocument:
         return fetch(session, job=name, start=pytest.fail)
 
     def fetch_these(*names: str) -> list[str]:
-        shown.clear()
-        found = fetch_jobs(session, names, fetch_one=fetch_one, on_document=lambda one: shown.append(one.job))
-        return [one.job for one in found]
+        fetched.clear()
+        documents = fetch_jobs(
+            session, names, fetch_one=fetch_one, on_document=lambda row: fetched.append(row.job)
+        )
+        return [document.job for document in documents]
 
     with pytest.raises(NotFoundError, match="no job none"):
         fetch_these("one", "none", "two")
-    assert shown == ["one", "two"] and (world.project / "runs/two/job.json").exists()
-    assert fetch_these("two", "one", "two") == shown == ["two", "one"]
+    assert fetched == ["one", "two"] and (world.project / "runs/two/job.json").exists()
+    assert fetch_these("two", "one", "two") == fetched == ["two", "one"]
     assert fetch_these("all") == ["one", "two"]

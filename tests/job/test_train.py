@@ -1,4 +1,4 @@
-"""Two jobs on parts of a cluster, and what is started there."""
+"""Jobs on parts of a cluster, and their ranks."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.errors import InUse, UsageError
 from awsddp.job import submit
-from awsddp.job import train as starting
+from awsddp.job import train as train_module
 from awsddp.job.cancel import end_ranks
 from awsddp.session.connect import list_jobs_on_nodes
 from tests.support.folder_nodes import World
@@ -15,9 +15,9 @@ from tests.support.folder_nodes import World
 SLEEPS = "import os, time; print('up', os.getcwd(), flush=True); time.sleep(600)\n"
 
 
-def with_gpus(world: World, gpus: int) -> None:
+def set_gpus(world: World, gpus: int) -> None:
     world.folder.write(
-        replace(world.record, prepared=tuple(replace(one, gpus=gpus) for one in world.record.prepared))
+        replace(world.record, prepared=tuple(replace(node, gpus=gpus) for node in world.record.prepared))
     )
 
 
@@ -26,14 +26,14 @@ def start(world: World, name: str, on: str | None, **job: object) -> list[dict[i
     (world.project / "w.py").write_text(SLEEPS)
     line = world.line()
     connected = world.connected(world.session(script="w.py", name=name, on=on, **job), line)
-    submit.submit_job(connected, starting._place_ranks(connected.cluster), None)  # type: ignore[arg-type]
+    submit.submit_job(connected, train_module._place_ranks(connected.cluster), None)  # type: ignore[arg-type]
     return line.asked  # type: ignore[no-any-return]
 
 
-def test_job_that_does_not_use_the_first_node_gives_its_claim_on_it_back(world: World) -> None:
-    """Else another job could not start there until this one has ended, while its `train` follows it."""
-    asked = start(world, "a", "1")
-    assert asked[-2:] == [{1: ["launch"]}, {0: ["unclaim"]}]
+def test_a_job_that_does_not_use_the_first_node_releases_its_claim_there(world: World) -> None:
+    """Otherwise no job could start on the first node while `train` follows this one."""
+    requests = start(world, "a", "1")
+    assert requests[-2:] == [{1: ["launch"]}, {0: ["unclaim"]}]
     assert start(world, "b", "0")[-1] == {0: ["launch"]}
     for name in ("a", "b"):
         end_ranks(world.connected(), name, grace_s=0)
@@ -41,7 +41,7 @@ def test_job_that_does_not_use_the_first_node_gives_its_claim_on_it_back(world: 
 
 @pytest.mark.prove
 def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None:
-    with_gpus(world, 4)
+    set_gpus(world, 4)
     start(world, "a", "0:0-1")
     start(world, "b", "0:2-3")
     start(world, "c", "1")
@@ -61,8 +61,8 @@ def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None
         end_ranks(world.connected(), name, grace_s=0)
 
 
-def test_a_job_on_some_gpus_of_a_node_sees_these_alone(world: World) -> None:
-    with_gpus(world, 4)
+def test_a_job_on_some_gpus_of_a_node_sees_only_these(world: World) -> None:
+    set_gpus(world, 4)
     start(world, "j", "1:2-3", args=["{rank}"])
     request = json.loads((world.homes.folder(1, "j") / "job.json").read_text())
     assert request["layout"] == [[0, 0, 1], [1, 1, 1]]
@@ -74,8 +74,8 @@ def test_a_job_on_some_gpus_of_a_node_sees_these_alone(world: World) -> None:
     end_ranks(world.connected(), "j", grace_s=0)
 
 
-def test_gpus_and_nodes_that_are_not_there_are_refused(world: World) -> None:
-    with_gpus(world, 4)
+def test_gpus_and_nodes_that_do_not_exist_are_refused(world: World) -> None:
+    set_gpus(world, 4)
     for on, why in (("2", "no node2"), ("0:2-4", "no GPU 4")):
         with pytest.raises(UsageError, match=why):
-            starting._place_ranks(world.located(world.session(script="w.py", on=on)))
+            train_module._place_ranks(world.located(world.session(script="w.py", on=on)))

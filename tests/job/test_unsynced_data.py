@@ -1,4 +1,4 @@
-"""Data that .gitignore keeps here and the script names: asked before anything is sent or launched."""
+"""Data that .gitignore excludes and the script names: a question before anything is sent or launched."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_a_yes_sends_the_data_for_this_run_and_names_the_line_for_awsddp_toml(pr
     assert project.said == ['data/: to answer for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml']
 
 
-def test_a_no_keeps_it_here_and_the_line_that_it_names_answers_for_good(project: Project) -> None:
+def test_a_no_sends_nothing_and_names_the_setting_that_decides_for_all_jobs(project: Project) -> None:
     assert project.sent(project.checked(False)) == {".gitignore", "train.py"}
     assert project.said == ['data/: to answer for all jobs: ignore = ["/data/"] in [sync] of awsddp.toml']
     project.asked.clear()
@@ -26,7 +26,7 @@ def test_a_no_keeps_it_here_and_the_line_that_it_names_answers_for_good(project:
     assert not project.asked
 
 
-def test_where_nobody_can_be_asked_a_line_warns_and_the_run_goes_on(project: Project) -> None:
+def test_without_an_answer_the_data_is_not_sent_and_a_warning_is_printed(project: Project) -> None:
     assert project.sent(project.checked(None)) == {".gitignore", "train.py"}
     assert project.said == [
         "data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: not sent; to send it: "
@@ -35,14 +35,14 @@ def test_where_nobody_can_be_asked_a_line_warns_and_the_run_goes_on(project: Pro
 
 
 @pytest.mark.parametrize("options", [{"yes": True}, {"json": True}, {}])
-def test_a_screen_asks_nobody_with_yes_with_json_or_without_a_terminal(
+def test_a_screen_asks_nothing_with_yes_with_json_or_without_a_terminal(
     options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: bool(options), raising=False)
     assert Screen(Globals(**options)).ask("send it?") is None
 
 
-def test_a_folder_of_many_files_is_counted_in_part(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_part_of_a_large_folder_is_counted(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("awsddp.job.unsynced_data._MOST_FILES", 3)
     project.add({f"data/{number}": "x" * 1_000_000 for number in range(6)})
     (project.folder / "data" / "train.csv").unlink()
@@ -93,7 +93,7 @@ LAST = "runs/train/exp/weights/last.pt"
         ),
     ],
 )
-def test_what_the_job_names_and_is_here_and_never_sent_is_reported(
+def test_a_local_path_that_the_job_names_and_is_not_sent_is_reported(
     project: Project, files: dict[str, str], keys: dict[str, object], path: str, reason: str, remedy: str
 ) -> None:
     project.add({"train.py": "", **files})
@@ -120,7 +120,7 @@ def test_a_link_that_is_not_sent_and_that_an_argument_names_is_reported(project:
         ({}, ["runs/none.pt", "/etc/hostname", ".."]),
     ],
 )
-def test_what_is_sent_or_is_a_folder_of_results_is_not_reported(
+def test_sent_paths_and_results_folders_are_not_reported(
     project: Project, files: dict[str, str], args: list[str]
 ) -> None:
     project.add({"train.py": "", **files})

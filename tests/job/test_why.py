@@ -1,4 +1,4 @@
-"""`why` of a job that has ended: its cause, the lines before it, the next step; no node is asked."""
+"""`why` of an ended job: its cause, the lines before it, the next step; no node is asked."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from awsddp.job.why import why
 from tests.support.ended_cluster import CAUSE, Home
 
 
-def test_of_a_job_that_failed_it_shows_the_cause_once(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_shows_the_cause_of_a_failed_job_once(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.job("one", 100)
     cause = CAUSE | {"explanation": "FileNotFoundError: data.csv", "tail": ["Traceback", "last line"]}
     home.job("two", 200, state="failed", cause=cause)
@@ -22,25 +22,23 @@ def test_of_a_job_that_failed_it_shows_the_cause_once(home: Home, capsys: pytest
     assert [line for line in lines if "data.csv" in line] == [
         "  cause: rank 2 @ node1: FileNotFoundError: data.csv"
     ]
-    at = lines.index("  | Traceback")
-    assert lines[at : at + 3] == ["  | Traceback", "  | last line", "  next: awsddp logs"]
+    index = lines.index("  | Traceback")
+    assert lines[index : index + 3] == ["  | Traceback", "  | last line", "  next: awsddp logs"]
 
 
-def test_of_a_job_that_succeeded_it_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_says_that_a_job_succeeded(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.job("one", 100)
-    found = why(home.session(), "one")
-    assert (found.state, found.behind, found.ranks) == ("succeeded", (), ())
-    why_page(found)
+    document = why(home.session(), "one")
+    assert (document.state, document.behind, document.ranks) == ("succeeded", (), ())
+    why_page(document)
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("Job one") and "succeeded" in first
 
 
-def test_of_a_job_that_hung_it_shows_where_its_ranks_were(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "No rank wrote to its log for 60 s. Rank 3 (node1) is behind."
+def test_why_shows_where_the_ranks_of_a_hung_job_were(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    explanation = "No rank wrote to its log for 60 s. Rank 3 (node1) is behind."
     folder = home.job(
-        "one", 100, state="failed", cause=CAUSE | {"rank": 3, "kind": "hang", "explanation": text}
+        "one", 100, state="failed", cause=CAUSE | {"rank": 3, "kind": "hang", "explanation": explanation}
     )
     for node in (0, 1):
         stacks = 'Current thread 0x1 (most recent call first):\n  File "/w/train.py", line {} in step\n'
@@ -48,19 +46,19 @@ def test_of_a_job_that_hung_it_shows_where_its_ranks_were(
             Process(10, 1, 2 * node, "S", joined=True, stacks=stacks.format(4)),
             Process(11, 1, 2 * node + 1, "S", joined=True, stacks=stacks.format(9 if node else 4)),
         ]
-        said = NodeStacks("/w", 60.0, ranks, {"/w/train.py:4": "loss.backward()", "/w/train.py:9": "sleep()"})
-        (folder / f"node{node}" / "run" / DUMP).write_text(json.dumps(to_json_value(said)))
-    found = why(home.session(), "one")
-    assert [one.source for one in found.ranks] == ["loss.backward()"] * 3 + ["sleep()"]
-    why_page(found, verbose=True)
-    shown = capsys.readouterr().out
-    assert "  ranks 0-3 (node0, node1)" not in shown
-    assert "  ranks 0-2 (node0, node1)  train.py:4  loss.backward()\n" in shown
-    assert "  rank 3 (node1)            train.py:9  sleep()\n" in shown
-    assert "rank 3\n  | train.py:9 in step\n" in shown
+        dump = NodeStacks("/w", 60.0, ranks, {"/w/train.py:4": "loss.backward()", "/w/train.py:9": "sleep()"})
+        (folder / f"node{node}" / "run" / DUMP).write_text(json.dumps(to_json_value(dump)))
+    document = why(home.session(), "one")
+    assert [rank.source for rank in document.ranks] == ["loss.backward()"] * 3 + ["sleep()"]
+    why_page(document, verbose=True)
+    output = capsys.readouterr().out
+    assert "  ranks 0-3 (node0, node1)" not in output
+    assert "  ranks 0-2 (node0, node1)  train.py:4  loss.backward()\n" in output
+    assert "  rank 3 (node1)            train.py:9  sleep()\n" in output
+    assert "rank 3\n  | train.py:9 in step\n" in output
 
 
-def test_source_lines_are_those_of_the_program_and_bounded(tmp_path: Path) -> None:
+def test_source_lines_are_only_of_the_program_and_bounded(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n    loss.backward()  # é\n" + "x" * 1000 + "\n")
     (tmp_path / "large.py").write_text("x = 1\n" * 200_000)
     library = tmp_path / "lib" / "python3" / "torch.py"
@@ -79,8 +77,8 @@ def test_source_lines_are_those_of_the_program_and_bounded(tmp_path: Path) -> No
             (tmp_path, 1),
         ]
     )
-    found = read_sources(str(tmp_path), frames)
-    assert found == {
+    sources = read_sources(str(tmp_path), frames)
+    assert sources == {
         f"{tmp_path}/train.py:2": "loss.backward()  # é",
         "train.py:3": "x" * 200,
         "train.py:99": "",
