@@ -1,4 +1,4 @@
-"""TCP proxies that add a delay each way and count: what distance costs, on a machine without netem."""
+"""TCP proxies that add a delay each way and count round trips, for machines without netem."""
 
 import contextlib
 import queue
@@ -13,9 +13,9 @@ Change = Callable[[bytes], bytes]
 
 
 class DelayProxy:
-    """Listens on `near` and forwards to `target`; `turns` counts how often a client waited for an answer.
+    """Listens on `near` and forwards to `target`; `turns` counts how often a client waited for a response.
 
-    `change` is given each piece of what the target says, and returns what is passed on.
+    `change` replaces each piece of data from the target.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class DelayProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -57,14 +57,14 @@ class DelayProxy:
             return
         for end in (near, far):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        asked = threading.Event()
-        for source, sink, asks in ((near, far, True), (far, near, False)):
-            self._carry(source, sink, asks=asks, asked=asked)
+        pending = threading.Event()
+        for source, sink, is_request in ((near, far, True), (far, near, False)):
+            self._carry(source, sink, is_request=is_request, pending=pending)
 
     def _carry(
-        self, source: socket.socket, sink: socket.socket, *, asks: bool, asked: threading.Event
+        self, source: socket.socket, sink: socket.socket, *, is_request: bool, pending: threading.Event
     ) -> None:
-        """Read at once, write what was read `delay_s` later: a delay, not a limit of the rate."""
+        """Read at once, write the data `delay_s` later: a delay, not a limit of the rate."""
         pipe: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def read() -> None:
@@ -74,11 +74,11 @@ class DelayProxy:
                     data = source.recv(1 << 18)
                 except OSError:
                     data = b""
-                if data and asks and not asked.is_set():
-                    asked.set()
+                if data and is_request and not pending.is_set():
+                    pending.set()
                     self.turns += 1
-                if data and not asks:
-                    asked.clear()
+                if data and not is_request:
+                    pending.clear()
                     data = self._change(data)
                 pipe.put((time.monotonic() + self._delay_s, data))
 
@@ -97,40 +97,40 @@ class DelayProxy:
 
 
 class Distance:
-    """A local cloud and its nodes, `delay_s` away, for a client that takes it for AWS.
+    """A local cloud and its nodes at a distance of `delay_s`, for a client that uses it as AWS.
 
     The endpoint at `url` names an address of this machine for each node, where a proxy to the node's sshd
-    listens. Both addresses are equally long, so that no answer changes its length, and those of two local
-    clouds differ. `at_launch` is the count at the last reply to RunInstances.
+    listens. Both addresses have the same length, so that the length of no response changes, and those of two
+    local clouds differ. `at_launch` is the count at the last reply to RunInstances.
     """
 
     def __init__(self, endpoint: str, *, delay_s: float) -> None:
-        place = urlsplit(endpoint)
+        url = urlsplit(endpoint)
         self._delay_s = delay_s
         self._nodes: dict[str, DelayProxy] = {}
         self.at_launch: dict[str, int] = {}
         self._aws = DelayProxy(
-            (str(place.hostname), int(place.port or 80)), delay_s=delay_s, change=self._brought_near
+            (str(url.hostname), int(url.port or 80)), delay_s=delay_s, change=self._replace_addresses
         )
         self.url = f"http://127.0.0.1:{self._aws.port}"
 
     def count(self) -> dict[str, int]:
-        """Return the round trips so far: calls to AWS; of the node that had most, those to connect, too."""
-        nodes = [one.turns + one.connections for one in self._nodes.values()]
+        """Return the round trips so far: to AWS; to the node that had most, including those to connect."""
+        nodes = [node.turns + node.connections for node in self._nodes.values()]
         return {"AWS": self._aws.turns, "a node": max(nodes, default=0)}
 
     def close(self) -> None:
-        """Take no more connections."""
-        for one in (self._aws, *self._nodes.values()):
-            one.close()
+        """Accept no more connections."""
+        for proxy in (self._aws, *self._nodes.values()):
+            proxy.close()
 
-    def _brought_near(self, data: bytes) -> bytes:
+    def _replace_addresses(self, data: bytes) -> bytes:
         if b"<RunInstancesResponse" in data:
             self.at_launch = self.count()
         return re.sub(rb"(?<=<ipAddress>)10\.\d(\d+)(\.\d+\.\d+)", self._proxy, data)
 
-    def _proxy(self, found: "re.Match[bytes]") -> bytes:
-        near = f"127.{found[1].decode()}{found[2].decode()}"
+    def _proxy(self, address: "re.Match[bytes]") -> bytes:
+        near = f"127.{address[1].decode()}{address[2].decode()}"
         if near not in self._nodes:
-            self._nodes[near] = DelayProxy((found[0].decode(), 22), delay_s=self._delay_s, near=(near, 22))
+            self._nodes[near] = DelayProxy((address[0].decode(), 22), delay_s=self._delay_s, near=(near, 22))
         return near.encode()

@@ -1,4 +1,4 @@
-"""A local cloud for the length of a benchmark, and `awsddp` on it."""
+"""A local cloud for a benchmark, and `awsddp` on it."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Rehearsal:
-    """A home with a local cloud of its own, and an empty folder to start `awsddp` in.
+    """An awsddp home with a separate local cloud, and an empty project folder.
 
     `tree` is the checkout whose awsddp runs; without it the installed one does.
     """
@@ -22,21 +22,22 @@ class Rehearsal:
         self.project = root / "project"
         self.project.mkdir()
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_"))}
-        kept = {key: os.environ[key] for key in ("AWSDDP_CACHE",) if key in os.environ}
-        self.environ = clean | kept | {"AWSDDP_HOME": str(root / "home"), "AWS_EC2_METADATA_DISABLED": "true"}
+        cache = {key: os.environ[key] for key in ("AWSDDP_CACHE",) if key in os.environ}
+        home = {"AWSDDP_HOME": str(root / "home"), "AWS_EC2_METADATA_DISABLED": "true"}
+        self.environ = clean | cache | home
         if tree is not None:
             self.environ["PYTHONPATH"] = str(tree)
 
     def run(self, *words: str, **environ: str) -> str:
-        """Carry `awsddp` out and return its stdout."""
+        """Run `awsddp` and return its stdout."""
         with self.started(*words, **environ) as process:
-            told, _ = process.communicate()
+            output, _ = process.communicate()
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, words)
-        return told
+        return output
 
     def started(self, *words: str, **environ: str) -> "subprocess.Popen[str]":
-        """Return `awsddp`, just started; its stdout is a pipe."""
+        """Start `awsddp` and return its process; stdout is a pipe."""
         return subprocess.Popen(
             [sys.executable, "-m", "awsddp", *words],
             cwd=self.project,
@@ -48,18 +49,18 @@ class Rehearsal:
         )
 
     def keys(self) -> dict[str, str]:
-        """Return the variables with which any EC2 client reaches the local cloud."""
-        known: dict[str, Any] = json.loads(self.run("local", "status", "--json"))
+        """Return the variables with which an EC2 client connects to the local cloud."""
+        status: dict[str, Any] = json.loads(self.run("local", "status", "--json"))
         return {
-            "AWS_ENDPOINT_URL": known["endpoint"],
-            "AWS_DEFAULT_REGION": known["region"],
-            "AWS_ACCESS_KEY_ID": known["access_key_id"],
-            "AWS_SECRET_ACCESS_KEY": known["secret_access_key"],
+            "AWS_ENDPOINT_URL": status["endpoint"],
+            "AWS_DEFAULT_REGION": status["region"],
+            "AWS_ACCESS_KEY_ID": status["access_key_id"],
+            "AWS_SECRET_ACCESS_KEY": status["secret_access_key"],
             "NO_PROXY": "127.0.0.1",
         }
 
     def client(self, service: str) -> Any:
-        """Return boto3's client of a service of the local cloud."""
+        """Return a boto3 client of a service of the local cloud."""
         import boto3
 
         keys = self.keys()
@@ -74,11 +75,11 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def rehearsal(*start: str, tree: Path | None = None) -> Iterator[Rehearsal]:
-    """Yield a local cloud, started with the words `start`; nothing of it is left afterwards."""
+    """Yield a local cloud started with the options `start`; it is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="awsddp-bench-") as folder:
-        made = Rehearsal(Path(folder), tree=tree)
-        made.run("local", "start", *start)
+        lab = Rehearsal(Path(folder), tree=tree)
+        lab.run("local", "start", *start)
         try:
-            yield made
+            yield lab
         finally:
-            made.run("local", "stop")
+            lab.run("local", "stop")

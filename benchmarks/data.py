@@ -1,11 +1,11 @@
-"""What a folder of --data costs this machine, with and without a bucket, and a second `train` with it beside
-one without.
+"""Bytes that this machine sends for a folder of --data, with and without a bucket, and the time of a second
+`train` with it, compared with one without.
 
     python benchmarks/data.py [--nodes 2 8 16] [--mb 300] [--times 3]
 
-Nodes of the local cloud (root). Bytes to the nodes are what leaves this machine for their SSH servers, as
-nftables counts it; bytes to the bucket are the sizes of its new objects. The seconds are of a program that
-ends at once, in turns; nodes and client share the cores of this machine.
+Nodes of the local cloud (root). Bytes to the nodes are those that this machine sends to their SSH servers,
+counted by nftables; bytes to the bucket are the sizes of its new objects. The seconds are of a program that
+ends at once, interleaved; nodes and client share the cores of this machine.
 """
 
 import argparse
@@ -27,9 +27,9 @@ TRAIN = ("train", "ends.py", "-q", "--nproc-per-node", "1")
 
 
 @contextlib.contextmanager
-def counted(lab: Rehearsal) -> Iterator[Callable[[], int]]:
-    """Yield what tells how many bytes have left this machine for the SSH servers of the nodes since."""
-    nodes = ", ".join(one["private_ip"] for one in json.loads(lab.run("status", "--json"))["nodes"])
+def count_sent_bytes(lab: Rehearsal) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the bytes that this machine has sent to the SSH servers of the nodes."""
+    nodes = ", ".join(node["private_ip"] for node in json.loads(lab.run("status", "--json"))["nodes"])
     rule = f"ip daddr {{ {nodes} }} tcp dport 22 counter"
     chain = "{ type filter hook output priority 0; }"
     nft("add", "table", "inet", TABLE)
@@ -45,12 +45,12 @@ def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def kept(lab: Rehearsal) -> int:
+def bucket_bytes(lab: Rehearsal) -> int:
     pages = lab.client("s3").get_paginator("list_objects_v2").paginate(Bucket="results", Prefix="runs/.data/")
-    return sum(one["Size"] for page in pages for one in page.get("Contents", ()))
+    return sum(row["Size"] for page in pages for row in page.get("Contents", ()))
 
 
-def seconds(lab: Rehearsal, *words: str) -> float:
+def time_train(lab: Rehearsal, *words: str) -> float:
     start = time.perf_counter()
     lab.run(*TRAIN, *words)
     return time.perf_counter() - start
@@ -60,10 +60,10 @@ def measure(lab: Rehearsal, nodes: int, times: int) -> None:
     lab.run("up", *UP, "--nodes", str(nodes), "-o", f"job.save_to={PLACE}")
     lab.run(*TRAIN)
     for name, words in (("to each node", ()), ("by the bucket", ("--save-to", PLACE))):
-        before = kept(lab)
-        with counted(lab) as sent:
-            first = seconds(lab, "--data", f"{name.replace(' ', '-')}-{nodes}=./set", *words)
-            to_nodes, to_bucket = sent(), kept(lab) - before
+        before = bucket_bytes(lab)
+        with count_sent_bytes(lab) as sent:
+            first = time_train(lab, "--data", f"{name.replace(' ', '-')}-{nodes}=./set", *words)
+            to_nodes, to_bucket = sent(), bucket_bytes(lab) - before
         print(
             f"  {nodes:>3} nodes, {name:<14} {to_nodes / 1e6:8.1f} MB to nodes {to_bucket / 1e6:8.1f} MB to "
             f"the bucket {first:6.1f} s",
@@ -71,7 +71,7 @@ def measure(lab: Rehearsal, nodes: int, times: int) -> None:
         )
     saved = ("--save-to", PLACE)
     pairs = [
-        (seconds(lab, *saved, "--data", f"by-the-bucket-{nodes}=./set"), seconds(lab, *saved))
+        (time_train(lab, *saved, "--data", f"by-the-bucket-{nodes}=./set"), time_train(lab, *saved))
         for _ in range(times)
     ]
     with_data, without = (statistics.median(column) for column in zip(*pairs, strict=True))

@@ -1,12 +1,12 @@
-"""`awsddp exec` and an unchanged `awsddp sync` on many nodes, beside ssh and rsync started for all at once.
+"""`awsddp exec` and an unchanged `awsddp sync` on many nodes, compared with ssh and rsync on all at once.
 
     python benchmarks/fan_out.py [--nodes 32] [--times 3]
 
 Nodes of the local cloud without root (--loopback: SSH hosts of this machine). The reference logs in through
-the cluster's own ssh_config, with the key exchange that awsddp's SSH library has; both take turns, and the
-ratio is of the median times. An idle machine is needed: client and nodes share its cores. Each host's
-shell is this user's and reads ~/.bashrc, whose time counts on both sides. One that takes a lock, as pyenv
-does, hides the difference; root can measure without it (`unshare -m`, then `mount --bind` an empty file).
+the cluster's own ssh_config, with the key exchange that awsddp's SSH library has; both are interleaved, and
+the ratio is of the median times. An idle machine is needed: client and nodes share its cores. Each host runs
+the shell of this user and reads ~/.bashrc, whose time counts on both sides. A ~/.bashrc that takes a lock, as
+pyenv does, hides the difference; root can do without it (`unshare -m`, then `mount --bind` an empty file).
 """
 
 import argparse

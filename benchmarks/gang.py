@@ -1,12 +1,12 @@
-"""How long `awsddp train` takes to the first line of all ranks and from the last rank's end, beside torchrun.
+"""How long `awsddp train` takes to the first line of all ranks and after the last rank's end, and torchrun.
 
     python benchmarks/gang.py [--pairs 15] [--ranks 16] [--imports torch]
 
-Two nodes of the local cloud, each a real host (as root). By hand: torchrun on both nodes at once, over SSH
-connections that are open already, the script already there. `begins`: from the call to the first line of user
-code on all ranks. `ends`: from the end of the last rank to the end of the command. The three take turns; a
-ratio is the median of the pairs. The script imports nothing, as torch's import is not ours; with `--imports`
-its first line is timed after that, as it is in a real program.
+Two nodes of the local cloud, each a real host (as root). By hand: torchrun on both nodes at once, over open
+SSH connections, with the script on the nodes. `begins`: from the call to the first line of user code
+on all ranks. `ends`: from the end of the last rank to the end of the command. The three are interleaved;
+a ratio is the median of the pairs. The script imports nothing, as torch's import is not part of awsddp; with
+`--imports` its first line is timed after the import, as in a real program.
 """
 
 import argparse
@@ -31,26 +31,28 @@ sys.stdout.write(f"began {{began}} ended {{time.time()}}\\n")
 NODES = 2
 PORT = 29600
 _MARK = re.compile(r"began ([\d.]+) ended ([\d.]+)")
-Taken = tuple[float, float]
+Seconds = tuple[float, float]
 
 
-def taken(ranks: int, start: Callable[[], Sequence["subprocess.Popen[str]"]]) -> Taken:
-    """Return the seconds from the call to the first line of all ranks, and from the last end to its end."""
+def measure_launch(ranks: int, start: Callable[[], Sequence["subprocess.Popen[str]"]]) -> Seconds:
+    """Return the seconds from the call to the last first line, and from the last rank's end to its own."""
     called = time.time()
-    told = "".join(one.communicate(timeout=300)[0] for one in start())
+    output = "".join(process.communicate(timeout=300)[0] for process in start())
     over = time.time()
-    marks = _MARK.findall(told)
+    marks = _MARK.findall(output)
     if len(marks) != ranks:
-        raise RuntimeError(f"{len(marks)} of {ranks} ranks told when they ran: {told}")
+        raise RuntimeError(f"{len(marks)} of {ranks} ranks printed their times: {output}")
     return max(float(began) for began, _ in marks) - called, over - max(float(ended) for _, ended in marks)
 
 
 def by_hand(lab: Rehearsal, ranks: int) -> Callable[[], list["subprocess.Popen[str]"]]:
-    """Return what starts torchrun on all nodes, over connections that are opened here."""
+    """Open connections; return a function that starts torchrun on all nodes over them."""
     ssh = ["ssh", "-F", str(lab.root / "home/clusters/default/ssh_config"), "-o", "ControlMaster=auto"]
     ssh += ["-o", f"ControlPath={lab.root}/%n", "-o", "ControlPersist=600"]
-    told = lab.run("exec", "--json", "python", "-c", "import sys; print(sys.executable, '{master_addr}')")
-    python, address = json.loads(told)["nodes"][0]["stdout"].split()
+    show = "import sys; print(sys.executable, '{master_addr}')"
+    python, address = json.loads(lab.run("exec", "--json", "python", "-c", show))["nodes"][0][
+        "stdout"
+    ].split()
     for node in range(NODES):
         subprocess.run([*ssh, f"node{node}", "true"], check=True)
     numbers = count()
@@ -77,9 +79,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--ranks", type=int, default=16)
     parser.add_argument("--imports")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with rehearsal() as lab:
-        modules = "time" if asked.imports is None else f"time, {asked.imports}"
+        modules = "time" if args.imports is None else f"time, {args.imports}"
         (lab.project / "first.py").write_text(SCRIPT.format(modules=modules))
         lab.run("up", "--local", "--nodes", str(NODES), "-o", "local.gpus=off", "-y", "-q")
         lab.run("sync", "-q")
@@ -89,22 +91,22 @@ def main() -> None:
                 "train",
                 "first.py",
                 "--world-size",
-                str(asked.ranks),
+                str(args.ranks),
                 "-o",
                 f"job.launcher={launcher}",
                 "-q",
             )
             return lambda: [lab.started(*words)]
 
-        ways = {"by hand": by_hand(lab, asked.ranks), "ssh": train("ssh"), "torchrun": train("torchrun")}
-        rows: dict[str, list[Taken]] = {name: [] for name in ways}
-        for number in range(asked.pairs + 1):  # the first one warms up
-            for name, start in ways.items():
-                row = taken(asked.ranks, start)
+        starts = {"by hand": by_hand(lab, args.ranks), "ssh": train("ssh"), "torchrun": train("torchrun")}
+        rows: dict[str, list[Seconds]] = {name: [] for name in starts}
+        for number in range(args.pairs + 1):  # the first one warms up
+            for name, start in starts.items():
+                row = measure_launch(args.ranks, start)
                 if number:
                     rows[name].append(row)
                 print(f"{number:>3} {name:<9} begins {row[0]:6.2f} s  ends {row[1]:6.2f} s", file=sys.stderr)
-    print(f"{asked.ranks} ranks, {asked.pairs} pairs, medians")
+    print(f"{args.ranks} ranks, {args.pairs} pairs, medians")
     for name, times in rows.items():
         begins, ends = (statistics.median(column) for column in zip(*times, strict=True))
         pairs = list(zip(times, rows["by hand"], strict=True))

@@ -1,9 +1,9 @@
-"""The local cloud: from RunInstances to a verified login on every node, and what a node takes of memory.
+"""The local cloud: seconds from RunInstances to a verified login on every node, and memory per node.
 
     python benchmarks/local_boot.py [--nodes 2 8] [--times 3]
 
-One line for each size and time: seconds from the call to the last node's `ssh ... true` with a host key that
-was put into the user data and is checked strictly, and the resident memory of a node's processes. As root.
+One line per size: seconds from the call to the last node's `ssh ... true` with strict checking of the host
+key in the user data, and the resident memory of a node's processes. As root.
 """
 
 import argparse
@@ -34,13 +34,13 @@ def main() -> None:
         folder, home = Path(name), Path(name, "home")
         info = control.start(home)
         try:
-            ec2, request = prepared(info, folder)
+            ec2, request = prepare(info, folder)
             for nodes in chosen.nodes:
                 results = [
-                    measured(ec2, request, nodes, folder, CloudPaths(home)) for _ in range(chosen.times)
+                    measure(ec2, request, nodes, folder, CloudPaths(home)) for _ in range(chosen.times)
                 ]
                 seconds = [result[0] for result in results]
-                each = ", ".join(f"{one:.1f}" for one in seconds)
+                each = ", ".join(f"{value:.1f}" for value in seconds)
                 print(
                     f"{nodes} nodes: {statistics.median(seconds):.1f} s to a verified login on all "
                     f"({each}), {results[-1][1]:.0f} MB a node ({info.mode})"
@@ -49,16 +49,16 @@ def main() -> None:
             control.stop(home)
 
 
-def prepared(info: control.LocalInfo, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Makes keys and a group; returns the client and the request."""
-    given = {
+def prepare(info: control.LocalInfo, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Create keys and a security group; return the EC2 client and the launch request."""
+    connection = {
         "endpoint_url": info.endpoint,
         "region_name": info.region,
         "aws_access_key_id": info.access_key_id,
         "aws_secret_access_key": info.secret_access_key,
     }
-    ec2: Any = boto3.client("ec2", **given)
-    ssm: Any = boto3.client("ssm", **given)
+    ec2: Any = boto3.client("ec2", **connection)
+    ssm: Any = boto3.client("ssm", **connection)
     for key in ("login", "host"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     ec2.import_key_pair(KeyName="bench", PublicKeyMaterial=(folder / "login.pub").read_bytes())
@@ -80,40 +80,40 @@ def prepared(info: control.LocalInfo, folder: Path) -> tuple[Any, dict[str, Any]
     return ec2, request
 
 
-def measured(
-    ec2: Any, request: dict[str, Any], nodes: int, folder: Path, place: CloudPaths
+def measure(
+    ec2: Any, request: dict[str, Any], nodes: int, folder: Path, paths: CloudPaths
 ) -> tuple[float, float]:
-    """Launches, logs in everywhere, ends it; returns seconds and megabytes a node."""
+    """Launch nodes, log in to each, terminate them; return seconds and megabytes per node."""
     began = time.monotonic()
     launched = ec2.run_instances(**request, MinCount=nodes, MaxCount=nodes)["Instances"]
-    waiting = {one["PrivateIpAddress"] for one in launched}
+    waiting = {instance["PrivateIpAddress"] for instance in launched}
     while waiting:
-        waiting = {address for address in waiting if not logged_in(address, folder)}
+        waiting = {address for address in waiting if not can_log_in(address, folder)}
     seconds = time.monotonic() - began
-    ids = [one["InstanceId"] for one in launched]
-    megabytes = sum(proportional_mb(pid) for one in ids for pid in cgroups.list_processes(place, one)) / nodes
+    ids = [instance["InstanceId"] for instance in launched]
+    megabytes = sum(proportional_mb(pid) for key in ids for pid in cgroups.list_processes(paths, key)) / nodes
     ec2.terminate_instances(InstanceIds=ids)
-    while any(path.name in ids for path in place.nodes.glob("*")):
+    while any(path.name in ids for path in paths.nodes.glob("*")):
         time.sleep(0.1)
     return seconds, megabytes
 
 
-def logged_in(address: str, folder: Path) -> bool:
-    known = folder / f"known-{address}"
-    known.write_text(f"{address} {(folder / 'host.pub').read_text()}")
+def can_log_in(address: str, folder: Path) -> bool:
+    known_hosts = folder / f"known-{address}"
+    known_hosts.write_text(f"{address} {(folder / 'host.pub').read_text()}")
     options = [
         "StrictHostKeyChecking=yes",
-        f"UserKnownHostsFile={known}",
+        f"UserKnownHostsFile={known_hosts}",
         "ConnectTimeout=1",
         "BatchMode=yes",
     ]
-    words = [word for option in options for word in ("-o", option)]
-    line = ["ssh", "-F", "none", "-i", str(folder / "login"), *words, f"ubuntu@{address}", "true"]
+    arguments = [argument for option in options for argument in ("-o", option)]
+    line = ["ssh", "-F", "none", "-i", str(folder / "login"), *arguments, f"ubuntu@{address}", "true"]
     return subprocess.run(line, capture_output=True).returncode == 0
 
 
 def proportional_mb(pid: int) -> float:
-    """A process's share of memory: what it shares with others counts in part (PSS)."""
+    """Return a process's proportional share of memory (PSS)."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

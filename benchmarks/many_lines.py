@@ -1,12 +1,12 @@
-"""`awsddp logs` of 16 ranks that wrote 100,000 lines each, beside `ssh cat` of the same files.
+"""`awsddp logs` of 16 ranks that wrote 100,000 lines each, compared with `ssh cat` of the same files.
 
     python benchmarks/many_lines.py [--rounds 5] [--nodes 8] [--ranks 16] [--lines 100000]
 
-Nodes of the local cloud without root (--loopback: SSH hosts of this machine). The job has ended and nothing
-is home: `logs` reads every file from its node, over new connections, and so does `ssh`, one process a node,
-all at once, with the key exchange that awsddp's SSH library has. Both take turns. What is compared: seconds,
-the client's CPU seconds (also ssh's own), and the bytes: `logs` without its labels. Exits with 1 where in one
-round the bytes of a rank were not those of its log.
+Nodes of the local cloud without root (--loopback: SSH hosts of this machine). The job has ended and no log
+was fetched: `logs` reads every file from its node, over new connections, and so does `ssh`, one process per
+node, all at once, with the key exchange that awsddp's SSH library has. Both are interleaved. Compared are the
+seconds, the client's CPU seconds (also ssh's), and the bytes, of `logs` without labels. Exits with 1 if the
+bytes of a rank differed from its log in a round.
 """
 
 import argparse
@@ -34,13 +34,13 @@ JOB = "lines"
 _LABEL = re.compile(rb"^\[rank (\d+) @ node\d+\] (.*\n)", re.MULTILINE)
 
 
-def measured(act: Callable[[], bytes]) -> tuple[float, float, bytes]:
-    """Return the seconds, the CPU seconds of the processes that were started, and what came."""
+def time_call(act: Callable[[], bytes]) -> tuple[float, float, bytes]:
+    """Return the seconds, the CPU seconds of the started processes, and the output."""
     before, start = os.times(), time.perf_counter()
-    told = act()
+    output = act()
     took, after = time.perf_counter() - start, os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return took, cpu, told
+    return took, cpu, output
 
 
 def digest(lines: bytes) -> list[str]:
@@ -57,20 +57,18 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=16)
     parser.add_argument("--lines", type=int, default=100_000)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with rehearsal("--loopback") as lab:
-        return 0 if measure(lab, asked) else 1
+        return 0 if measure(lab, args) else 1
 
 
-def measure(lab: Rehearsal, asked: argparse.Namespace) -> bool:
-    """Print the figures, and return whether the bytes were equal in each round."""
+def measure(lab: Rehearsal, args: argparse.Namespace) -> bool:
+    """Print the figures, and return True if the bytes were equal in each round."""
     (lab.project / "lines.py").write_text(SCRIPT)
-    lab.run("up", "--local", "--nodes", str(asked.nodes), "-o", "local.gpus=off", "-y", "-q")
-    lab.run(
-        "train", "lines.py", "--name", JOB, "--world-size", str(asked.ranks), "-q", "--", str(asked.lines)
-    )
+    lab.run("up", "--local", "--nodes", str(args.nodes), "-o", "local.gpus=off", "-y", "-q")
+    lab.run("train", "lines.py", "--name", JOB, "--world-size", str(args.ranks), "-q", "--", str(args.lines))
     home = lab.project / "runs" / JOB
-    written = [(home / f"logs/rank{rank}.log").read_bytes() for rank in range(asked.ranks)]
+    written = [(home / f"logs/rank{rank}.log").read_bytes() for rank in range(args.ranks)]
     expected = [hashlib.sha256(data).hexdigest() for data in written]
     homes = json.loads(lab.run("exec", "--json", "--", "echo ~"))["nodes"]
     ssh = ["ssh", "-F", str(lab.root / "home/clusters/default/ssh_config")]
@@ -85,8 +83,8 @@ def measure(lab: Rehearsal, asked: argparse.Namespace) -> bool:
         return subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
 
     def cats() -> bytes:
-        with ThreadPoolExecutor(asked.nodes) as pool:
-            return b"".join(pool.map(cat, range(asked.nodes)))
+        with ThreadPoolExecutor(args.nodes) as pool:
+            return b"".join(pool.map(cat, range(args.nodes)))
 
     def logs() -> bytes:
         words = [sys.executable, "-m", "awsddp", "logs", JOB, "-q"]
@@ -94,16 +92,16 @@ def measure(lab: Rehearsal, asked: argparse.Namespace) -> bool:
         return done.stdout
 
     rows = []
-    for _ in range(asked.rounds):
+    for _ in range(args.rounds):
         shutil.rmtree(home, ignore_errors=True)
-        ours, theirs = measured(logs), measured(cats)
+        ours, theirs = time_call(logs), time_call(cats)
         equal = digest(ours[2]) == expected and sum(map(len, written)) == len(theirs[2])
         rows.append((ours[0], ours[1], theirs[0], theirs[1], equal))
         print(f"  round {len(rows)}: bytes {'equal' if equal else 'differ'}", flush=True)
     columns = list(zip(*rows, strict=True))
     mine, mine_cpu, other, other_cpu = (statistics.median(column) for column in columns[:4])
     size = sum(map(len, written)) / 1e6
-    print(f"{asked.ranks} ranks x {asked.lines} lines on {asked.nodes} nodes, {size:.0f} MB, medians")
+    print(f"{args.ranks} ranks x {args.lines} lines on {args.nodes} nodes, {size:.0f} MB, medians")
     print(f"  logs     {mine:6.2f} s  CPU {mine_cpu:5.2f} s  bytes equal: {sum(columns[4])} of {len(rows)}")
     print(f"  ssh cat  {other:6.2f} s  CPU {other_cpu:5.2f} s  ratio {mine / other:5.2f}")
     return all(columns[4])

@@ -1,19 +1,19 @@
-"""The time that is awsddp's own: between the machines and the user's first line, and in a second `train`.
+"""The time of awsddp itself: from the end of the boot to the user's first line, and in a second `train`.
 
     python benchmarks/own_time.py [ROUNDS]
 
-Two nodes of the local cloud, each a real host (as root), for a client that takes it for AWS. `first job`:
-from the end of the later node's boot (cloud-init's last stage, as the node itself wrote it down) to the first
-line of user code; the promise is at most 3 s. `second train`: the whole of `awsddp train` with nothing
-changed; the promise is at most 1 s more than `python -c 'import torch'`, which is timed beside it, on both
-nodes at once, as the ranks import it at once. Where the machine is busy the same less the life of the longer
-rank, which does nothing but that, tells more. Then the same with 100 ms each way to AWS and to the nodes, and
-how often was waited for them, from RunInstances' reply to the first line that is seen and in the whole second
-`train`: the calls to AWS (connections to it are kept, as AWS does; a call on a new one is two round trips),
-the round trips to the node that had most, to connect or to be answered. No promise can hold so far away: a
-round trip is 0.2 s. The second `train` waits for 14 of them one after the other: five to log in, three for
-the first answer (claim and jobs), two for AWS (beside them the checks of the nodes and of the files), one for
-the job's way there and back, one for its results, two for AWS to release the nodes.
+Two nodes of the local cloud, each a real host (as root), for a client that uses it as AWS. `first job`: from
+the end of the later node's boot (cloud-init's last stage, as recorded on the node) to the first line of user
+code; the promise is at most 3 s. `second train`: the whole of `awsddp train` without a change; the promise is
+at most 1 s more than `python -c 'import torch'`, which is timed on both nodes at once, as the ranks import it
+at once. On a busy machine the same without the time of the longest rank, which only imports torch, is more
+precise. Then the same with 100 ms each way to AWS and to the nodes, and the round trips from RunInstances'
+reply to the first visible line, and in the whole second `train`: the calls to AWS (connections stay open, as
+with AWS; a call on a new one is two round trips), and the round trips to the node that had most, to connect
+and for responses. No promise applies at this distance: a round trip is 0.2 s. The second `train` waits for 14
+of them in sequence: five to log in, three for the first response (claim and jobs), two for AWS (parallel to
+the checks of the nodes and of the files), one to start the job, one for its results, two for AWS to release
+the nodes.
 
 An idle machine is needed: the nodes run on the cores that awsddp runs on.
 """
@@ -52,7 +52,7 @@ JOB = ("first.py", "--world-size", "2", "-q")
 
 
 class Far:
-    """`awsddp` at some distance from its cloud. `trips` holds the round trips of each job, by kind."""
+    """`awsddp` at a distance from its cloud. `trips` holds the round trips of each job, by kind."""
 
     def __init__(self, lab: Rehearsal, keys: dict[str, str], distance: Distance) -> None:
         self._lab = lab
@@ -61,11 +61,11 @@ class Far:
         self.trips: dict[str, list[dict[str, int]]] = defaultdict(list)
 
     def run(self, *words: str) -> str:
-        """Carry `awsddp` out and return its stdout."""
+        """Run `awsddp` and return its stdout."""
         return self._lab.run(*words, **self._keys)
 
     def first_job(self) -> float:
-        """Return how long two booted nodes waited for the first line of user code, in s."""
+        """Return the seconds from the boot of two nodes to the first line of user code."""
         with self._lab.started("run", *JOB, *UP, **self._keys) as process:
             assert process.stdout is not None
             lines = [process.stdout.readline()]
@@ -75,26 +75,26 @@ class Far:
         return float(min(rank["began"] for rank in ranks) - max(rank["booted"] for rank in ranks))
 
     def second_train(self) -> tuple[float, float]:
-        """Return how long `train` took with nothing changed, and the longest of its ranks, in s."""
+        """Return the seconds of `train` without a change, and those of its longest rank."""
         before, began = self._distance.count(), time.perf_counter()
-        told = json.loads(self.run("train", "--json", *JOB))
+        document = json.loads(self.run("train", "--json", *JOB))
         taken = time.perf_counter() - began
         self._note("second train", since=before)
-        return taken, max(float(rank["seconds"]) for rank in told["ranks"])
+        return taken, max(float(rank["seconds"]) for rank in document["ranks"])
 
     def reference(self) -> float:
-        """Return how long a Python that imports torch lives on the slower node, in s."""
-        told = json.loads(self.run("exec", "--json", "python", "-c", REFERENCE))
-        return max(float(node["stdout"]) for node in told["nodes"])
+        """Return the seconds of a Python that imports torch, on the slower node."""
+        document = json.loads(self.run("exec", "--json", "python", "-c", REFERENCE))
+        return max(float(node["stdout"]) for node in document["nodes"])
 
     def _note(self, name: str, *, since: dict[str, int]) -> None:
-        now = self._distance.count()
-        self.trips[name].append({place: now[place] - since.get(place, 0) for place in now})
+        count = self._distance.count()
+        self.trips[name].append({peer: count[peer] - since.get(peer, 0) for peer in count})
 
 
 @contextlib.contextmanager
 def far(lab: Rehearsal, *, delay_s: float) -> Iterator[Far]:
-    """Yield `awsddp` that far from the local cloud."""
+    """Yield `awsddp` at a distance of `delay_s` from the local cloud."""
     keys = lab.keys()
     distance = Distance(keys["AWS_ENDPOINT_URL"], delay_s=delay_s)
     try:
@@ -125,8 +125,8 @@ def main() -> None:
         show("  beyond torch", [taken - reference for reference, taken, _ in trains], "  (promise: 1 s)")
         show("  beyond ranks", [taken - ranks for _, taken, ranks in trains])
         for name in ("first job", "second train"):
-            trips = {place: min(one[place] for one in client.trips[name]) for place in ("AWS", "a node")}
-            counts = ", ".join(f"{count} to {place}" for place, count in trips.items())
+            trips = {peer: min(row[peer] for row in client.trips[name]) for peer in ("AWS", "a node")}
+            counts = ", ".join(f"{count} to {peer}" for peer, count in trips.items())
             print(f"  {name:<14} round trips: {counts}")
 
 

@@ -1,9 +1,9 @@
-"""What the helper before each rank costs: the start of Python, and a training step of two networks.
+"""CPU time of the helper in each rank: the start of Python, and a training step of two networks.
 
     python benchmarks/rank_helper.py [PAIRS]
 
-Two gloo ranks train a network, with and without the helper in turn: digits, and resnet18 on random images of
-64 x 64. CPU times, as on a machine that is shared the clock says nothing. Needs torch and torchvision.
+Two gloo ranks train a network, with and without the helper, interleaved: digits, and resnet18 on random
+images of 64 x 64. CPU times, as wall times mean nothing on a shared machine. Needs torch and torchvision.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> int:
     pairs = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as folder:
         helper = Path(folder)
-        source = (ROOT / "awsddp" / "jobs" / "supervisor" / "helper.py").read_text()
+        source = (ROOT / "awsddp" / "agent" / "diagnosis" / "helper.py").read_text()
         (helper / "sitecustomize.py").write_text(source)
         settings = {"PYTHONPATH": folder, "AWSDDP_STACKS_DIR": folder}
         _report("start of python, CPU ms", [_pair(_start, settings, number) for number in range(3 * pairs)])
@@ -119,7 +119,7 @@ def _resnet18() -> tuple[Any, Any, Any, int]:
 
 def _report(name: str, pairs: list[tuple[float, float]]) -> None:
     helped, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratios = sorted(one / other for one, other in pairs)
+    ratios = sorted(with_s / without_s for with_s, without_s in pairs)
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     middle = statistics.median(ratios)
     print(

@@ -1,11 +1,11 @@
-"""What torch answers and refuses on the GPU of this machine, beside what a rehearsal of one like it says.
+"""Results and errors of torch on the GPU of this machine, compared with a rehearsal of the same GPU.
 
     python benchmarks/rehearsed_gpu.py [--all]
 
-Each case is an expression, evaluated on the GPU and, in another process, where it is rehearsed; `x` is on the
-GPU, `h` on the host. Cases of two ranks (on one GPU) and those that spoil CUDA's context have processes of
-their own. Shown are those that differ, then the counts: the same answer, both refuse, one alone refuses. A
-refusal is compared by its class, and is the same in other words too.
+Each case is an expression, evaluated on the GPU and, in another process, in a rehearsal; `x` is on the GPU,
+`h` on the host. Cases of two ranks (on one GPU) and those that corrupt CUDA's context have separate
+processes. Shown are the cases that differ, then the counts: the same answer, both refuse, one alone refuses.
+Exceptions are compared by their class, not by their message.
 """
 
 import argparse
@@ -239,28 +239,28 @@ begin("cpu:gloo,cuda:nccl"), dist.all_reduce(h)
 """
 
 
-def shown(value: Any) -> str:
-    """Return a value as text: of a tensor its place, type and shape, of a module its class."""
+def describe(value: Any) -> str:
+    """Return a value as text: the device, type and shape of a tensor, the class of a module."""
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(describe, value))}]"
     if hasattr(value, "is_cuda"):
         return f"{value.device} {value.dtype} {tuple(value.shape)}"
     return type(value).__name__ if hasattr(value, "parameters") else repr(value)
 
 
-def answer(case: str, names: dict[str, Any]) -> list[str]:
-    """Return "answers" or "refuses", and the words."""
+def evaluate(case: str, names: dict[str, Any]) -> list[str]:
+    """Return "answers" and the value, or "refuses" with the class of the exception, and its message."""
     try:
         if "begin(" not in case and "initialized" not in case:
             names["x"], names["h"] = names["fresh"]()
         names["torch"].manual_seed(0)
-        return ["answers", shown(eval(case, names))]
+        return ["answers", describe(eval(case, names))]
     except Exception as error:
         return [f"refuses: {type(error).__name__}", str(error)]
 
 
-def ask(cases: list[str]) -> None:
-    """Evaluate the cases in this process and print what came of them as JSON."""
+def evaluate_all(cases: list[str]) -> None:
+    """Evaluate the cases in this process and print the results as JSON."""
     if facts := json.loads(os.environ.get(FACTS, "{}")):
         sys.path.insert(0, str(TEMPLATES))
         import rehearse_gpu
@@ -273,20 +273,20 @@ def ask(cases: list[str]) -> None:
         names.update(zip("xh", names["fresh"](), strict=True)),
     )
     with contextlib.redirect_stdout(sys.stderr):
-        found = [answer(case, names) for case in cases]
-    print(json.dumps(found), flush=True)
-    os._exit(0)  # what was refused may wait for others at the end
+        results = [evaluate(case, names) for case in cases]
+    print(json.dumps(results), flush=True)
+    os._exit(0)  # a failed collective may wait for other ranks at exit
 
 
-def started(cases: list[str], facts: dict[str, Any], **environ: str) -> "subprocess.Popen[str]":
-    """Return a process that evaluates the cases, on the GPU or, with facts, where it is rehearsed."""
+def start(cases: list[str], facts: dict[str, Any], **environ: str) -> "subprocess.Popen[str]":
+    """Start a process that evaluates the cases, on the GPU or, with facts, in a rehearsal."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", FACTS: json.dumps(facts), **environ}
     command = [sys.executable, __file__, "--cases", json.dumps(cases)]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def told(process: "subprocess.Popen[str]", cases: list[str], limit_s: float = 200) -> list[list[str]]:
-    """Return what came of the cases."""
+def read_results(process: "subprocess.Popen[str]", cases: list[str], limit_s: float = 200) -> list[list[str]]:
+    """Return the results of the cases."""
     try:
         text, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -297,57 +297,58 @@ def told(process: "subprocess.Popen[str]", cases: list[str], limit_s: float = 20
     return [["no end", f"exit code {process.returncode}: {errors[-300:]}"]] * len(cases)
 
 
-def all_of(facts: dict[str, Any]) -> dict[str, list[str]]:
-    """Return what comes of every case, by the case."""
+def evaluate_cases(facts: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the result of every case, by the case."""
     cases, alone = CASES.splitlines(), ALONE.splitlines()
-    running = [started(cases, facts), *(started([case], facts) for case in alone)]
-    found = dict(zip(cases, told(running[0], cases), strict=True))
-    found |= {case: told(one, [case])[0] for case, one in zip(alone, running[1:], strict=True)}
+    running = [start(cases, facts), *(start([case], facts) for case in alone)]
+    results = dict(zip(cases, read_results(running[0], cases), strict=True))
+    for case, process in zip(alone, running[1:], strict=True):
+        results[case] = read_results(process, [case])[0]
     pairs = {}
     for case in RANKS.splitlines():
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-        pairs[case] = [started([case], facts, RANK=str(rank), **meet) for rank in range(2)]
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        pairs[case] = [start([case], facts, RANK=str(rank), **rendezvous) for rank in range(2)]
     for case, ranks in pairs.items():
-        found[f"2 ranks: {case}"] = next(iter([told(rank, [case]) for rank in ranks]))[0]
-    return found
+        results[f"2 ranks: {case}"] = next(iter([read_results(rank, [case]) for rank in ranks]))[0]
+    return results
 
 
 def main() -> None:
-    """Ask both, print what differs and the counts."""
+    """Evaluate both, print the differences and the counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--all", action="store_true", help="show the cases that agree, too")
-    parser.add_argument("--rehearsed", action="store_true", help="show what the rehearsal says: needs no GPU")
+    parser.add_argument("--rehearsed", action="store_true", help="show the rehearsal only: needs no GPU")
     parser.add_argument("--cases", type=json.loads, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.cases:
-        ask(asked.cases)
+    args = parser.parse_args()
+    if args.cases:
+        evaluate_all(args.cases)
     import torch
 
-    if asked.rehearsed:
+    if args.rehearsed:
         facts = {"count": 1, "name": "NVIDIA L4", "memory_bytes": 22 << 30, "capability": (8, 9)}
-        for case, (outcome, words) in all_of(facts).items():
+        for case, (outcome, words) in evaluate_cases(facts).items():
             print(f"{case}\n    {outcome}: {words[:200]}")
         return
     if not torch.cuda.is_available():
         print("left out: there is no GPU here")
         return
-    own = torch.cuda.get_device_properties(0)
+    gpu = torch.cuda.get_device_properties(0)
     facts = {
         "count": 1,
-        "name": own.name,
-        "memory_bytes": own.total_memory,
-        "capability": (own.major, own.minor),
+        "name": gpu.name,
+        "memory_bytes": gpu.total_memory,
+        "capability": (gpu.major, gpu.minor),
     }
-    print(f"torch {torch.__version__}, {own.name}")
-    real, rehearsed = all_of({}), all_of(facts)
+    print(f"torch {torch.__version__}, {gpu.name}")
+    real, rehearsed = evaluate_cases({}), evaluate_cases(facts)
     count: Counter[str] = Counter()
     for case, (outcome, words) in real.items():
-        pretended, said = rehearsed[case]
-        if outcome == pretended and (outcome != "answers" or words == said):
+        pretended, rehearsed_words = rehearsed[case]
+        if outcome == pretended and (outcome != "answers" or words == rehearsed_words):
             kind = "the same answer" if outcome == "answers" else "both refuse, by the same class"
         elif outcome == pretended:
             kind = "another answer"
@@ -356,9 +357,9 @@ def main() -> None:
         else:
             kind = f"the {'rehearsal' if outcome == 'answers' else 'GPU'} alone refuses"
         count[kind] += 1
-        if asked.all or kind not in ("the same answer", "both refuse, by the same class"):
+        if args.all or kind not in ("the same answer", "both refuse, by the same class"):
             print(f"\n{kind}: {case}")
-            print(f"  GPU       {outcome}: {words[:300]}\n  rehearsal {pretended}: {said[:300]}")
+            print(f"  GPU       {outcome}: {words[:300]}\n  rehearsal {pretended}: {rehearsed_words[:300]}")
     print()
     for kind, cases in count.most_common():
         print(f"{cases:4}  {kind}")

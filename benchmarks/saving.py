@@ -1,4 +1,4 @@
-"""What --save-to costs a training step; how long files take to S3 and back, beside `aws s3 sync`.
+"""Cost of --save-to in a training step; seconds of files to S3 and back, compared with `aws s3 sync`.
 
     python benchmarks/saving.py [step] [saver] [fetch] [data] [--pairs 4] [--rounds 3]
         [--small 20000] [--medium 200] [--large 2000] [--sets small medium large] [--limit 900]
@@ -7,19 +7,19 @@ Needs root and an idle machine with a core for the saver: the local S3 works on 
 its own.
 
 - step: one node of the local cloud trains resnet18 on one core, 300 steps, a checkpoint of 90 MB every 100.
-  Jobs with and without --save-to take turns. `median` is of the steps of a job, `mean` is their sum, with the
-  writing of checkpoints. The promise is a ratio of at most 1.03.
-- saver: a job writes files as the last thing it does. Seconds from the program's end until saving.json on the
-  node says `ended`, beside `aws s3 sync` of a folder with such files, on the same node, by the same role and
-  to the same bucket. The promise is a ratio of at most 1.2.
-- fetch: `awsddp fetch s3://...` of such a job into an empty folder, beside `aws s3 sync` of the same prefix,
-  both on this machine.
-- data: what `--data s3://...` adds to a `train` that ends at once, beside `aws s3 sync` of the same prefix on
-  the same node.
+  Jobs with and without --save-to are interleaved. `median` is of the steps of a job, `mean` is their sum,
+  with the writing of checkpoints. The promise is a ratio of at most 1.03.
+- saver: a job writes files as the last thing it does. Seconds from the program's end until `ended` is true in
+  saving.json on the node, compared with `aws s3 sync` of a folder with such files, on the same node, by the
+  same role and to the same bucket. The promise is a ratio of at most 1.2.
+- fetch: `awsddp fetch s3://...` of such a job into an empty folder, compared with `aws s3 sync` of the same
+  prefix, both on this machine.
+- data: seconds that `--data s3://...` adds to a `train` that ends at once, compared with `aws s3 sync` of the
+  same prefix on the same node.
 
-In each round one of the two is first, in turns. Sets of files: --small of 100 bytes, --medium of 1 MB, one of
---large MB. After --limit seconds the saver is no longer waited for. fetch and data need the files of saver,
-which is always measured with them.
+The first of the two alternates between rounds. Sets of files: --small of 100 bytes, --medium of 1 MB, one of
+--large MB. The saver has a timeout of --limit seconds. fetch and data need the files of saver, which is
+always measured with them.
 """
 
 import argparse
@@ -86,13 +86,13 @@ def measure_job(lab: Rehearsal, name: str, *options: str) -> tuple[float, float,
 
 def measure_step(lab: Rehearsal, pairs: int) -> None:
     kinds = {"with": ("--save-to", PLACE), "without": ()}
-    found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+    rows: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
     for number in range(pairs):
         for kind in sorted(kinds, reverse=number % 2 == 1):
-            found[kind].append(measure_job(lab, f"{kind}{number}", *kinds[kind]))
+            rows[kind].append(measure_job(lab, f"{kind}{number}", *kinds[kind]))
     for column, name in enumerate(("median, ms", "mean, ms", "CPU, s")):
-        saved, bare = ([row[column] for row in found[kind]] for kind in ("with", "without"))
-        ratios = sorted(one / other for one, other in zip(saved, bare, strict=True))
+        saved, bare = ([row[column] for row in rows[kind]] for kind in ("with", "without"))
+        ratios = sorted(with_s / without_s for with_s, without_s in zip(saved, bare, strict=True))
         print(
             f"{name:12}{statistics.median(saved):8.1f} with{statistics.median(bare):8.1f} without   ratio "
             f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, {pairs} pairs)",
@@ -107,8 +107,8 @@ class Files:
         self._lab = lab
         self.name, self._count, self._size, self._limit_s = name, count, size, limit_s
         self._keys = lab.keys()
-        known = json.loads((lab.root / "home/local/daemon.json").read_text())
-        self._node_s3 = known["node_s3"]
+        daemon = json.loads((lab.root / "home/local/daemon.json").read_text())
+        self._node_s3 = daemon["node_s3"]
 
     def __str__(self) -> str:
         return f"{self._count:,} x {self._size:,} bytes"
@@ -116,10 +116,10 @@ class Files:
     def on_node(self, command: str) -> list[str]:
         """Run a shell command on the node; return the lines that it prints."""
         lines = self._lab.run("exec", "-q", command).splitlines()
-        return [line.partition("] ")[2] for line in lines]  # behind the name of the node
+        return [line.partition("] ")[2] for line in lines]  # after the name of the node
 
     def check(self, count: int) -> None:
-        """Leave where fewer files came than there are."""
+        """Raise SystemExit if files are missing."""
         if count < self._count:
             sys.exit(f"only {count:,} of {self}")
 
@@ -192,9 +192,9 @@ class Files:
         return taken
 
     def forget(self) -> None:
-        """Remove what is on the node, and what was fetched."""
+        """Remove the files on the node, and the fetched ones."""
         self.on_node(
-            f"rm -rf ~/copy-{self.name}* ~/down-{self.name}* ~/awsddp/data ~/awsddp/project/{self.name}*"
+            f"rm -rf ~/copy-{self.name}* ~/down-{self.name}* ~/awsddp/data ~/awsddp/work/{self.name}*"
         )
         shutil.rmtree(self._lab.project / "runs", ignore_errors=True)
 
@@ -210,25 +210,25 @@ def _count(folder: Path) -> int:
 
 
 def compare(
-    what: str, files: Files, rounds: int, ours: Callable[[int], float], theirs: Callable[[int], float]
+    label: str, files: Files, rounds: int, ours: Callable[[int], float], theirs: Callable[[int], float]
 ) -> None:
-    """Print the seconds of awsddp and of `aws s3 sync`, and their ratio; in turns one of them is first."""
-    found: list[tuple[float, float]] = []
+    """Print the seconds of awsddp and of `aws s3 sync`, and their ratio; the first one alternates."""
+    pairs: list[tuple[float, float]] = []
     for number in range(rounds):
         acts = {"ours": ours, "theirs": theirs}
         taken = {name: acts[name](number) for name in sorted(acts, reverse=number % 2 == 1)}
-        found.append((taken["ours"], taken["theirs"]))
-    mine, reference = (statistics.median(column) for column in zip(*found, strict=True))
-    ratios = sorted(one / other for one, other in found)
+        pairs.append((taken["ours"], taken["theirs"]))
+    mine, reference = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratios = sorted(our_s / their_s for our_s, their_s in pairs)
     print(
-        f"{what:6}{files!s:>24}  awsddp {mine:7.1f} s   aws s3 sync {reference:7.1f} s   ratio "
+        f"{label:6}{files!s:>24}  awsddp {mine:7.1f} s   aws s3 sync {reference:7.1f} s   ratio "
         f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {rounds} rounds)",
         flush=True,
     )
 
 
 def measure_files(lab: Rehearsal, files: Files, measures: list[str], rounds: int) -> None:
-    """Compare what is asked for with one set of files."""
+    """Run the requested comparisons with one set of files."""
     compare("saver", files, rounds, files.save, files.sync_up)
     if "fetch" in measures:
         compare("fetch", files, rounds, files.fetch, files.sync_down)
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument(
         "--sets", nargs="+", choices=("small", "medium", "large"), default=["small", "medium", "large"]
     )
-    parser.add_argument("--limit", type=int, default=900, help="seconds that the saver is waited for")
+    parser.add_argument("--limit", type=int, default=900, help="timeout of the saver in seconds")
     chosen = parser.parse_args()
     measures = chosen.measures or list(kinds)
     if strange := sorted(set(measures) - set(kinds)):
@@ -264,7 +264,7 @@ def main() -> None:
         (lab.project / "ends.py").write_text("print('ends')\n")
         words = ("-o", "local.gpus=off", "-o", f"job.save_to={PLACE}")
         lab.run("up", "--local", "--nodes", "1", "-y", *words)
-        lab.run("train", "ends.py", "-q", "--nproc-per-node", "1")  # what only a first job does
+        lab.run("train", "ends.py", "-q", "--nproc-per-node", "1")  # the preparation of the first job
         if "step" in measures:
             measure_step(lab, chosen.pairs)
         for name in chosen.sets if set(measures) - {"step"} else ():

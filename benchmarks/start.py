@@ -1,14 +1,14 @@
-"""How long `awsddp up` takes to running nodes, beside the shortest program that could launch them.
+"""Seconds of `awsddp up` to running nodes, compared with the shortest program that could launch them.
 
     python benchmarks/start.py [ROUNDS] [--nodes N ...]
 
 From process start to the describe that shows all nodes running, in records mode with 100 ms added to each
 call, both interleaved. The bare program is boto3 alone (its imports included) and makes only the longest
-chain of calls that must follow one another: the image's parameter, the image, the group, its rules, the
-launch, the describe. Its requests are those of the plan; all that `up` reads, makes and checks beside the
-chain (who it is, what exists, types, prices, quotas, subnets, the key, the placement group) it is given. The
-promise: at most 1.20 times, the same for 2, 8 and 64 nodes within 10 %. The local cloud itself takes longer
-to launch and to describe 64 nodes, for both, so what is compared is the time beside the bare program's.
+sequence of dependent calls: the image's parameter, the image, the group, its rules, the launch, the describe.
+Its requests are those of the plan; the results of the other calls of `up` (identity, existing resources,
+types, prices, quotas, subnets, the key, the placement group) are its input. The promise: at most 1.20 times,
+the same for 2, 8 and 64 nodes within 10 %. The local cloud itself takes longer to launch and to describe 64
+nodes, for both, so the ratio is compared.
 """
 
 import argparse
@@ -57,25 +57,25 @@ print(json.dumps([time.time(), made]))
 PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
 )
-ASKED = ("-o", "network.ssh_cidr=10.0.0.0/8", "--instance-type", "g6.48xlarge")
+OPTIONS = ("-o", "network.ssh_cidr=10.0.0.0/8", "--instance-type", "g6.48xlarge")
 DELAY_S = 0.1
 
 
-def timed(lab: Rehearsal, words: list[str], keys: dict[str, str], **given: Any) -> tuple[float, str]:
-    """Return when a program was started, and what it said; each of its calls takes DELAY_S longer."""
+def run_timed(lab: Rehearsal, words: list[str], keys: dict[str, str], **more: Any) -> tuple[float, str]:
+    """Return the start time and the stdout of a program; each of its calls takes DELAY_S longer."""
     lab.run("local", "fault", "add", "*", "delay", "--seconds", str(DELAY_S))
     began = time.time()
     done = subprocess.run(
-        words, cwd=lab.project, env=lab.environ | keys, check=True, stdout=subprocess.PIPE, text=True, **given
+        words, cwd=lab.project, env=lab.environ | keys, check=True, stdout=subprocess.PIPE, text=True, **more
     )
     return began, done.stdout
 
 
-def requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[str, Any]:
-    """Return the parameters of the plan's requests by operation, and make what is beside the chain."""
+def prepare_requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[str, Any]:
+    """Return the parameters of the plan's requests by operation; create the key and the placement group."""
     import boto3
 
-    plan = json.loads(lab.run("plan", "--json", *ASKED, "--nodes", str(nodes), **keys))
+    plan = json.loads(lab.run("plan", "--json", *OPTIONS, "--nodes", str(nodes), **keys))
     ec2 = boto3.Session(
         keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"], region_name=keys["AWS_DEFAULT_REGION"]
     ).client("ec2", endpoint_url=keys["AWS_ENDPOINT_URL"])
@@ -90,63 +90,63 @@ def requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[str, Any]
         "public_key": make_key("bare").public,
     }
     values = RequestValues(ids=ids, secrets=secrets, now=datetime.now(UTC))
-    made = {one["operation"]: values.resolve(Request(**one)).parameters for one in plan["requests"]}
+    made = {row["operation"]: values.resolve(Request(**row)).parameters for row in plan["requests"]}
     ec2.import_key_pair(**made["ImportKeyPair"])
     ec2.create_placement_group(**made["CreatePlacementGroup"])
     return made
 
 
-def bare(nodes: int) -> tuple[float, list[str]]:
-    """Return the seconds of the bare program in a cloud of its own, and the calls that it made."""
+def run_bare(nodes: int) -> tuple[float, list[str]]:
+    """Return the seconds of the bare program in a new cloud, and its calls."""
     with rehearsal("--no-hosts") as lab:
         keys = lab.keys()
-        given = json.dumps([requests(lab, keys, nodes), PARAMETER])
-        began, told = timed(lab, [sys.executable, "-c", BARE], keys, input=given)
-        ended, chain = json.loads(told)
+        program_input = json.dumps([prepare_requests(lab, keys, nodes), PARAMETER])
+        began, output = run_timed(lab, [sys.executable, "-c", BARE], keys, input=program_input)
+        ended, chain = json.loads(output)
         return ended - began, chain
 
 
-def awsddp(nodes: int) -> tuple[float, list[dict[str, Any]]]:
-    """Return the seconds of `awsddp up` to the end of that describe, and all its calls: its own trail."""
+def run_awsddp(nodes: int) -> tuple[float, list[dict[str, Any]]]:
+    """Return the seconds of `awsddp up` to the end of its last describe by id, and its calls."""
     with rehearsal("--no-hosts") as lab:
-        words = [sys.executable, "-m", "awsddp", "up", *ASKED, "--nodes", str(nodes), "-y", "-q"]
-        began, _ = timed(lab, words, lab.keys())
+        words = [sys.executable, "-m", "awsddp", "up", *OPTIONS, "--nodes", str(nodes), "-y", "-q"]
+        began, _ = run_timed(lab, words, lab.keys())
         trail = Path(lab.environ["AWSDDP_HOME"]) / "clusters/default/calls.jsonl"
         calls = sorted(map(json.loads, trail.read_text().splitlines()), key=lambda call: str(call["at"]))
         for call in calls:
             call["began"] = datetime.fromisoformat(call["at"]).timestamp() - began
             call["ended"] = call["began"] + call["seconds"]
-        asked_by_id = [
+        describe_ends = [
             call["ended"]
             for call in calls
             if call["operation"] == "DescribeInstances"
             and call["parameters"]["Filters"][0]["Name"] == "instance-id"
         ]
-        return asked_by_id[-1], calls
+        return describe_ends[-1], calls
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", type=int, nargs="?", default=5)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8, 64])
-    asked = parser.parse_args()
-    rounds, ratios = asked.rounds, []
-    for nodes in asked.nodes:
-        both: dict[str, list[float]] = {"bare boto3": [], "awsddp up": []}
+    args = parser.parse_args()
+    rounds, ratios = args.rounds, []
+    for nodes in args.nodes:
+        times_of: dict[str, list[float]] = {"bare boto3": [], "awsddp up": []}
         for _ in range(rounds):
-            taken, chain = bare(nodes)
-            both["bare boto3"].append(taken)
-            both["awsddp up"].append(awsddp(nodes)[0])
+            taken, chain = run_bare(nodes)
+            times_of["bare boto3"].append(taken)
+            times_of["awsddp up"].append(run_awsddp(nodes)[0])
         if not ratios:
             print("the chain:", " -> ".join(chain))
-        reference = statistics.median(both["bare boto3"])
-        for name, times in both.items():
+        reference = statistics.median(times_of["bare boto3"])
+        for name, times in times_of.items():
             median = statistics.median(times)
             print(
                 f"{nodes:>3} nodes  {name:<10} least {min(times):6.3f} s  median {median:6.3f} s"
                 f"  {median / reference:5.2f} x bare"
             )
-        ratios.append(statistics.median(both["awsddp up"]) / reference)
+        ratios.append(statistics.median(times_of["awsddp up"]) / reference)
     print(f"times the bare program, the worst count of nodes over the best: {max(ratios) / min(ratios):.2f}")
 
 

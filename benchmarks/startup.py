@@ -1,8 +1,8 @@
-"""How long `awsddp --help` takes, beside `python -c 'import click'`, interleaved in one run.
+"""Seconds of `awsddp --help`, compared with `python -c 'import click'`, interleaved in one run.
 
     python benchmarks/startup.py [ROUNDS]
 
-The promise: at most 1.5 times. Both are whole processes; the median and the least of each are shown.
+The promise: at most 1.5 times. Both are whole processes; shown are the median and the least of each.
 """
 
 import argparse

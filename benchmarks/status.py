@@ -1,10 +1,10 @@
-"""How long `awsddp status` takes, beside a bare boto3 program that makes the same call, interleaved.
+"""Seconds of `awsddp status`, compared with a bare boto3 program that makes the same call, interleaved.
 
     python benchmarks/status.py [ROUNDS]
 
-The promise: one API call and no SSH for a cluster whose folder is here; at most 1.25 times the bare program.
-The calls are counted by a proxy between `awsddp` and the endpoint (a turn: a request and its answer), and it
-is shown again what both take when that proxy adds 100 ms each way.
+The promise: one API call and no SSH for a cluster with a local record; at most 1.25 times the bare program. A
+proxy between `awsddp` and the endpoint counts the calls (a turn: a request and its response); the figures are
+shown again with 100 ms each way added by the proxy.
 """
 
 import argparse
@@ -39,9 +39,9 @@ def main() -> None:
     with rehearsal("--no-hosts") as lab:
         keys = lab.keys()
         lab.run("up", *REMOTE, "--nodes", "2", "-y", **keys)
-        place = urlsplit(keys["AWS_ENDPOINT_URL"])
+        endpoint = urlsplit(keys["AWS_ENDPOINT_URL"])
         for delay_s in (0.0, 0.1):
-            proxy = DelayProxy((str(place.hostname), int(place.port or 80)), delay_s=delay_s)
+            proxy = DelayProxy((str(endpoint.hostname), int(endpoint.port or 80)), delay_s=delay_s)
             far = keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}
             cases = {
                 "bare boto3": [sys.executable, "-c", BARE],

@@ -1,16 +1,16 @@
-"""What DistributedDataParallel costs, what train/main.py costs over a bare DDP loop, and which settings help.
+"""The cost of DistributedDataParallel, of train/main.py over a bare DDP loop, and of DDP settings.
 
     python benchmarks/train_ddp.py                     # about 8 minutes; --only resnet18 | digits | settings
 
-Two processes, one thread each; the cases take turns. Two processes that share two cores have habits that last
-as long as they do, worth a tenth: so there are several such pairs, and a ratio is given of the least times of
-all, which others on the machine disturbed least, of the median times, and of the median CPU times of both.
+Two processes, one thread each; the cases are interleaved. A pair of processes on two cores can be 10 % slower
+than another pair for its whole life: so there are several pairs, and a ratio is given of the least times of
+all, which other programs disturbed least, of the median times, and of the median CPU times of both.
 
-    resnet18    a step of batch 32 at 224 pixels: DDP against two processes that do not talk
-    digits      epochs of the digits recipe: train/main.py's whole Trainer (logging, SIGTERM's agreement,
-                checkpoint, evaluation and all) against a loop that has nothing but DDP, with the same batches
-    settings    a step of DDP with a setting changed against one as train/main.py sets it up, which is right
-                where this is above 1
+    resnet18    a step of batch 32 at 224 pixels: DDP against two independent processes
+    digits      epochs of the digits recipe: train/main.py's whole Trainer (logging, agreement about SIGTERM,
+                checkpoint, evaluation) against a loop with only DDP, with the same batches
+    settings    a step of DDP with a changed setting against one with the settings of train/main.py, which are
+                right if the ratio is above 1
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Run = Callable[[], None]
 SIZES = {"resnet18": (3, 224), "digits-net": (1, 8)}
 
 
-def in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, Tensor]:
+def interleave(runs: Mapping[str, Run], rounds: int) -> dict[str, Tensor]:
     """Return [rounds, 2] for each run: seconds of the slower process, CPU seconds of both.
 
-    Both processes begin a run together; every other round goes backwards; one more before all warms up.
+    Both processes begin a run together; every other round is in reverse order; the first round warms up.
     """
     times: dict[str, list[list[float]]] = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -59,14 +59,14 @@ def in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, Tensor]:
             started, worked = time.perf_counter(), time.process_time()
             runs[name]()
             times[name].append([time.perf_counter() - started, time.process_time() - worked])
-    found = {}
+    results = {}
     for name, rows in times.items():
-        both = torch.tensor(rows[1:])
-        wall, work = both[:, 0].contiguous(), both[:, 1].contiguous()
+        measured = torch.tensor(rows[1:])
+        wall, work = measured[:, 0].contiguous(), measured[:, 1].contiguous()
         dist.all_reduce(wall, dist.ReduceOp.MAX)
         dist.all_reduce(work)
-        found[name] = torch.stack([wall, work], 1)
-    return found
+        results[name] = torch.stack([wall, work], 1)
+    return results
 
 
 def report(title: str, over: Tensor, under: Tensor) -> None:
@@ -76,7 +76,7 @@ def report(title: str, over: Tensor, under: Tensor) -> None:
     print(f"{title:48}{least:8.3f}{wall:8.3f}{work:8.3f}", flush=True)
 
 
-def stepper(
+def make_step(
     name: str, *, batch: int, ddp: bool = True, channels_last: bool = True, fused: bool = True, **more: bool
 ) -> Run:
     """Return a training step of the model `name` with the settings of train/main.py, or others."""
@@ -99,11 +99,11 @@ def stepper(
 
 def resnet18(world: group.World) -> dict[str, Run]:
     """Return a step with DDP and one without."""
-    return {name: stepper("resnet18", batch=32, ddp=name == "ddp") for name in ("ddp", "alone")}
+    return {name: make_step("resnet18", batch=32, ddp=name == "ddp") for name in ("ddp", "alone")}
 
 
-def bare(epochs: int, rank: int) -> None:
-    """The digits recipe as the shortest DDP loop does it: data normalised once, nothing said or kept."""
+def train_bare(epochs: int, rank: int) -> None:
+    """Train the digits recipe in the shortest DDP loop: data normalised once, no output and no checkpoint."""
     recipe = recipes.RECIPES["digits"]
     images = image_files.load("digits", Path(), True)
     pixels = (images.pixels(images.records[0]).float() / 16 - recipe.mean[0]) / recipe.std[0]
@@ -129,7 +129,7 @@ def digits(world: group.World, *, epochs: int = 40) -> dict[str, Run]:
             program.Trainer(args, world, CPU).train()
         shutil.rmtree(folder)
 
-    return {"ours": ours, "bare": lambda: bare(epochs, world.rank)}
+    return {"ours": ours, "bare": lambda: train_bare(epochs, world.rank)}
 
 
 CHANGED: dict[str, dict[str, bool]] = {
@@ -145,11 +145,11 @@ def settings(world: group.World) -> dict[str, Run]:
     runs = {}
     for name, batch, times in (("resnet18", 4, 5), ("digits-net", 32, 200)):
         for title, changed in {"as it is": {}, **CHANGED}.items():
-            runs[f"{name}: {title}"] = repeat(stepper(name, batch=batch, **changed), times)
+            runs[f"{name}: {title}"] = repeated(make_step(name, batch=batch, **changed), times)
     return runs
 
 
-def repeat(step: Run, times: int) -> Run:
+def repeated(step: Run, times: int) -> Run:
     """Return a run of so many steps."""
 
     def run() -> None:
@@ -172,14 +172,14 @@ RATIOS = {
 
 
 def measure(argv: list[str]) -> int:
-    """Be one of two processes, and leave their times in a file."""
+    """Run as one of two processes, and write their times to a file."""
     args = arguments(argv)
     world = group.find_world()
     torch.set_num_threads(1)
     group.join(world, device=CPU)
-    found = in_turns(KINDS[args.only](world), args.rounds)
+    results = interleave(KINDS[args.only](world), args.rounds)
     if world.rank == 0:
-        torch.save(found, args.into)
+        torch.save(results, args.into)
     group.leave()
     return 0
 
@@ -194,8 +194,8 @@ def main(argv: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             into = f"{folder}/times.pt"
             for _ in range(args.pairs):
-                own = ["--only", kind, "--rounds", str(args.rounds), "--into", into, "--spawn", "2"]
-                if code := group.spawn(measure, 2, own):
+                words = ["--only", kind, "--rounds", str(args.rounds), "--into", into, "--spawn", "2"]
+                if code := group.spawn(measure, 2, words):
                     return code
                 times.append(torch.load(into))
         for title, over, under in RATIOS[kind]:

@@ -1,11 +1,11 @@
 """Images a second of the input pipeline on one core, STL-10 at 224 pixels, batch 32.
 
-    pip install torchvision pillow numpy                    # for the pipelines that are not ours
+    pip install torchvision pillow numpy                    # for the pipelines of others
     python benchmarks/train_input.py                        # 500 made images, about a minute
     python benchmarks/train_input.py --data-dir data        # where data.py put STL-10
 
-The pipelines take turns in one process that is bound to one core. Both figures of a pipeline are images a
-second: of its best round, which others on the machine disturbed least, and of the median one.
+The pipelines are interleaved in one process that is bound to one core. Both figures of a pipeline are images
+per second: of its best round, which other programs disturbed least, and of the median one.
 
     published   the loop of 2018: PIL resize, ToTensor, Normalize, a sample at a time, through a DataLoader
     v2          torchvision.transforms.v2 on whole batches of tensors, both memory layouts: the faster counts
@@ -82,7 +82,7 @@ def pipelines(images: image_files.Images) -> dict[str, Callable[[], int]]:
     }
 
 
-_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # what it defines lives as long as it does
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # its operators exist as long as this object
 
 
 def transforms() -> tuple[Any, Any]:

@@ -4,14 +4,14 @@
     python benchmarks/train_processes.py --to curves.svg --data-dir data    # where data.py put MNIST
 
 It trains train/mnist_convnet.py undistributed and with 1, 2 and 4 processes: the same images in the same
-order, the batch of 128 divided among them, the cases in turns. It prints the seconds of training (the median
-of the rounds), and how far a loss curve is from the undistributed one: the mean loss of 40 batches, where it
-differs most, as a part of the loss at the start. The plot is of the rounds' mean, each 10 batches.
+order, the batch of 128 divided among them, the cases interleaved. It prints the seconds of training (the
+median of the rounds), and how far a loss curve is from the undistributed one: the mean loss of 40 batches,
+where it differs most, as a part of the loss at the start. The plot is of the rounds' mean, each 10 batches.
 
-    float64      without dropout: nothing is left to chance
-    float32      without dropout: what rounding does
+    float64      without dropout: no randomness
+    float32      without dropout: the effect of rounding
     published    float32 and dropout, each process dropping other units: the mean of the rounds' curves
-    by chance    the same between rounds of one case, at the median: what another seed of the dropout does
+    by chance    the same between rounds of one case, at the median: the effect of another seed of the dropout
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ BATCH = 128  # of all processes together
 Curve = list[float]
 
 
-def quietly(local_rank: int, args: argparse.Namespace, environ: dict[str, str]) -> None:
-    """Be a process of the program, without its lines."""
+def train_silently(local_rank: int, args: argparse.Namespace, environ: dict[str, str]) -> None:
+    """Run as a process of the program, without its output."""
     os.environ.update(environ)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
     mnist_convnet.train(local_rank, args)
@@ -52,13 +52,15 @@ def run(processes: int, data: Path, *flags: str, seed: int = 0) -> tuple[float, 
         port = str(probe.getsockname()[1])
     with tempfile.TemporaryDirectory() as folder:
         environ = {"AWSDDP_RUN_DIR": folder, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        mp.start_processes(quietly, (args, environ), nprocs=max(1, processes), start_method="forkserver")
+        mp.start_processes(
+            train_silently, (args, environ), nprocs=max(1, processes), start_method="forkserver"
+        )
         with (Path(folder) / "loss-0.csv").open() as file:
             rows = list(csv.DictReader(file))
     return float(rows[-1]["seconds"]), [float(row["loss"]) for row in rows]
 
 
-def off(ours: Curve, theirs: Curve) -> float:
+def gap(ours: Curve, theirs: Curve) -> float:
     """Return the largest difference of the means of 40 batches, as a part of the loss at the start."""
     apart = [a - b for a, b in zip(ours, theirs, strict=True)]
     return max(abs(statistics.mean(apart[i : i + 4])) for i in range(1, len(apart), 4)) / theirs[0]
@@ -75,14 +77,14 @@ def draw(curves: dict[int, Curve], path: Path) -> None:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" style="background:#fff">'
     ]
-    for place, (colour, (processes, curve)) in enumerate(zip(COLOURS, curves.items(), strict=True)):
+    for index, (colour, (processes, curve)) in enumerate(zip(COLOURS, curves.items(), strict=True)):
         spots = " ".join(
             f"{40 + (width - 60) * i / (len(curve) - 1):.1f},{height - 30 - (height - 60) * loss / top:.1f}"
             for i, loss in enumerate(curve)
         )
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.2" points="{spots}"/>')
         parts.append(
-            f'<text x="{width - 150}" y="{40 + 18 * place}" font-family="sans-serif" font-size="12" '
+            f'<text x="{width - 150}" y="{40 + 18 * index}" font-family="sans-serif" font-size="12" '
             f'fill="{colour}">{CASES[processes]}</text>'
         )
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
@@ -105,17 +107,17 @@ def main() -> None:
         plain = {case: run(case, data, "--no-dropout")[1] for case in CASES}
         exact = {case: run(case, data, "--no-dropout", "--float64")[1] for case in CASES}
         rounds = [{case: run(case, data, seed=seed) for case in CASES} for seed in range(args.rounds)]
-    curves = {case: mean([found[case][1] for found in rounds]) for case in CASES}
+    curves = {case: mean([results[case][1] for results in rounds]) for case in CASES}
     titles = ("float64", "float32", "published", "by chance")
     print(f"{'':>14}{'batch each':>12}{'seconds':>9}" + "".join(f"{title:>11}" for title in titles))
     for case, name in CASES.items():
-        seconds = statistics.median(found[case][0] for found in rounds)
-        pairs = itertools.combinations([found[case][1] for found in rounds], 2)
-        chance = statistics.median(off(a, b) for a, b in pairs) if args.rounds > 1 else 0.0
+        seconds = statistics.median(results[case][0] for results in rounds)
+        pairs = itertools.combinations([results[case][1] for results in rounds], 2)
+        chance = statistics.median(gap(a, b) for a, b in pairs) if args.rounds > 1 else 0.0
         print(
-            f"{name:>14}{BATCH // max(1, case):>12}{seconds:>9.1f}{off(exact[case], exact[0]):>11.0e}", end=""
+            f"{name:>14}{BATCH // max(1, case):>12}{seconds:>9.1f}{gap(exact[case], exact[0]):>11.0e}", end=""
         )
-        print(f"{off(plain[case], plain[0]):>11.2%}{off(curves[case], curves[0]):>11.2%}{chance:>11.2%}")
+        print(f"{gap(plain[case], plain[0]):>11.2%}{gap(curves[case], curves[0]):>11.2%}{chance:>11.2%}")
     if args.to:
         draw(curves, args.to)
 

@@ -1,20 +1,20 @@
-"""`awsddp` of this tree beside that of another checkout: `exec`, `sync`, `train`, `logs` and results.
+"""`awsddp` of this checkout compared with that of another: `exec`, `sync`, `train`, `logs` and results.
 
     python benchmarks/two_trees.py TREE [--rows exec logs ...] [--rounds 5] [--shortest]
 
-Each tree runs with its own home, local cloud and project; bytecode is compiled first. The trees take turns
-round by round, and so does the reference of a row that has one: ssh or rsync on all of this tree's nodes at
-once, with the key exchange that awsddp's SSH library has. The first round of a row does not count. Shown are
-the medians, and the ratio: the median of the rounds' ratios, with the middle half of them in brackets.
+Each tree runs with its own home, local cloud and project; bytecode is compiled first. Both are interleaved,
+with the reference of a row that has one: ssh or rsync on all of this tree's nodes at once, with the key
+exchange that awsddp's SSH library has. The first round of a row is not counted. Shown are the medians, and
+the ratio: the median of the rounds' ratios, with the middle half of them in brackets.
 
-    exec       `exec true`, 32 hosts                                        beside ssh
-    sync       `sync` of 200 files, nothing changed, 32 hosts               beside rsync
+    exec       `exec true`, 32 hosts                                        compared with ssh
+    sync       `sync` of 200 files, nothing changed, 32 hosts               compared with rsync
     changed    the same with one changed file
     train      a second `train` of a script that ends at once, on 2 nodes whose packages are ready
     far-train  the same, 100 ms each way to AWS and to the nodes
-    logs       `logs` of 16 ranks x 100,000 lines on 8 hosts, nothing of it here
-    small      `fetch` of 10,000 files of 1 kB from 2 hosts, nothing of it here
-    again      the same with all of it here
+    logs       `logs` of 16 ranks x 100,000 lines on 8 hosts, not yet fetched
+    small      `fetch` of 10,000 files of 1 kB from 2 hosts, not yet fetched
+    again      the same, all fetched before
     large      the same of 4 files, together 4 GB
 
 Hosts are loopback SSH hosts of this machine, nodes are those of the local cloud (as root). An idle machine
@@ -46,7 +46,7 @@ from own_time import far
 HERE = Path(__file__).resolve().parents[1]
 DELAYS_S = {"train": 0.0, "far-train": 0.1}
 Turn = Callable[[Any, int], float]
-"""One measurement in one tree, in s; it is given the number of its round."""
+"""One measurement in one tree, in s; its argument is the number of the round."""
 UP = ("up", "--local", "-o", "local.gpus=off", "-o", "cluster.max_price_usd=10000", "-y", "-q", "--nodes")
 WRITES = """
 import os, sys
@@ -59,7 +59,7 @@ for number in range(int(os.environ["RANK"]), files, 2):
 
 
 class Sizes(NamedTuple):
-    """How much each row takes."""
+    """The sizes of the rows."""
 
     nodes: int = 32
     log_nodes: int = 8
@@ -73,12 +73,12 @@ SHORTEST = Sizes(nodes=1, log_nodes=1, ranks=1, lines=10, files=20, large_bytes=
 
 
 class Pair:
-    """What measures in this tree and in the one before: a local cloud of each, or a client of it."""
+    """This tree and the one before: a local cloud of each, or a client of it."""
 
-    def __init__(self, labs: Mapping[str, Any], asked: argparse.Namespace) -> None:
+    def __init__(self, labs: Mapping[str, Any], args: argparse.Namespace) -> None:
         self.labs = labs
-        self.sizes = SHORTEST if asked.shortest else Sizes()
-        self.asked = asked
+        self.sizes = SHORTEST if args.shortest else Sizes()
+        self.args = args
 
     def up(self, nodes: int) -> None:
         """Start a cluster in each tree."""
@@ -91,29 +91,29 @@ class Pair:
             (lab.project / name).write_text(text)
 
     def compare(self, row: str, turn: Turn, reference: Sequence[Sequence[str]] = ()) -> None:
-        """Measure a row, where it is asked for, and print it. The reference's commands run all at once."""
-        if row not in self.asked.rows:
+        """Measure a row if it was requested, and print it. The reference's commands run all at once."""
+        if row not in self.args.rows:
             return
         turns = {name: partial(turn, lab) for name, lab in self.labs.items()}
         if reference:
             turns["reference"] = lambda _: seconds(partial(at_once, reference))
-        orders = [[*turns][:: -1 if number % 2 else 1] for number in range(self.asked.rounds + 1)]
+        orders = [[*turns][:: -1 if number % 2 else 1] for number in range(self.args.rounds + 1)]
         rounds = [{name: turns[name](number) for name in order} for number, order in enumerate(orders)]
         for other in [*turns][1:]:
-            print(shown(row, rounds[1:], other), flush=True)
+            print(format_row(row, rounds[1:], other), flush=True)
 
 
-def shown(row: str, rounds: list[dict[str, float]], other: str) -> str:
+def format_row(row: str, rounds: list[dict[str, float]], other: str) -> str:
     """Return the medians of this tree and of the other, and their ratio, in a line."""
-    mine, theirs = (statistics.median(one[name] for one in rounds) for name in ("this", other))
-    ratios = sorted(one["this"] / one[other] for one in rounds)
+    mine, theirs = (statistics.median(times[name] for times in rounds) for name in ("this", other))
+    ratios = sorted(times["this"] / times[other] for times in rounds)
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     limit = 1.10 if (row, other) == ("exec", "reference") else 1.05
     ratio = f"ratio {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}), at most {limit:.2f}"
     return f"  {row:<9} {mine:8.3f} s  {other:<9} {theirs:8.3f} s  {ratio}"
 
 
-def timed(*words: str) -> Turn:
+def time_awsddp(*words: str) -> Turn:
     """Return a turn that times `awsddp`."""
     command = [sys.executable, "-m", "awsddp", *words]
     run = partial(subprocess.run, command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
@@ -135,10 +135,10 @@ def fan_out(pair: Pair) -> None:
 
     def changed(lab: Rehearsal, number: int) -> float:
         (lab.project / "file0.py").write_text(f"# changed in round {number}\n")
-        return timed("sync", "-q")(lab, number)
+        return time_awsddp("sync", "-q")(lab, number)
 
-    pair.compare("exec", timed("exec", "-q", "--", "true"), [[*ssh, host, "true"] for host in hosts])
-    pair.compare("sync", timed("sync", "-q"), [[*rsync, f"{host}:{remote}/"] for host in hosts])
+    pair.compare("exec", time_awsddp("exec", "-q", "--", "true"), [[*ssh, host, "true"] for host in hosts])
+    pair.compare("sync", time_awsddp("sync", "-q"), [[*rsync, f"{host}:{remote}/"] for host in hosts])
     pair.compare("changed", changed)
 
 
@@ -152,7 +152,7 @@ def logs(pair: Pair) -> None:
 
     def read(lab: Rehearsal, number: int) -> float:
         shutil.rmtree(lab.project / "runs" / JOB, ignore_errors=True)
-        return timed("logs", JOB, "-q")(lab, number)
+        return time_awsddp("logs", JOB, "-q")(lab, number)
 
     pair.compare("logs", read)
 
@@ -167,16 +167,17 @@ def results(pair: Pair) -> None:
 
 
 def fetch(row: str, files: int, size: int, lab: Rehearsal, number: int) -> float:
-    """Have a new job write the files, and return how long their `fetch` takes."""
+    """Write the files by a new job, and return the seconds of their `fetch`."""
     name = f"{row}{number}"
     words = ("--world-size", "2", "--detach", "-q", "--", str(files), str(size))
     lab.run("train", "writes.py", "--name", name, *words)
     while json.loads(lab.run("jobs", "--json", name))["jobs"][-1]["state"] == "running":
         time.sleep(0.5)
     os.sync()
-    taken = timed("fetch", name, "-q")(lab, number)
+    taken = time_awsddp("fetch", name, "-q")(lab, number)
     if row == "again":
-        taken = timed("fetch", name, "--output", "0.bin", "-q")(lab, number)  # else the nodes are not asked
+        # Without --output no request goes to the nodes.
+        taken = time_awsddp("fetch", name, "--output", "0.bin", "-q")(lab, number)
     came = [path.stat().st_size for path in (lab.project / "runs" / name).glob("node*/*.bin")]
     if came != [size] * files:
         raise SystemExit(f"{row}: {len(came)} files of {sum(came)} bytes came, not {files} of {size} each")
@@ -191,13 +192,13 @@ def trains(pair: Pair) -> None:
     pair.write("awsddp.toml", '[env]\nfile = "requirements.txt"\npackages_from = "client"\n')
     for lab in pair.labs.values():
         write_wheel(lab.project / "wheels")
-    for row in [name for name in DELAYS_S if name in pair.asked.rows]:
+    for row in [name for name in DELAYS_S if name in pair.args.rows]:
         with contextlib.ExitStack() as stack:
             away = partial(far, delay_s=DELAYS_S[row])
             clients = {name: stack.enter_context(away(lab)) for name, lab in pair.labs.items()}
             for client in clients.values():
                 client.run("up", *UP_FAR)
-            Pair(clients, pair.asked).compare(row, lambda client, _: client.second_train()[0])
+            Pair(clients, pair.args).compare(row, lambda client, _: client.second_train()[0])
             for client in clients.values():
                 client.run("down", "-y", "-q")
 
@@ -218,16 +219,17 @@ GROUPS = {
     logs: ("logs",),
     results: ("small", "again", "large"),
 }
-"""Which rows a function measures."""
+"""The rows that a function measures."""
 ROWS = [row for rows in GROUPS.values() for row in rows]
 
 
-def compiled(tree: Path) -> Path:
-    """Compile a checkout, so that no start does. Raises SystemExit where another awsddp would run."""
-    ask = [sys.executable, "-c", "import awsddp; print(awsddp.__file__)"]
-    found = subprocess.check_output(ask, cwd="/", env=os.environ | {"PYTHONPATH": str(tree)}, text=True)
-    if Path(found.strip()) != tree / "awsddp/__init__.py":
-        raise SystemExit(f"{tree}: {found.strip()} would run")
+def compile_tree(tree: Path) -> Path:
+    """Compile a checkout, so that no start does. Raises SystemExit if another awsddp would run."""
+    command = [sys.executable, "-c", "import awsddp; print(awsddp.__file__)"]
+    environ = os.environ | {"PYTHONPATH": str(tree)}
+    imported = subprocess.check_output(command, cwd="/", env=environ, text=True).strip()
+    if Path(imported) != tree / "awsddp/__init__.py":
+        raise SystemExit(f"{tree}: {imported} would run")
     compileall.compile_dir(tree / "awsddp", quiet=1)
     return tree
 
@@ -238,14 +240,14 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shortest", action="store_true", help="the least of everything")
-    asked = parser.parse_args()
-    trees = {"this": compiled(HERE), "before": compiled(asked.tree.resolve())}
-    print(f"{HERE} and {asked.tree}, {asked.rounds} rounds, load {os.getloadavg()[0]:.1f}", flush=True)
-    for measure in [group for group, rows in GROUPS.items() if {*rows} & {*asked.rows}]:
+    args = parser.parse_args()
+    trees = {"this": compile_tree(HERE), "before": compile_tree(args.tree.resolve())}
+    print(f"{HERE} and {args.tree}, {args.rounds} rounds, load {os.getloadavg()[0]:.1f}", flush=True)
+    for measure in [group for group, rows in GROUPS.items() if {*rows} & {*args.rows}]:
         start = () if measure is trains else ("--loopback",)
         with contextlib.ExitStack() as stack:
             labs = {name: stack.enter_context(rehearsal(*start, tree=tree)) for name, tree in trees.items()}
-            measure(Pair(labs, asked))
+            measure(Pair(labs, args))
 
 
 if __name__ == "__main__":
