@@ -1,4 +1,4 @@
-"""How a job ends by a client's wish."""
+"""How a client cancels a job."""
 
 import json
 from typing import TYPE_CHECKING
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 
-def test_cancel_of_a_refused_launch_leaves_another_launchs_job_of_the_name_alone(fleet: "Fleet") -> None:
+def test_cancel_of_one_launch_does_not_end_a_job_of_the_same_name_of_another(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
-    mine = json.loads((fleet.folder(0) / "job.json").read_text())["launch"]
+    launch = json.loads((fleet.folder(0) / "job.json").read_text())["launch"]
     assert fleet.ask(0, messages.Cancel(job="job", grace=0, launch="other")).state == "running"
     assert fleet.document(1)["state"] == "running"
-    assert fleet.ask(0, messages.Cancel(job="job", grace=0, launch=mine)).state == "cancelled"
+    assert fleet.ask(0, messages.Cancel(job="job", grace=0, launch=launch)).state == "cancelled"
 
 
-def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
+def test_cancel_leaves_ranks_the_grace_to_save(fleet: "Fleet") -> None:
     fleet.launch(
         "import os, signal, sys, time\n"
         "def save(*_):\n    time.sleep(1.5); print('saved', flush=True); sys.exit(1)\n"

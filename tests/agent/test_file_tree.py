@@ -7,8 +7,8 @@ from pathlib import Path
 from awsddp.agent import file_tree
 
 
-def block_device(sysfs: Path, number: str, model: str = "", slaves: Sequence[str] = ()) -> None:
-    """Make what the kernel shows of a block device; a number such as 259:1p2 is a partition of 259:1."""
+def make_block_device(sysfs: Path, number: str, model: str = "", slaves: Sequence[str] = ()) -> None:
+    """Make the sysfs entries of a block device; a number such as 259:1p2 is a partition of 259:1."""
     disk, _, partition = number.partition("p")
     folder = sysfs / "devices" / disk / (number if partition else "")
     (folder / "slaves").mkdir(parents=True)
@@ -20,14 +20,14 @@ def block_device(sysfs: Path, number: str, model: str = "", slaves: Sequence[str
     (sysfs / (f"{disk.split(':')[0]}:{partition}" if partition else number)).symlink_to(folder)
 
 
-def test_instance_store_is_told_also_below_partitions_and_volumes(tmp_path: Path) -> None:
-    block_device(tmp_path, "259:0", "Amazon Elastic Block Store")
-    block_device(tmp_path, "259:1", "Amazon EC2 NVMe Instance Storage")
-    block_device(tmp_path, "259:1p7")
-    block_device(tmp_path, "253:0", slaves=["259:0", "259:1"])
-    block_device(tmp_path, "253:1", slaves=["259:0"])
-    told = {
+def test_instance_store_is_detected_under_partitions_and_volumes(tmp_path: Path) -> None:
+    make_block_device(tmp_path, "259:0", "Amazon Elastic Block Store")
+    make_block_device(tmp_path, "259:1", "Amazon EC2 NVMe Instance Storage")
+    make_block_device(tmp_path, "259:1p7")
+    make_block_device(tmp_path, "253:0", slaves=["259:0", "259:1"])
+    make_block_device(tmp_path, "253:1", slaves=["259:0"])
+    by_device = {
         (major, minor): file_tree.is_ephemeral(os.makedev(major, minor), tmp_path)
         for major, minor in ((259, 0), (259, 1), (259, 7), (253, 0), (253, 1), (0, 48))
     }
-    assert [device for device, ephemeral in told.items() if ephemeral] == [(259, 1), (259, 7), (253, 0)]
+    assert [device for device, ephemeral in by_device.items() if ephemeral] == [(259, 1), (259, 7), (253, 0)]

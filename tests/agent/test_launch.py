@@ -1,4 +1,4 @@
-"""One job a node, one client at a time: what a node says to the second one."""
+"""A node runs one job, for one client at a time: what it answers to a second client."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
-def until_claimed(holder: subprocess.Popen[bytes]) -> None:
+def wait_until_claimed(holder: subprocess.Popen[bytes]) -> None:
     """Wait until a client that stays connected holds the claim."""
     assert holder.stdout is not None
     while line := holder.stdout.readline():
@@ -28,10 +28,10 @@ def until_claimed(holder: subprocess.Popen[bytes]) -> None:
     pytest.fail("the claim was refused")
 
 
-def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
+def test_node_with_a_running_job_refuses_another_and_names_the_first(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, job="one")
-    told = fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports()))
-    assert (told.used, told.jobs) == ((0,), {"one": (0, 1)})
+    slots = fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports()))
+    assert (slots.used, slots.jobs) == ((0,), {"one": (0, 1)})
     fleet.port = free_ports()
     with pytest.raises(InUse, match="job one runs on this node"):
         fleet.ask(0, fleet.requests("print()\n", job="two", slot=1)[0])
@@ -42,30 +42,30 @@ def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> 
     assert fleet.wait("two").state == "succeeded"
 
 
-def test_of_two_clients_that_launch_a_job_of_one_name_at_once_one_is_told_that_it_is_taken(
+def test_one_of_two_concurrent_launches_of_the_same_name_is_refused(
     fleet: "Fleet",
 ) -> None:
     launches = [fleet.requests(SLEEP)[0] for _ in range(2)]
-    running = [fleet.start(0, one) for one in launches]
+    running = [fleet.start(0, launch) for launch in launches]
     outputs = [process.communicate(timeout=60)[0] for process in running]
-    won: list[str] = []
+    winners: list[str] = []
     refused: list[Exception] = []
-    for one, output in zip(launches, outputs, strict=True):
+    for launch, output in zip(launches, outputs, strict=True):
         try:
-            won.append(calls.parse_response(output, request=one, node=0).job and one.launch)
+            winners.append(calls.parse_response(output, request=launch, node=0).job and launch.launch)
         except calls.NameTaken as taken:
             refused.append(taken)
-    assert (len(won), [str(one).splitlines()[0] for one in refused]) == (
+    assert (len(winners), [str(error).splitlines()[0] for error in refused]) == (
         1,
         ["node0: job job already exists on this node"],
     )
-    assert [json.loads((fleet.folder(0) / "job.json").read_text())["launch"]] == won
+    assert [json.loads((fleet.folder(0) / "job.json").read_text())["launch"]] == winners
 
 
-def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Fleet") -> None:
+def test_second_client_waits_for_the_claim_and_learns_its_holder(fleet: "Fleet") -> None:
     first = messages.Claim(owner="ann on laptop", wait_s=0)
     holder = fleet.start(0, first, close=False)
-    until_claimed(holder)
+    wait_until_claimed(holder)
     with pytest.raises(InUse, match="another client is starting a job") as refused:
         fleet.ask(0, messages.Claim(owner="bob", wait_s=0.2))
     assert refused.value.why == "held by ann on laptop"
@@ -74,21 +74,21 @@ def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Flee
     assert fleet.ask(0, messages.Claim(owner="bob", wait_s=0)).claimed
 
 
-def test_claim_tells_for_how_long_no_other_client_has_held_it(fleet: "Fleet") -> None:
+def test_claim_reports_for_how_long_no_other_client_has_held_it(fleet: "Fleet") -> None:
     request = messages.Claim(owner="ann", wait_s=0)
     assert fleet.ask(0, request).free_s > 1e9
-    began = time.time()
+    start = time.time()
     holder = fleet.start(0, messages.Claim(owner="bob", wait_s=0), close=False)
-    until_claimed(holder)
+    wait_until_claimed(holder)
     time.sleep(1.0)
     holder.communicate(b"")
-    assert 0.0 <= fleet.ask(0, request).free_s < time.time() - began - 1.0
+    assert 0.0 <= fleet.ask(0, request).free_s < time.time() - start - 1.0
 
 
-def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
+def test_released_claim_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
     holder = fleet.start(0, messages.Claim(owner="ann", wait_s=0), messages.Unclaim(), close=False)
     assert holder.stdout is not None
-    while b'"claimed": false' not in holder.stdout.readline():  # the claim was held, and given back
+    while b'"claimed": false' not in holder.stdout.readline():  # the claim was held, and released
         pass
     assert fleet.ask(0, messages.Claim(owner="bob", wait_s=5)).claimed
     assert holder.poll() is None
@@ -96,9 +96,9 @@ def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet
     holder.communicate()
 
 
-def test_claim_of_a_client_that_vanished_ends_by_itself_and_a_launch_ends_its_own(fleet: "Fleet") -> None:
+def test_claim_expires_with_its_lease_and_a_launch_releases_its_claim(fleet: "Fleet") -> None:
     holder = fleet.start(0, messages.Claim(owner="ann", wait_s=0, lease_s=1), close=False)
-    until_claimed(holder)
+    wait_until_claimed(holder)
     assert fleet.ask(0, messages.Claim(owner="bob", wait_s=10)).claimed
     assert holder.poll() is None
     holder.kill()

@@ -1,4 +1,4 @@
-"""Logs and the state of a job, as a node sends them to those who follow."""
+"""Logs and the state of a job, as a node sends them to its followers."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.prove
-def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
+def test_follower_that_dies_or_does_not_read_does_not_delay_the_job(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.launch("for number in range(200_000): print('line', number)\n")
     request = messages.Follow(job="job", offsets={})
     deaf = fleet.start(0, request)
@@ -31,13 +31,13 @@ def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tm
 
 
 @pytest.mark.prove
-def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
+def test_follower_of_a_silent_job_gets_heartbeats(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(600)\n")
     process = fleet.start(1, messages.Follow(job="job", offsets={2: 0, 3: 0}))
     assert process.stdout is not None
     stream, kinds = Stream(), b""
     while kinds.count(b"H") < 2:
-        kinds += b"".join(found.kind for found in stream.feed(os.read(process.stdout.fileno(), 1 << 16)))
+        kinds += b"".join(frame.kind for frame in stream.feed(os.read(process.stdout.fileno(), 1 << 16)))
     assert b"L" not in kinds
     assert b"E" not in kinds
     process.kill()
@@ -45,14 +45,14 @@ def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
 
 
 def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> None:
-    """One that is killed with something unread resets its connection, which the network may have done."""
+    """An agent that is killed with unread data resets its connection, as a broken network may do."""
     fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n", heartbeat_timeout="5s")
     until(fleet.up)
     for pid in fleet.supervisors(1):
         os.kill(pid, 9)  # the guard, too
     merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path)
-    shown = fleet.follow(merger, 1) + fleet.follow(merger, 0)
-    assert b"[rank 3 @ node1] up\n" in shown
+    output = fleet.follow(merger, 1) + fleet.follow(merger, 0)
+    assert b"[rank 3 @ node1] up\n" in output
     assert [merger.documents[node].state for node in (0, 1)] == ["failed", "interrupted"]
     until(lambda: fleet.processes() == [])
 
@@ -69,7 +69,7 @@ def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> No
         (b"a" * (5 << 20), 1, b"a" * (4 << 20)),
     ],
 )
-def test_the_tail_of_a_log_is_found_from_its_end(
+def test_tail_start_is_the_offset_of_the_last_lines(
     tmp_path: Path, text: bytes, count: int, tail: bytes
 ) -> None:
     path = tmp_path / "rank0.log"
@@ -78,15 +78,15 @@ def test_the_tail_of_a_log_is_found_from_its_end(
         assert text[tail_start(log.fileno(), count) :] == tail
 
 
-def test_a_node_sends_the_tail_alone(fleet: "Fleet", tmp_path: Path) -> None:
+def test_node_sends_only_the_tail(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.run("for number in range(100_000): print('line', number)\n")
     process = fleet.start(1, messages.Follow(job="job", offsets={2: 0, 3: 0}, to_the_end=False, tail=3))
-    sent = [found for found in Stream().feed(process.communicate()[0]) if found.kind == b"L"]
-    assert [(found.rank, found.offset) for found in sent] == [
+    frames = [frame for frame in Stream().feed(process.communicate()[0]) if frame.kind == b"L"]
+    assert [(frame.rank, frame.offset) for frame in frames] == [
         (2, len(fleet.log(2)) - 33),
         (3, len(fleet.log(3)) - 33),
     ]
-    assert {found.payload for found in sent} == {b"line 99997\nline 99998\nline 99999\n"}
+    assert {frame.payload for frame in frames} == {b"line 99997\nline 99998\nline 99999\n"}
     merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, tail=2)
     assert fleet.follow(merger, 0) == b"".join(
         b"[rank %d @ node0] line 9999%d\n" % (rank, n) for rank in (0, 1) for n in (8, 9)

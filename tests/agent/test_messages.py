@@ -1,4 +1,4 @@
-"""Each request to a node's own program, and what an awsddp without request classes left on a node."""
+"""Each request to an agent, and the files of an awsddp that had no request classes."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from awsddp.agent import messages
 from awsddp.agent.messages import REQUEST_TYPES, Launch
 from awsddp.agent_client import launch_requests
-from tests.agent.test_probe import Conversation
+from tests.agent.test_probe import AgentConnection
 from tests.support.older_job import LAUNCHED
 from tests.support.waiting import until
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
-def test_what_the_nodes_program_writes_is_what_its_client_expects_of_each_request(fleet: "Fleet") -> None:
+def test_client_can_parse_the_answer_to_each_request(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     until(fleet.up)
     launch, address = fleet.requests(SLEEP, job="job2", slot=1)[0], fleet.hosts[0].node.private_ip
     assert fleet.ask(0, messages.Claim(owner="ann", wait_s=0)).claimed
     assert not fleet.ask(0, messages.Unclaim()).claimed
     assert fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports())).used == (0,)
-    assert [one.job for one in fleet.ask(0, messages.State()).jobs] == ["job"]
-    assert {one.rank for one in fleet.ask(0, messages.Stacks(job="job")).processes} == {0, 1}
-    listed = fleet.ask(0, messages.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
-    assert all(one.sample and one.modified for one in listed.files)
-    connected = Conversation(fleet, 0)
-    assert len(connected.ask(messages.Probe(address=str(address), thorough=True)).ports) == 1
-    assert connected.ask(messages.Dial(peers=[(1, str(address), 1)], seconds=1)).dials[0][2]
-    connected.close()
+    assert [job.job for job in fleet.ask(0, messages.State()).jobs] == ["job"]
+    assert {process.rank for process in fleet.ask(0, messages.Stacks(job="job")).processes} == {0, 1}
+    manifest = fleet.ask(0, messages.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
+    assert all(file.sample and file.modified for file in manifest.files)
+    connection = AgentConnection(fleet, 0)
+    assert len(connection.ask(messages.Probe(address=str(address), thorough=True)).ports) == 1
+    assert connection.ask(messages.Dial(peers=[(1, str(address), 1)], seconds=1)).dials[0][2]
+    connection.close()
     assert fleet.ask(0, messages.Lost(job="job", node=1, why="it burnt", kind="node_lost")).heard
     assert fleet.ask(0, messages.Cancel(job="job", grace=0)).job == "job"
     fleet.jobs.append("job2")
     assert fleet.ask(0, launch).job == "job2"
-    told = {"claim", "unclaim", "slots", "state", "stacks", "manifest", "probe", "dial", "lost"}
-    assert told | {"cancel", "launch", "follow"} == set(REQUEST_TYPES), (
+    requested = {"claim", "unclaim", "slots", "state", "stacks", "manifest", "probe", "dial", "lost"}
+    assert requested | {"cancel", "launch", "follow"} == set(REQUEST_TYPES), (
         "follow: tests/agent_client/test_logs.py"
     )
 
 
-def test_a_launch_is_written_with_the_names_that_an_older_awsddp_reads() -> None:
-    written = Launch.from_json(LAUNCHED).to_json()
-    assert {key: written[key] for key in LAUNCHED} == LAUNCHED
+def test_launch_has_the_keys_that_an_older_awsddp_reads() -> None:
+    document = Launch.from_json(LAUNCHED).to_json()
+    assert {key: document[key] for key in LAUNCHED} == LAUNCHED
 
 
-def test_a_supervisor_of_an_older_awsddp_is_ended_by_what_it_reads(fleet: "Fleet") -> None:
-    """cancel.json has no key that is not set: "lost" in it meant that the first node is gone."""
+def test_cancel_has_the_keys_that_an_older_agent_reads(fleet: "Fleet") -> None:
+    """Keys that are not set are left out: "lost" in cancel.json meant that the first node is gone."""
     fleet.launch(SLEEP)
     os.kill(fleet.document(0)["pid"], signal.SIGSTOP)
     process = fleet.start(0, messages.Cancel(job="job", grace=1))

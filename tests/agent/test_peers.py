@@ -1,4 +1,4 @@
-"""Two supervisors' links, over a network that breaks: real sockets, a clock of the test's own."""
+"""Links of two agents over a network that breaks: real sockets, and a simulated clock."""
 
 import contextlib
 import secrets
@@ -16,7 +16,7 @@ from tests.support.fleet import free_ports, launch_of
 
 
 class Relay:
-    """Carries connections from its address to the first node's. Names of `blocked` directions: up, down."""
+    """Forwards connections from its address to the first node, except in `blocked` directions: up, down."""
 
     def __init__(self, host: str, target: tuple[str, int]) -> None:
         self.host = host
@@ -48,7 +48,7 @@ class Relay:
             return
 
     def reset(self) -> None:
-        """Break all connections as a router does that has forgotten them."""
+        """Reset all connections, as a router does that has lost its state."""
         for pair in self.pairs:
             for sock in pair:
                 reset(sock)
@@ -67,7 +67,7 @@ def reset(sock: socket.socket) -> None:
 
 
 class Wire:
-    """The supervisors of nodes 0 and 1, and the relay between them."""
+    """The agents of nodes 0 and 1, and the relay between them."""
 
     def __init__(self) -> None:
         host, port = f"127.9.{secrets.randbelow(250)}", free_ports()
@@ -85,7 +85,7 @@ class Wire:
         self.second = Peers(self.far, self.selectors[1], None, now=self.now)
 
     def pass_time(self, seconds: float, *, alive: tuple[int, ...] = (0, 1)) -> None:
-        """Let time pass in steps of 0.25 s for the supervisors that are `alive`."""
+        """Advance the clock in steps of 0.25 s, and run the agents of the nodes `alive`."""
         for _ in range(round(seconds * 4)):
             self.now += 0.25
             for _ in range(6):  # a message and its answer, through the relay
@@ -96,8 +96,8 @@ class Wire:
             for node in alive:
                 (self.first, self.second)[node].tick(self.now)
 
-    def heard(self) -> tuple[list[Any], list[Any]]:
-        """Return what each side has heard."""
+    def received(self) -> tuple[list[Any], list[Any]]:
+        """Return the messages that each side has received."""
         return [message for _, message in self.first.received], [
             message for _, message in self.second.received
         ]
@@ -108,30 +108,30 @@ class Wire:
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    made = Wire()
-    made.pass_time(2)
-    assert made.first.joined
-    assert made.second.joined
-    yield made
-    made.relay.close()
-    for selector in made.selectors:
+    pair = Wire()
+    pair.pass_time(2)
+    assert pair.first.joined
+    assert pair.second.joined
+    yield pair
+    pair.relay.close()
+    for selector in pair.selectors:
         for key in list(selector.get_map().values()):
             key.fileobj.close()
         selector.close()
 
 
-def test_conversation_goes_on_over_a_new_link_after_a_reset(wire: Wire) -> None:
+def test_session_continues_over_a_new_link_after_a_reset(wire: Wire) -> None:
     wire.first.send({"count": 1})
     wire.relay.reset()
     wire.first.send({"count": 2})
     wire.second.send({"count": 3})
     wire.pass_time(3)
-    assert wire.heard() == ([{"count": 3}], [{"count": 1}, {"count": 2}])
+    assert wire.received() == ([{"count": 3}], [{"count": 1}, {"count": 2}])
     assert (wire.lost(), wire.first.has_unacknowledged, wire.second.has_unacknowledged) == ([], False, False)
 
 
 @pytest.mark.parametrize("blocked", [{"up"}, {"down"}, {"up", "down"}])
-def test_silent_link_is_replaced_and_loses_nothing(wire: Wire, blocked: set[str]) -> None:
+def test_silent_link_is_replaced_without_losing_messages(wire: Wire, blocked: set[str]) -> None:
     wire.relay.blocked = blocked
     wire.first.send({"count": 1})
     wire.second.send({"count": 2})
@@ -139,21 +139,21 @@ def test_silent_link_is_replaced_and_loses_nothing(wire: Wire, blocked: set[str]
     assert wire.lost() == []
     wire.relay.blocked = set()
     wire.pass_time(8)
-    assert wire.heard() == ([{"count": 2}], [{"count": 1}])
+    assert wire.received() == ([{"count": 2}], [{"count": 1}])
     assert (wire.lost(), wire.first.has_unacknowledged, wire.second.has_unacknowledged) == ([], False, False)
 
 
-def test_new_link_carries_where_the_old_one_stays_dead(wire: Wire) -> None:
+def test_new_link_replaces_one_that_stays_dead(wire: Wire) -> None:
     dead = wire.relay.pairs.pop()
     wire.pass_time(10)
     wire.second.send({"count": 1})
     wire.pass_time(1)
-    assert (wire.heard()[0], wire.lost()) == ([{"count": 1}], [])
+    assert (wire.received()[0], wire.lost()) == ([{"count": 1}], [])
     for sock in dead:
         sock.close()
 
 
-def test_each_side_gives_the_other_up_after_the_limit_and_not_before(wire: Wire) -> None:
+def test_each_side_reports_the_other_lost_after_the_limit_and_not_before(wire: Wire) -> None:
     wire.relay.blocked = {"up", "down"}
     wire.pass_time(58)
     assert wire.lost() == []
@@ -162,14 +162,14 @@ def test_each_side_gives_the_other_up_after_the_limit_and_not_before(wire: Wire)
     assert wire.first.lost == [(1, "no heartbeat for 60 s", "node_lost")]
 
 
-def test_own_stand_still_is_nobody_s_silence(wire: Wire) -> None:
+def test_agent_that_was_paused_itself_reports_no_peer_lost(wire: Wire) -> None:
     wire.now += 500
     wire.first.reset_clocks(wire.now)
     wire.first.tick(wire.now)
     assert wire.lost() == []
 
 
-def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> None:
+def test_agent_that_closed_its_connection_is_lost_at_once(wire: Wire) -> None:
     for key in list(wire.selectors[1].get_map().values()):
         key.fileobj.close()
     wire.pass_time(0.5, alive=(0,))
@@ -177,7 +177,7 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
     assert (node, why.startswith("its agent has ended and closed the connection")) == (1, True)
 
 
-def test_supervisor_that_ends_before_its_last_frames_are_answered_is_heard(
+def test_last_messages_of_an_agent_that_ended_are_received(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -189,10 +189,10 @@ def test_supervisor_that_ends_before_its_last_frames_are_answered_is_heard(
     wire.second.send({"count": 1})
     wire.second.send({"count": 2})
     wire.pass_time(0.5)
-    assert (wire.heard()[0], wire.lost()) == ([{"count": 1}, {"count": 2}], [1])
+    assert (wire.received()[0], wire.lost()) == ([{"count": 1}, {"count": 2}], [1])
 
 
-def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(wire: Wire) -> None:
+def test_first_agent_is_lost_when_its_port_refuses_connections(wire: Wire) -> None:
     wire.relay.close()
     wire.pass_time(1.5, alive=(1,))
     assert wire.lost() == []
@@ -200,7 +200,7 @@ def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(w
     assert wire.second.lost == [(0, "its agent has ended", "node_lost")]
 
 
-def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None:
+def test_report_of_a_lost_node_is_received_while_its_link_hangs(wire: Wire) -> None:
     wire.relay.blocked = {"up", "down"}
     answers: list[bool] = []
 
@@ -215,7 +215,7 @@ def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None
     assert (answers, wire.first.lost) == ([True], [(1, "it burnt", "instance_retired")])
 
 
-def test_report_of_a_node_that_still_speaks_leaves_its_link_as_it_is(wire: Wire) -> None:
+def test_report_of_a_responsive_node_keeps_its_link(wire: Wire) -> None:
     link = wire.first._peers[1].link
     thread = threading.Thread(target=report_lost, args=(wire.request, 1, "it burnt"), kwargs={"seconds": 5})
     thread.start()
@@ -224,12 +224,12 @@ def test_report_of_a_node_that_still_speaks_leaves_its_link_as_it_is(wire: Wire)
         thread.join(0.01)
     wire.second.send({"count": 1})
     wire.pass_time(1)
-    assert (wire.heard()[0], wire.first.lost) == ([{"count": 1}], [(1, "it burnt", "node_lost")])
+    assert (wire.received()[0], wire.first.lost) == ([{"count": 1}], [(1, "it burnt", "node_lost")])
     assert wire.first._peers[1].link is link
 
 
 @pytest.mark.parametrize("kind", ["timeout", "burnt", ["node_lost"], None])
-def test_report_with_a_kind_that_is_no_loss_is_that_of_a_lost_node(wire: Wire, kind: Any) -> None:
+def test_report_with_an_invalid_kind_counts_as_node_lost(wire: Wire, kind: Any) -> None:
     link = wire.second._peers[0].link
     assert link is not None
     link.send({"lost": "it burnt", "kind": kind})
@@ -237,27 +237,27 @@ def test_report_with_a_kind_that_is_no_loss_is_that_of_a_lost_node(wire: Wire, k
     assert wire.first.lost == [(1, "it burnt", "node_lost")]
 
 
-def test_report_to_a_supervisor_that_has_ended_is_given_up(wire: Wire) -> None:
+def test_report_to_an_agent_that_has_ended_is_not_received(wire: Wire) -> None:
     assert not report_lost(launch_of(link_port=free_ports()), 1, "it burnt", seconds=60)
 
 
 @pytest.fixture
 def unjoined() -> Iterator[Wire]:
-    """Two supervisors that never reach each other."""
-    made = Wire()
-    made.relay.close()
-    yield made
-    for selector in made.selectors:
+    """Two agents that never reach each other."""
+    pair = Wire()
+    pair.relay.close()
+    yield pair
+    for selector in pair.selectors:
         for key in list(selector.get_map().values()):
             key.fileobj.close()
         selector.close()
 
 
-def test_a_supervisor_that_has_not_joined_yet_is_not_lost_by_its_silence(unjoined: Wire) -> None:
+def test_silent_agent_that_has_not_joined_is_not_lost(unjoined: Wire) -> None:
     unjoined.pass_time(61, alive=(0,))
     assert unjoined.lost() == []
 
 
-def test_a_first_supervisor_that_does_not_listen_yet_is_not_lost(unjoined: Wire) -> None:
+def test_first_agent_that_does_not_listen_yet_is_not_lost(unjoined: Wire) -> None:
     unjoined.pass_time(30, alive=(1,))
     assert unjoined.lost() == []

@@ -1,11 +1,11 @@
-"""A conversation that outlives its links, without any."""
+"""A session over successive links, without sockets."""
 
 import random
 
 from awsddp.agent.peers import Frame, Session
 
 
-def test_message_is_said_again_until_it_is_heard() -> None:
+def test_message_is_resent_until_it_is_acknowledged() -> None:
     sender, receiver = Session(), Session()
     sender.send({"is": "here"})
     assert receiver.receive(sender.pending_frame()) == [{"is": "here"}]
@@ -14,7 +14,7 @@ def test_message_is_said_again_until_it_is_heard() -> None:
     assert (sender.has_pending, sender.pending_frame()) == (False, Frame(0, 1, []))
 
 
-def test_frame_that_comes_twice_counts_once() -> None:
+def test_duplicate_frame_is_received_once() -> None:
     sender, receiver = Session(), Session()
     frame = sender.send({"is": "here"})
     assert [
@@ -24,7 +24,7 @@ def test_frame_that_comes_twice_counts_once() -> None:
     ] == [{"is": "here"}]
 
 
-def test_frame_after_a_lost_one_waits_for_it() -> None:
+def test_frame_after_a_lost_one_is_received_only_with_it() -> None:
     sender, receiver = Session(), Session()
     sender.send({"message": 1})
     late = sender.send({"message": 2})
@@ -32,7 +32,7 @@ def test_frame_after_a_lost_one_waits_for_it() -> None:
     assert receiver.receive(sender.pending_frame()) == [{"message": 1}, {"message": 2}]
 
 
-def test_frame_of_an_old_link_that_comes_late_changes_nothing() -> None:
+def test_late_frame_of_an_old_link_is_ignored() -> None:
     sender, receiver = Session(), Session()
     sender.send(1)
     old = sender.pending_frame()
@@ -43,7 +43,7 @@ def test_frame_of_an_old_link_that_comes_late_changes_nothing() -> None:
     assert receiver.receive(sender.send(2)) == [2]
 
 
-def test_each_message_arrives_once_and_in_order_over_links_that_lose_their_ends() -> None:
+def test_each_message_arrives_once_and_in_order_over_links_that_break() -> None:
     dice = random.Random(5)
     sides = Session(), Session()
     sent: tuple[list[int], list[int]] = ([], [])
@@ -57,9 +57,9 @@ def test_each_message_arrives_once_and_in_order_over_links_that_lose_their_ends(
                 wires[side].append(sides[side].send(sent[side][-1]))
             else:
                 wires[side].append(sides[side].pending_frame())
-            other = dice.randrange(2)
-            if wires[1 - other]:
-                received[other].extend(sides[other].receive(wires[1 - other].pop(0)))
+            reader = dice.randrange(2)
+            if wires[1 - reader]:
+                received[reader].extend(sides[reader].receive(wires[1 - reader].pop(0)))
     for side in (0, 1):
         received[side].extend(sides[side].receive(sides[1 - side].pending_frame()))
     assert received == (sent[1], sent[0])

@@ -12,8 +12,8 @@ from awsddp.errors import NodeError
 from tests.support.fleet import Fleet, Told
 
 
-class Conversation:
-    """The program of a node, and its answers, one after the other."""
+class AgentConnection:
+    """A connection to the agent of a node, for one request after another."""
 
     def __init__(self, fleet: Fleet, node: int) -> None:
         self.node = node
@@ -24,47 +24,47 @@ class Conversation:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(calls.encode_request(request))
         self._process.stdin.flush()
-        said = self._process.stdout.readline() + self._process.stdout.readline()
-        return calls.parse_response(said, request=request, node=self.node)
+        output = self._process.stdout.readline() + self._process.stdout.readline()
+        return calls.parse_response(output, request=request, node=self.node)
 
     def close(self) -> None:
         self._process.communicate(timeout=30)
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Conversation, Conversation]]:
+def pair(tmp_path: Path) -> Iterator[tuple[AgentConnection, AgentConnection]]:
     fleet = Fleet(tmp_path, 2)
-    made = Conversation(fleet, 0), Conversation(fleet, 1)
-    yield made
-    for one in made:
-        one.close()
+    connections = AgentConnection(fleet, 0), AgentConnection(fleet, 1)
+    yield connections
+    for connection in connections:
+        connection.close()
 
 
-def test_nodes_connect_and_close_their_ports_before_anything_else(
-    pair: tuple[Conversation, Conversation],
+def test_nodes_connect_and_close_their_ports_at_the_next_request(
+    pair: tuple[AgentConnection, AgentConnection],
 ) -> None:
-    one, two = pair
-    seen = one.ask(messages.Probe(address=one.address, ports=[0]))
-    assert len(seen.ports) == 2
-    two.ask(messages.Probe(address=two.address))
-    assert seen.disk_free > 0 and 0 < seen.memory_free <= seen.memory_size and seen.cpus > 0
-    peers = [(0, one.address, port) for port in seen.ports]
+    first, second = pair
+    result = first.ask(messages.Probe(address=first.address, ports=[0]))
+    assert len(result.ports) == 2
+    second.ask(messages.Probe(address=second.address))
+    assert result.disk_free > 0 and 0 < result.memory_free <= result.memory_size and result.cpus > 0
+    peers = [(0, first.address, port) for port in result.ports]
     dial = messages.Dial(peers=peers, seconds=20)
-    assert list(two.ask(dial).dials) == sorted((0, port, "") for port in seen.ports)
+    assert list(second.ask(dial).dials) == sorted((0, port, "") for port in result.ports)
 
-    one.ask(messages.State())
-    assert {why for _, _, why in two.ask(dial).dials} == {"Connection refused"}
+    first.ask(messages.State())
+    assert {why for _, _, why in second.ask(dial).dials} == {"Connection refused"}
 
 
-def test_a_thorough_probe_finds_no_gpu_where_there_is_none(
-    pair: tuple[Conversation, Conversation],
+def test_thorough_probe_reports_no_gpu_on_a_node_without_one(
+    pair: tuple[AgentConnection, AgentConnection],
 ) -> None:
-    one, _ = pair
-    seen = one.ask(messages.Probe(address=one.address, thorough=True))
-    assert (seen.smi, seen.xids, seen.links_down) == ((), (), 0)
+    connection, _ = pair
+    result = connection.ask(messages.Probe(address=connection.address, thorough=True))
+    assert (result.smi, result.xids, result.links_down) == ((), (), 0)
 
 
-def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_cpu_limits_of_a_cgroup_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from awsddp.agent import probe
 
     (tmp_path / "memory.max").write_text("1000000\n")
@@ -76,7 +76,7 @@ def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.M
     assert probe._cpus() == 0.05
 
 
-def test_an_answer_that_dials_others_than_asked_is_malformed() -> None:
+def test_dial_answer_for_other_nodes_is_malformed() -> None:
     request = messages.Dial(peers=[(1, "10.0.0.1", 5)], seconds=1)
     with pytest.raises(NodeError, match="malformed"):
         calls.parse_response(MAGIC + b'{"dials": [[2, 5, ""]]}', request=request, node=0)

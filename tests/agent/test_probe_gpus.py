@@ -63,7 +63,7 @@ HEALTHY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "differs"),
+    ("old", "new", "changes"),
     [
         ("", "", {}),
         ("<dram_uncorrectable>0", "<dram_uncorrectable>2", {"errors": 2}),
@@ -79,11 +79,11 @@ HEALTHY: dict[str, Any] = {
         ("clocks_event_reason", "clocks_throttle_reason", {}),
     ],
 )
-def test_a_gpu_is_read_with_what_is_wrong_with_it(old: str, new: str, differs: dict[str, Any]) -> None:
-    assert parse_gpus(LOG.replace(old, new) if old else LOG) == [Response(**{**HEALTHY, **differs})]
+def test_gpu_is_parsed_with_its_faults(old: str, new: str, changes: dict[str, Any]) -> None:
+    assert parse_gpus(LOG.replace(old, new) if old else LOG) == [Response(**{**HEALTHY, **changes})]
 
 
-def test_output_that_is_cut_off_shows_no_gpu() -> None:
+def test_truncated_output_has_no_gpus() -> None:
     assert parse_gpus(LOG[:900]) == []
     assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == []
 
@@ -91,8 +91,8 @@ def test_output_that_is_cut_off_shows_no_gpu() -> None:
 def test_inactive_links_and_xids_are_counted() -> None:
     links = "GPU 3: Tesla V100-SXM2-32GB (UUID: GPU-1)\n\t Link 0: 25.781 GB/s\n\t Link 1: <inactive>\n"
     assert len(probe._LINK.findall(links)) == 1
-    kernel = (
+    log = (
         "[ 1843.3] NVRM: Xid (PCI:0000:44:00): 79, pid='<unknown>', name=<unknown>, "
         "GPU has fallen off the bus.\n"
     )
-    assert probe._XID.findall(kernel) == ["79"]
+    assert probe._XID.findall(log) == ["79"]

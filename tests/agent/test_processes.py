@@ -1,4 +1,4 @@
-"""How the processes of a job are ended, and the supervisor's own clock."""
+"""How the processes of a job are ended, also after a pause of the agent."""
 
 import signal
 import subprocess
@@ -21,21 +21,23 @@ def test_later_stop_does_not_lengthen_the_grace(tmp_path: Path, monkeypatch: pyt
     ranks.stop(0)
     ranks.stop(60)
     until(ranks.finish_stop, seconds=5)
-    assert child.returncode == -9  # at once: not asked first
+    assert child.returncode == -9  # killed at once, without a SIGTERM
 
 
-def test_supervisor_that_stood_still_past_the_grace_still_kills_and_reaps(
+def test_agent_that_was_paused_past_the_grace_kills_and_reaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = JobFolder("job", tmp_path)
     folder.logs.mkdir()
     sleeper = {**PROCESS, "argv": ["/bin/sleep", "60"], "log": "rank0.log"}
     ranks = Ranks(launch_of(processes=[sleeper], workdir=str(tmp_path)), folder)
-    monkeypatch.setattr(processes, "descendants", lambda: [one.child.pid for one in ranks.alive if one.child])
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a program inherits it
+    monkeypatch.setattr(
+        processes, "descendants", lambda: [rank.child.pid for rank in ranks.alive if rank.child]
+    )
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the rank inherits it
     ranks.start()
     signal.signal(signal.SIGTERM, before)
-    ranks.stop(-3600)  # as if an hour had passed since
+    ranks.stop(-3600)  # as if an hour had passed
     while not ranks.finish_stop():
         ranks.reap()
     assert ranks.reports[0].exit_code == -9

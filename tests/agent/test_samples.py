@@ -40,16 +40,16 @@ def test_usage_of_a_rank_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ) as busy:
         samples = Samples(request, folder)
 
-        def sampled() -> Any:
+        def take_sample() -> Any:
             samples._next = 0.0
             samples.take()
             return read_json(folder.samples)
 
         until(lambda: (cpu_seconds(busy.pid) or 0) > 0)
-        until(lambda: (sampled() or {"ranks": [{}] * 2})["ranks"][1].get("gpu_percent"))
+        until(lambda: (take_sample() or {"ranks": [{}] * 2})["ranks"][1].get("gpu_percent"))
         used = cpu_seconds(busy.pid) or 0
         until(lambda: (cpu_seconds(busy.pid) or 0) > used)
-        second, third = sampled()["ranks"]
+        second, third = take_sample()["ranks"]
         busy.kill()
     assert (second["rank"], second["cpu_percent"], second["gpu_percent"]) == (2, None, 97.0)
     assert (third["rank"], third["gpu_percent"], third["gpu_memory_bytes"]) == (3, 3.0, 512 << 20)

@@ -1,4 +1,4 @@
-"""The running supervisor: its own clock, and the shutdown of its node."""
+"""The running agent: a pause of its process, and the shutdown of its node."""
 
 import socket
 from pathlib import Path
@@ -12,36 +12,36 @@ from tests.support.fleet import launch_of
 from tests.support.one_process import REQUEST
 
 
-def test_supervisor_that_stood_still_itself_gives_nobody_up(
+def test_agent_that_was_paused_itself_reports_no_node_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(serve.time, "monotonic", lambda: now)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        supervisor = Agent(REQUEST, JobFolder("job", tmp_path), listener)
+        agent = Agent(REQUEST, JobFolder("job", tmp_path), listener)
         lost: list[tuple[int, str, str]] = []
-        monkeypatch.setattr(supervisor._coordinator, "lose", lambda *said: lost.append(said))
-        supervisor._peers._peers[1].joined = True
+        monkeypatch.setattr(agent._coordinator, "lose", lambda *loss: lost.append(loss))
+        agent._peers._peers[1].joined = True
         now += 100
-        supervisor._exchange(0)
+        agent._exchange(0)
         assert lost == []
         for _ in range(3):
             now += 3
-            supervisor._exchange(0)
+            agent._exchange(0)
         assert lost == [(1, "no heartbeat for 5 s", "node_lost")]
-        supervisor._selector.close()
+        agent._selector.close()
 
 
-def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
+def test_shutdown_has_the_reason_that_the_node_recorded(tmp_path: Path) -> None:
     request = launch_of(1, grace=900.0)
     (tmp_path / "reason").write_text("expires\n")
-    asked = ending_of_shutdown(request, tmp_path / "reason")
-    assert (asked.state, asked.grace) == ("interrupted", 110.0)
-    assert "it expired" in asked.cause.explanation
+    ending = ending_of_shutdown(request, tmp_path / "reason")
+    assert (ending.state, ending.grace) == ("interrupted", 110.0)
+    assert "it expired" in ending.cause.explanation
     assert "SIGTERM" in ending_of_shutdown(request, tmp_path / "none").cause.explanation
 
 
-def test_a_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
+def test_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
     request = launch_of(1)
     (tmp_path / "reason").write_text("spot 2026-11-23T20:30:00Z\n")
     cause = ending_of_shutdown(request, tmp_path / "reason").cause

@@ -46,13 +46,13 @@ main()
 """
 
 
-def test_failed_worker_is_restarted_and_training_goes_on_from_its_checkpoint(fleet: "Fleet") -> None:
+def test_failed_worker_is_restarted_and_training_continues_from_its_checkpoint(fleet: "Fleet") -> None:
     fleet.launch(TRAIN, max_restarts=3, args=("1",))
     job = fleet.wait(seconds=SECONDS)
     assert job.state == "succeeded", (job, fleet.log(0))
     assert [rank.exit_code for rank in job.ranks] == [0, 0, 0, 0]
-    (one,) = job.restarts
-    assert one.startswith("1 of 3: rank 3 @ node1: ValueError: life 0")
+    (restart,) = job.restarts
+    assert restart.startswith("1 of 3: rank 3 @ node1: ValueError: life 0")
     log = fleet.log(3).decode()
     assert log.index("begins at step 0") < log.index("ValueError: life 0") < log.index("begins at step 3")
     assert "rank 3 has 24.0" in log
@@ -69,12 +69,12 @@ def test_cause_is_the_exception_of_the_worker_that_failed_first(fleet: "Fleet") 
     assert job.cause.exit_code in (1, -6)
     assert job.cause.explanation.startswith("ValueError: life 1")
     assert "ValueError: life 1" in "\n".join(job.cause.tail)
-    assert [one.partition(": ")[2][:34] for one in job.restarts] == ["rank 3 @ node1: ValueError: life 0"]
+    assert [text.partition(": ")[2][:34] for text in job.restarts] == ["rank 3 @ node1: ValueError: life 0"]
     assert fleet.document(0)["cause"] == fleet.document(1)["cause"]
     assert fleet.processes() == []
 
 
-def test_cancel_gives_ranks_the_grace_and_leaves_nothing(fleet: "Fleet") -> None:
+def test_cancel_gives_ranks_the_grace_and_leaves_no_process(fleet: "Fleet") -> None:
     fleet.launch(
         "import os, signal, subprocess, sys, time\n"
         "sleep = 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)'\n"

@@ -1,4 +1,4 @@
-"""Several requests in one round trip: each has its own answer, or its own error."""
+"""Several requests in one round trip: each gets its answer, or an error."""
 
 import pytest
 
@@ -10,40 +10,40 @@ from awsddp.model.node_answers import Slots
 from tests.support.folder_nodes import World
 
 
-class Nothing(messages.Request["answers.Jobs"]):
+class Unknown(messages.Request["answers.Jobs"]):
     """A request that no node knows."""
 
 
-def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World) -> None:
+def test_failed_request_does_not_prevent_the_next_one(world: World) -> None:
     line = world.line()
     line.cut = {1}
-    turns = [Nothing(), messages.State(), messages.Slots()]
-    answers = call_nodes_in_sequence(line, dict.fromkeys((0, 1), turns))
+    requests = [Unknown(), messages.State(), messages.Slots()]
+    answers = call_nodes_in_sequence(line, dict.fromkeys((0, 1), requests))
     unknown, state, slots = answers[0]
     assert isinstance(unknown, UsageError)
     assert state.jobs == ()
     assert isinstance(slots, Slots)
-    assert [isinstance(one, NodeError) for one in answers[1]] == [True] * 3
+    assert [isinstance(answer, NodeError) for answer in answers[1]] == [True] * 3
     assert len(line.asked) == 1
 
 
-def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an_answer(
+def test_requests_after_the_end_of_the_agent_get_errors(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = calls.encode_request
+    encode = calls.encode_request
     monkeypatch.setattr(
-        calls, "encode_request", lambda one: b"no length\n" if isinstance(one, Nothing) else message(one)
+        calls, "encode_request", lambda call: b"no length\n" if isinstance(call, Unknown) else encode(call)
     )
-    turns = [messages.State(), Nothing(), messages.State()]
-    first, *others = call_nodes_in_sequence(world.line(), {0: turns})[0]
+    requests = [messages.State(), Unknown(), messages.State()]
+    first, *others = call_nodes_in_sequence(world.line(), {0: requests})[0]
     assert first.jobs == ()
-    for one in (*others, call_each_node(world.line(), {0: Nothing()})[0]):
-        assert isinstance(one, NodeError)
-        assert "ValueError" in one.why
+    for error in (*others, call_each_node(world.line(), {0: Unknown()})[0]):
+        assert isinstance(error, NodeError)
+        assert "ValueError" in error.why
 
 
 @pytest.mark.parametrize(
-    ("said", "count", "whole"),
+    ("output", "count", "is_complete"),
     [
         (b"", 1, False),
         (b"hello\n", 1, False),
@@ -55,5 +55,5 @@ def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an
         (b"\0awsddp\n{}\n\0awsddp\n{}\n", 2, True),
     ],
 )
-def test_answers_are_whole_once_the_last_one_has_ended(said: bytes, count: int, whole: bool) -> None:
-    assert calls.is_response_complete(said, count=count) is whole
+def test_responses_are_complete_once_the_last_has_ended(output: bytes, count: int, is_complete: bool) -> None:
+    assert calls.is_response_complete(output, count=count) is is_complete

@@ -1,4 +1,4 @@
-"""What a node is told, before anything is sent."""
+"""The launch requests of the nodes, before any is sent."""
 
 import json
 from collections.abc import Callable
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 
-def test_requests_differ_only_in_what_is_the_nodes_own(fleet: "Fleet") -> None:
+def test_requests_differ_only_in_the_fields_of_the_node(fleet: "Fleet") -> None:
     launches = fleet.requests("main.py", args=("{rank}", "{local_rank}"))
-    own = {"node", "folder", "workdir", "processes"}
+    keys = {"node", "folder", "workdir", "processes"}
     common = [
-        {key: value for key, value in launches[node].to_json().items() if key not in own} for node in (0, 1)
+        {key: value for key, value in launches[node].to_json().items() if key not in keys} for node in (0, 1)
     ]
     assert common[0] == common[1]
     assert [process.argv[1:] for process in launches[1].processes] == [
@@ -39,7 +39,7 @@ def test_ports_follow_the_slot(fleet: "Fleet") -> None:
     assert (request.master_port, request.link_port) == (29430, 29431)
 
 
-def test_module_and_option_like_names_are_no_options_of_python(fleet: "Fleet") -> None:
+def test_module_and_script_names_are_not_parsed_as_options_of_python(fleet: "Fleet") -> None:
     assert fleet.requests("pkg.train", module=True)[0].processes[0].argv[1:] == ("-m", "pkg.train")
     assert fleet.requests("-c.py")[0].processes[0].argv[1:] == ("./-c.py",)
 
@@ -69,7 +69,7 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("output", "error"),
     [
         (b"", NodeError),
         (b"bash: python3: command not found", NodeError),
@@ -80,14 +80,14 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
         (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "job"}}', JobError),
     ],
 )
-def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
+def test_malformed_answer_raises_an_error_of_its_kind(output: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match="node4"):
-        calls.parse_response(said, request=messages.State(), node=4, stderr=b"sh: no")
+        calls.parse_response(output, request=messages.State(), node=4, stderr=b"sh: no")
 
 
-def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
-    said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
-    assert calls.parse_response(said, request=messages.State(), node=0).jobs == ()
+def test_answer_is_parsed_after_the_output_of_a_login_script() -> None:
+    output = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
+    assert calls.parse_response(output, request=messages.State(), node=0).jobs == ()
 
 
 def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
@@ -96,12 +96,12 @@ def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
         1: Slots(used=(2,), taken=(29430,), jobs={}),
     }
     assert launch_requests.choose_slot(answers, first=0) == 3
-    every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
+    ports = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
     with pytest.raises(ConfigError, match="node0 has no free ports"):
-        launch_requests.choose_slot({0: Slots(used=(), taken=tuple(every), jobs={})}, first=0)
+        launch_requests.choose_slot({0: Slots(used=(), taken=tuple(ports), jobs={})}, first=0)
 
 
-def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:
+def test_durations_of_the_spec_are_seconds_in_the_request(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     spec = JobSpec(job=JobSection(script="x.py", timeout="90m", grace="1m", outputs=("out",)))
     request = launch_requests.make_launch_requests(

@@ -1,4 +1,4 @@
-"""A launcher is one function: the supervisor needs no rank to be a process."""
+"""A launcher is one function: a rank need not be a process that the agent starts."""
 
 import sys
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ sys.exit(max(child.wait() for child in [start(first + number) for number in rang
 """
 
 
-def one_agent_per_node(
+def make_agent_process(
     spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
 ) -> tuple[Process, ...]:
     """Return one process for all ranks of a node, which write their own logs."""
@@ -38,16 +38,16 @@ def one_agent_per_node(
     argv = (sys.executable, "-c", AGENT, first, count, logs, script)
     log = f"launcher{host.node.node}.log"
     return (
-        Process(ranks=tuple(one.rank for one in ranks), argv=argv, environment={}, log=log, script=script),
+        Process(ranks=tuple(rank.rank for rank in ranks), argv=argv, environment={}, log=log, script=script),
     )
 
 
 @pytest.fixture
-def agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(launchers.LAUNCHERS, "agent", one_agent_per_node)
+def agent_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(launchers.LAUNCHERS, "agent", make_agent_process)
 
 
-@pytest.mark.usefixtures("agents")
+@pytest.mark.usefixtures("agent_launcher")
 def test_one_process_per_node_runs_several_ranks_with_a_log_each(fleet: "Fleet", tmp_path: "Path") -> None:
     job = fleet.run("import os\nprint('rank', os.environ['RANK'])\n", launcher="agent")
     assert (job.state, [rank.exit_code for rank in job.ranks]) == ("succeeded", [0, 0, 0, 0])
@@ -56,7 +56,7 @@ def test_one_process_per_node_runs_several_ranks_with_a_log_each(fleet: "Fleet",
     assert (fleet.folder(1) / "logs" / "launcher1.log").read_bytes() == b"agent of 2 ranks\n"
 
 
-@pytest.mark.usefixtures("agents")
+@pytest.mark.usefixtures("agent_launcher")
 def test_exit_code_of_the_process_is_that_of_its_ranks(fleet: "Fleet") -> None:
     job = fleet.run("import os, sys\nsys.exit(3 * (os.environ['RANK'] == '2'))\n", launcher="agent")
     assert job.state == "failed"
@@ -78,13 +78,13 @@ def test_every_launcher_starts_the_ranks_with_the_environments_python(fleet: "Fl
         replace(host, prepared=replace(host.prepared, environment="/env/bin/python")) for host in fleet.hosts
     ]
     for request in fleet.requests("main.py", launcher=name).values():
-        words = [word for process in request.processes for word in process.argv]
-        assert "/env/bin/python" in words
-        assert sys.executable not in words
+        arguments = [argument for process in request.processes for argument in process.argv]
+        assert "/env/bin/python" in arguments
+        assert sys.executable not in arguments
 
 
 @pytest.mark.parametrize("name", ["ssh", pytest.param("torchrun", marks=pytest.mark.prove)])
-def test_words_of_the_prefix_stand_before_each_ranks_command(fleet: "Fleet", name: str) -> None:
+def test_prefix_is_placed_before_the_command_of_each_rank(fleet: "Fleet", name: str) -> None:
     script = "import os, sys\nprint(os.environ['SLOT'], sys.argv[1], sys.executable)\n"
     script += "sys.exit(7 * (sys.argv[1] == '3'))\n"
     job = fleet.run(
@@ -95,6 +95,6 @@ def test_words_of_the_prefix_stand_before_each_ranks_command(fleet: "Fleet", nam
     assert job.cause.exit_code == 7
 
 
-def test_program_of_the_prefix_that_a_node_does_not_have_is_named_before_the_start(fleet: "Fleet") -> None:
+def test_missing_program_of_the_prefix_is_named_before_the_start(fleet: "Fleet") -> None:
     with pytest.raises(NodeError, match="nsys-nowhere cannot be run on this node"):
         fleet.launch("main.py", prefix=("nsys-nowhere", "profile"))

@@ -1,4 +1,4 @@
-"""Which node is named for what. What real nodes answer: tests/agent/test_probe.py."""
+"""Which node each check names. Answers of real nodes: tests/agent/test_probe.py."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,20 +27,20 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def probes(count: int = 4, **differs: Mapping[str, Any]) -> node_checks.Probes:
-    """Return what `count` nodes of 8 GPUs answered; `node2={"gpus": 7}` differs."""
+def probes(count: int = 4, **changes: Mapping[str, Any]) -> node_checks.Probes:
+    """Return the answers of `count` nodes with 8 GPUs; `node2={"gpus": 7}` changes one."""
     nodes = range(count)
     return node_checks.Probes(
         nodes={node: node_of(node) for node in nodes},
         prepared={node: prepared_of(node, gpus=8, driver="535") for node in nodes},
         answers={
-            node: msgspec.convert({**ANSWER, **differs.get(f"node{node}", {})}, ProbeResult) for node in nodes
+            node: msgspec.convert({**ANSWER, **changes.get(f"node{node}", {})}, ProbeResult) for node in nodes
         },
         request_times=(1000.0, 1001.0),
     )
 
 
-def failed(checks: list[Any]) -> list[tuple[str, int | None, str]]:
+def get_failed(checks: list[Any]) -> list[tuple[str, int | None, str]]:
     return [(check.name, check.node, check.value) for check in checks if check.ok is False]
 
 
@@ -48,7 +48,7 @@ BROKEN_GPU = {**ANSWER["smi"][0], "errors": 2, "faults": ["needs a reset"]}
 
 
 @pytest.mark.parametrize(
-    ("differs", "named"),
+    ("changes", "expected"),
     [
         ({}, []),
         ({"smi": ANSWER["smi"][:7]}, [("GPUs", "7 of 8"), ("alike: GPUs", "7 x A100 40960 MiB")]),
@@ -69,56 +69,57 @@ BROKEN_GPU = {**ANSWER["smi"][0], "errors": 2, "faults": ["needs a reset"]}
     ],
 )
 @pytest.mark.parametrize("count", [2, 8])
-def test_the_node_that_is_not_fit_is_named(
-    differs: dict[str, Any], named: list[tuple[str, str]], count: int
-) -> None:
-    seen = probes(count, node1=differs)
-    found = failed([*node_checks.quick_checks(seen), *node_checks.thorough_checks(seen)])
-    if count == 2 and "kernel" in differs:  # two nodes: neither is the usual one
-        assert [name for name, _, _ in found] == ["alike: kernel"]
+def test_unfit_node_is_named(changes: dict[str, Any], expected: list[tuple[str, str]], count: int) -> None:
+    probed = probes(count, node1=changes)
+    failed = get_failed([*node_checks.quick_checks(probed), *node_checks.thorough_checks(probed)])
+    if count == 2 and "kernel" in changes:  # two nodes: neither is the usual one
+        assert [name for name, _, _ in failed] == ["alike: kernel"]
         return
-    assert found == [(name, 1, value) for name, value in named]
+    assert failed == [(name, 1, value) for name, value in expected]
 
 
-def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
-    seen = probes(2)
+def test_quick_probe_takes_the_number_of_gpus_from_the_driver() -> None:
+    probed = probes(2)
     quick = {
         node: msgspec.structs.replace(answer, smi=None, gpus=8 - node)
-        for node, answer in seen.answers.items()
+        for node, answer in probed.answers.items()
     }
-    found = node_checks.quick_checks(
+    checks = node_checks.quick_checks(
         node_checks.Probes(
-            nodes=seen.nodes, prepared=seen.prepared, answers=quick, request_times=seen.request_times
+            nodes=probed.nodes,
+            prepared=probed.prepared,
+            answers=quick,
+            request_times=probed.request_times,
         )
     )
-    assert failed(found) == [("GPUs", 1, "7 of 8")]
-    (check,) = [check for check in found if check.ok is False]
+    assert get_failed(checks) == [("GPUs", 1, "7 of 8")]
+    (check,) = [check for check in checks if check.ok is False]
     assert check.hint == "awsddp up -o cluster.replace=i-1   # replaces node1"
 
 
-def test_two_nodes_that_agree_are_right_and_this_machine_is_not() -> None:
-    seen = probes(2, node0={"time": 5000.0}, node1={"time": 5000.4})
-    assert failed(node_checks.quick_checks(seen)) == []
+def test_clocks_of_two_nodes_that_agree_are_right_and_the_clients_is_not() -> None:
+    probed = probes(2, node0={"time": 5000.0}, node1={"time": 5000.4})
+    assert get_failed(node_checks.quick_checks(probed)) == []
 
 
-def dials(count: int, lost: set[tuple[int, int]]) -> dict[int, list[tuple[int, int, str]]]:
+def make_dials(count: int, lost: set[tuple[int, int]]) -> dict[int, list[tuple[int, int, str]]]:
     return {
         node: [(to, 41000, "no answer" if (node, to) in lost else "") for to in range(count) if to != node]
         for node in range(count)
     }
 
 
-def test_a_node_that_does_not_answer_takes_no_connection_of_the_others_away(
+def test_connections_are_checked_though_a_node_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = {0: DialResult(dials=((1, 41000, "no answer"),)), 1: NodeError("node1: no answer")}
-    monkeypatch.setattr(node_checks, "call_each_node", lambda fleet, wishes: answers)
+    monkeypatch.setattr(node_checks, "call_each_node", lambda fleet, requests: answers)
     checks = node_checks.check_connections(None, probes(2))  # type: ignore[arg-type]
-    assert [value for _, _, value in failed(checks)] == ["node0, node1 do not reach each other: no answer"]
+    assert [text for *_, text in get_failed(checks)] == ["node0, node1 do not reach each other: no answer"]
 
 
 @pytest.mark.parametrize(
-    ("count", "lost", "named"),
+    ("count", "lost", "expected"),
     [
         (4, set(), []),
         (4, {(2, 0), (2, 1), (2, 3)}, [(2, "no connection with node0, node1, node3: no answer")]),
@@ -133,15 +134,15 @@ def test_a_node_that_does_not_answer_takes_no_connection_of_the_others_away(
         ),
     ],
 )
-def test_connections_that_fail_name_the_nodes_that_they_share(
-    count: int, lost: set[tuple[int, int]], named: list[tuple[int | None, str]] | None
+def test_failed_connections_name_the_node_that_they_share(
+    count: int, lost: set[tuple[int, int]], expected: list[tuple[int | None, str]] | None
 ) -> None:
-    checks = node_checks.dial_checks(probes(count), dials(count, lost))
-    if named is None:  # two nodes fail: both explain as much
+    checks = node_checks.dial_checks(probes(count), make_dials(count, lost))
+    if expected is None:  # two nodes fail: both explain as much
         text = " ".join(f"{check.node} {check.value}" for check in checks)
         assert "1" in text and "3" in text
         return
-    assert [(check.node, check.value) for check in checks if check.ok is False] == named
+    assert [(check.node, check.value) for check in checks if check.ok is False] == expected
 
 
 @pytest.mark.parametrize(
@@ -155,25 +156,25 @@ def test_connections_that_fail_name_the_nodes_that_they_share(
         ([5, 100, 90, 6, 80, 70, 110, 100], [0, 3]),
     ],
 )
-def test_a_node_is_slow_beside_the_others(rates: list[float], slow: list[int]) -> None:
-    *bad, rest = node_checks.rate_checks(probes(len(rates)), "pairs", dict(enumerate(rates)))
-    assert [(check.node, check.ok) for check in bad] == [(node, False) for node in slow]
+def test_slow_node_is_named_in_comparison_with_the_others(rates: list[float], slow: list[int]) -> None:
+    *failed, rest = node_checks.rate_checks(probes(len(rates)), "pairs", dict(enumerate(rates)))
+    assert [(check.node, check.ok) for check in failed] == [(node, False) for node in slow]
     assert (rest.node, rest.ok) == (None, True)
 
 
-def test_where_no_two_nodes_form_a_group_none_is_named() -> None:
+def test_no_node_is_named_if_no_pair_forms_a_group() -> None:
     (check,) = node_checks.rate_checks(probes(3), "pairs", dict.fromkeys(range(3), 0.0))
     assert (check.node, check.ok) == (None, False)
 
 
 @pytest.mark.parametrize("count", [3, 4, 7, 16])
 def test_each_node_meets_two_others_in_rounds_of_disjoint_pairs(count: int) -> None:
-    found = node_checks.ring_rounds(range(count))
-    pairs = [frozenset(pair) for one in found for pair in one]
-    assert len(pairs) == len(set(pairs)) == count and len(found) == 2 + count % 2
-    for one in found:
-        met = [node for pair in one for node in pair]
-        assert len(met) == len(set(met))
+    rounds = node_checks.ring_rounds(range(count))
+    pairs = [frozenset(pair) for group in rounds for pair in group]
+    assert len(pairs) == len(set(pairs)) == count and len(rounds) == 2 + count % 2
+    for group in rounds:
+        nodes = [node for pair in group for node in pair]
+        assert len(nodes) == len(set(nodes))
     assert all(sum(node in pair for pair in pairs) == 2 for node in range(count))
 
 
@@ -212,7 +213,7 @@ def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
     assert (check.ok, check.node, check.value) == (at[0] == "reduced", node, value)
 
 
-def test_of_many_ranks_that_are_behind_eight_are_named() -> None:
+def test_at_most_eight_ranks_that_are_behind_are_named() -> None:
     value = node_checks.group_check(
         probes(2), node_checks.GroupProgress(layout_ranks([0, 1], gpus=0, world_size=10))
     ).value
@@ -220,7 +221,7 @@ def test_of_many_ranks_that_are_behind_eight_are_named() -> None:
     assert value.endswith("rank 7 (node1): did not start; and 2 more")
 
 
-def test_a_rank_that_fails_after_its_all_reduce_has_shown_what_was_asked() -> None:
+def test_failure_after_the_all_reduce_keeps_the_measured_rate() -> None:
     group = node_checks.GroupProgress(layout_ranks([0, 1], gpus=0, world_size=2))
     for rank, rate in enumerate((2.0, 1.0)):
         group.record(RankStep(rank=rank, at="reduced", gbyte_s=rate))

@@ -1,4 +1,4 @@
-"""The program that is sent to a node: whole, small, and alike for every request."""
+"""The program that is sent to a node: complete, small, and the same for every request."""
 
 import ast
 import bz2
@@ -12,7 +12,7 @@ from awsddp.agent import messages
 from awsddp.agent_client import calls, program
 
 TYPES = ("awsddp.model",)
-"""Where messages.py has the types of answers from, for type checkers alone."""
+"""The package from which messages.py imports the types of answers, for type checkers only."""
 
 
 AGENT = Path(agent.__file__).parent
@@ -27,7 +27,7 @@ FILES = {
 
 
 S3 = {name for name in FILES if name.startswith("s3.")}
-"""What saves results, and what fetches data: programs of their own, in a Python with boto3."""
+"""The upload of results and the download of data: separate programs, in a Python with boto3."""
 
 
 ALONE = {"diagnosis.helper", "torchrun_worker"}
@@ -42,31 +42,31 @@ def test_command_is_the_same_for_every_request() -> None:
     assert message == b'73\n{"do": "cancel", "job": "$(touch canary)", "grace": null, "launch": null}'
 
 
-def test_program_that_is_sent_is_small() -> None:
+def test_sent_program_is_small() -> None:
     _, stdin = program.agent_program()
     assert len(stdin) < 14 * 1460, "it is to fit the first window of a TCP connection"
 
 
-def test_program_that_is_sent_is_whole_and_in_order() -> None:
+def test_sent_program_is_complete_and_in_order() -> None:
     _, stdin = program.agent_program()
     length, _, rest = stdin.partition(b"\n")
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.removeprefix("awsddp.agent.") for name, _ in modules]
-    # these travel with the requests that need them
-    others = (ALONE | S3).union(*(kind.extra for kind in messages.REQUEST_TYPES.values()))
-    assert sorted(sent) == sorted(FILES.keys() - others)
+    # sent with the requests that need them
+    separate = (ALONE | S3).union(*(kind.extra for kind in messages.REQUEST_TYPES.values()))
+    assert sorted(sent) == sorted(FILES.keys() - separate)
     texts = [text for _, text in modules]
-    for place, name in enumerate(sent):
+    for index, name in enumerate(sent):
         source = FILES[name].read_text()
-        assert texts[place].count("\n") == source.count("\n"), "a traceback is to name the right line"
+        assert texts[index].count("\n") == source.count("\n"), "a traceback is to name the right line"
         tree = ast.parse(source)
         needs = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         ours = [need.removeprefix("awsddp.agent.") for need in needs if need.startswith("awsddp.agent.")]
-        assert set(ours) - others <= set(sent[:place])
+        assert set(ours) - separate <= set(sent[:index])
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(module: str) -> None:
+def test_agent_is_python_3_8_and_needs_nothing_else(module: str) -> None:
     import sys
 
     tree = ast.parse(FILES[module].read_text(), feature_version=(3, 8))

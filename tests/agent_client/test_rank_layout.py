@@ -33,14 +33,14 @@ def test_invalid_on_is_refused(text: str) -> None:
         load(environ={}, overrides={"job.on": text})
 
 
-def test_jobs_on_gpus_have_a_work_folder_each() -> None:
+def test_each_set_of_gpus_has_its_work_folder() -> None:
     texts = [None, "0", "0,1", "0:0-3", "0:4-7", "0:4-7,1:0-3"]
     folders = [JobSection(on=text).work_folder for text in texts]
     assert folders == ["work", "work", "work", "work-0_0-3", "work-0_4-7", "work-0_4-7_1_0-3"]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "asked", "expected"),
+    ("gpus", "options", "expected"),
     [
         ({0: 4, 1: 2}, {}, {0: 2, 1: 2}),
         ({0: 0, 3: 0}, {"world_size": 4}, {0: 2, 3: 2}),
@@ -49,8 +49,8 @@ def test_jobs_on_gpus_have_a_work_folder_each() -> None:
         ({0: 8}, {"nproc_per_node": 3}, {0: 3}),
     ],
 )
-def test_ranks_of_each_node(gpus: dict[int, int], asked: dict[str, Any], expected: dict[int, int]) -> None:
-    ranks = layout_ranks(list(gpus), gpus=gpus, **asked)
+def test_ranks_fill_nodes(gpus: dict[int, int], options: dict[str, Any], expected: dict[int, int]) -> None:
+    ranks = layout_ranks(list(gpus), gpus=gpus, **options)
     assert [rank.rank for rank in ranks] == list(range(sum(expected.values())))
     assert {rank.node: rank.local_world_size for rank in ranks} == expected
     assert [(rank.node, rank.local_rank) for rank in ranks] == [
@@ -59,16 +59,16 @@ def test_ranks_of_each_node(gpus: dict[int, int], asked: dict[str, Any], expecte
 
 
 @pytest.mark.parametrize(
-    ("gpus", "asked"),
+    ("gpus", "options"),
     [
         ({0: 2, 1: 2}, {"world_size": 6}),
         ({0: 8, 1: 2}, {"nproc_per_node": 3}),
         ({0: 8}, {"nproc_per_node": 9}),
     ],
 )
-def test_layout_that_does_not_fit_says_what_does(gpus: dict[int, int], asked: dict[str, Any]) -> None:
+def test_layout_that_does_not_fit_is_refused(gpus: dict[int, int], options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="do not fit") as refused:
-        layout_ranks(list(gpus), gpus=gpus, **asked)
+        layout_ranks(list(gpus), gpus=gpus, **options)
     assert refused.value.next
 
 

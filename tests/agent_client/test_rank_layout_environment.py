@@ -21,12 +21,12 @@ from awsddp.settings.spec import JobSection, JobSpec
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
-MEETING = Rendezvous(job="job", master_addr="10.0.0.1", master_port=29400)
+RENDEZVOUS = Rendezvous(job="job", master_addr="10.0.0.1", master_port=29400)
 RANK = Rank(rank=3, local_rank=1, node=1, node_rank=1, world_size=4, local_world_size=2, nnodes=2)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpus", "asked", "places"),
+    ("nodes", "gpus", "options", "expected"),
     [
         ([0, 1], 8, {}, [(node, local) for node in (0, 1) for local in range(8)]),
         ([0, 1], 0, {}, [(0, 0), (0, 1), (1, 0), (1, 1)]),
@@ -39,18 +39,18 @@ RANK = Rank(rank=3, local_rank=1, node=1, node_rank=1, world_size=4, local_world
     ],
 )
 def test_ranks_are_laid_out_contiguously_by_node(
-    nodes: list[int], gpus: int, asked: dict[str, int], places: list[tuple[int, int]]
+    nodes: list[int], gpus: int, options: dict[str, int], expected: list[tuple[int, int]]
 ) -> None:
-    ranks = layout_ranks(nodes, gpus=gpus, **asked)
-    assert [(rank.node, rank.local_rank) for rank in ranks] == places
-    assert [rank.rank for rank in ranks] == list(range(len(places)))
-    assert {rank.world_size for rank in ranks} == {len(places)}
-    assert {rank.nnodes for rank in ranks} == {len({node for node, _ in places})}
+    ranks = layout_ranks(nodes, gpus=gpus, **options)
+    assert [(rank.node, rank.local_rank) for rank in ranks] == expected
+    assert [rank.rank for rank in ranks] == list(range(len(expected)))
+    assert {rank.world_size for rank in ranks} == {len(expected)}
+    assert {rank.nnodes for rank in ranks} == {len({node for node, _ in expected})}
     assert all(rank.rank == rank.node_rank * rank.local_world_size + rank.local_rank for rank in ranks)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "asked", "named"),
+    ("gpus", "options", "expected"),
     [
         (8, {"world_size": 5}, "--world-size 4 or 6"),
         (8, {"world_size": 18}, "a node has 8 GPUs"),
@@ -59,12 +59,12 @@ def test_ranks_are_laid_out_contiguously_by_node(
         (8, {"world_size": 8, "nproc_per_node": 2}, "fit: 2, 4"),
     ],
 )
-def test_size_that_does_not_fit_is_refused_and_told_what_does(
-    gpus: int, asked: dict[str, int], named: str
+def test_size_that_does_not_fit_is_refused_with_sizes_that_do(
+    gpus: int, options: dict[str, int], expected: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        layout_ranks([0, 1], gpus=gpus, **asked)
-    assert named in str(refused.value)
+        layout_ranks([0, 1], gpus=gpus, **options)
+    assert expected in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -82,49 +82,49 @@ def test_size_that_does_not_fit_is_refused_and_told_what_does(
     ],
 )
 def test_placeholders_are_filled_in(text: str, expected: str) -> None:
-    assert expand_placeholders(text, RANK, rendezvous=MEETING, folder="/job") == expected
+    assert expand_placeholders(text, RANK, rendezvous=RENDEZVOUS, folder="/job") == expected
 
 
 @pytest.mark.parametrize("text", ["{ranks}", "{", "}", '{"a": 1}', "{}", "{rank:02d}", "{rank!r}", "{ rank}"])
-def test_unknown_placeholder_is_refused_and_the_way_out_named(text: str) -> None:
+def test_unknown_placeholder_is_refused_with_a_next_step(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        expand_placeholders(text, RANK, rendezvous=MEETING, folder="/job")
+        expand_placeholders(text, RANK, rendezvous=RENDEZVOUS, folder="/job")
     assert "{local_rank}" in refused.value.why
     assert "{{" in refused.value.next
 
 
-def test_init_file_is_for_a_single_node() -> None:
+def test_init_file_is_refused_on_several_nodes() -> None:
     (alone,) = layout_ranks([4], gpus=0, world_size=1)
     assert (
-        expand_placeholders("file://{init_file}", alone, rendezvous=MEETING, folder="/job")
+        expand_placeholders("file://{init_file}", alone, rendezvous=RENDEZVOUS, folder="/job")
         == "file:///job/init"
     )
     with pytest.raises(UsageError, match="single node"):
-        expand_placeholders("{init_file}", RANK, rendezvous=MEETING, folder="/job")
+        expand_placeholders("{init_file}", RANK, rendezvous=RENDEZVOUS, folder="/job")
 
 
-def test_every_placeholder_that_is_named_is_filled_in() -> None:
+def test_every_listed_placeholder_is_filled_in() -> None:
     (alone,) = layout_ranks([0], gpus=0, world_size=1)
     for name in PLACEHOLDERS:
         assert "{" not in expand_placeholders(
-            f"{{{name}}}", alone, rendezvous=MEETING, folder="/job", resume="/checkpoint", data="/data"
+            f"{{{name}}}", alone, rendezvous=RENDEZVOUS, folder="/job", resume="/checkpoint", data="/data"
         )
 
 
-def test_users_variables_win_over_all_but_the_ranks_identity(fleet: "Fleet") -> None:
-    mine = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1", "AWSDDP_RUN_DIR": "/mine"}
-    found = fleet.requests("main.py", variables=mine)[1].processes[0].environment
-    assert (found["NCCL_SOCKET_IFNAME"], found["X"], found["WORLD_SIZE"]) == ("eth", "1", "4")
-    assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("lo", f"{fleet.folder(1)}/run")
+def test_variables_of_the_user_override_all_but_the_ranks_identity(fleet: "Fleet") -> None:
+    variables = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1", "AWSDDP_RUN_DIR": "/mine"}
+    environ = fleet.requests("main.py", variables=variables)[1].processes[0].environment
+    assert (environ["NCCL_SOCKET_IFNAME"], environ["X"], environ["WORLD_SIZE"]) == ("eth", "1", "4")
+    assert (environ["GLOO_SOCKET_IFNAME"], environ["AWSDDP_RUN_DIR"]) == ("lo", f"{fleet.folder(1)}/run")
 
 
 def test_group_rank_counts_the_nodes_of_the_job_not_of_the_cluster() -> None:
     last = layout_ranks([2, 5], gpus=0)[-1]
-    found = rank_environment(last, rendezvous=MEETING, folder="/job")
-    assert (last.node, found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (5, "1", "2")
+    environ = rank_environment(last, rendezvous=RENDEZVOUS, folder="/job")
+    assert (last.node, environ["GROUP_RANK"], environ["GROUP_WORLD_SIZE"]) == (5, "1", "2")
 
 
-def test_one_process_of_a_node_keeps_all_threads() -> None:
+def test_single_process_of_a_node_uses_all_threads() -> None:
     assert "OMP_NUM_THREADS" not in default_environment(1)
     assert default_environment(2)["OMP_NUM_THREADS"] == "1"
 
@@ -135,11 +135,11 @@ def test_placeholders_of_a_nodes_command_are_filled_in_and_the_shells_braces_sta
         ("{node_rank}/{nnodes} tcp://{master_addr}:{master_port}", "1/2 tcp://10.0.0.1:29400"),
         ("awk '{print $1}' ${rank} {1..3} {{rank}} {init_file}", None),
     ):
-        assert fill_placeholders(text, rank, rendezvous=MEETING) == (filled or text)
+        assert fill_placeholders(text, rank, rendezvous=RENDEZVOUS) == (filled or text)
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "on_ec2", "said"),
+    ("options", "gpus", "on_ec2", "expected"),
     [
         ({}, 2, 2, "4 ranks: 2 nodes x 2 GPUs"),
         ({}, 0, 0, "4 ranks: 2 nodes x 2, without GPUs"),
@@ -148,8 +148,8 @@ def test_placeholders_of_a_nodes_command_are_filled_in_and_the_shells_braces_sta
         ({"nproc_per_node": 1}, 2, 2, "2 ranks: job.nproc_per_node 1"),
     ],
 )
-def test_the_number_of_ranks_is_told_with_its_reason(
-    asked: dict[str, int], gpus: int, on_ec2: int, said: str
+def test_number_of_ranks_is_described_with_its_reason(
+    options: dict[str, int], gpus: int, on_ec2: int, expected: str
 ) -> None:
-    ranks = layout_ranks([0, 1], gpus=gpus, **asked)
-    assert describe_ranks(JobSpec(job=JobSection(**asked)), ranks, gpus=gpus, on_ec2=on_ec2) == said
+    ranks = layout_ranks([0, 1], gpus=gpus, **options)
+    assert describe_ranks(JobSpec(job=JobSection(**options)), ranks, gpus=gpus, on_ec2=on_ec2) == expected

@@ -292,7 +292,7 @@ EXAMPLES = [
     (1, TRACEBACK + "torch.distributed.DistBackendError: remote process exited\n", "peer_lost", ""),
     (-6, "terminate called\n  what():  [gloo] Connection reset by peer\n", "peer_lost", ""),
     (1, "Connection reset by peer\n" + TRACEBACK + "ValueError: no\n", "exit", "ValueError: no."),
-    *((code, raised(text), kind, words) for code, text, kind, words in RAISED),
+    *((code, raised(text), kind, phrase) for code, text, kind, phrase in RAISED),
     (2, "usage: x.py [-h]\nx.py: error: unrecognized arguments: --local-rank=0\n", "usage", "its arguments"),
     (
         2,
@@ -313,32 +313,32 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("code", "said", "kind", "words"), EXAMPLES)
-def test_end_of_a_rank_has_a_kind_and_an_explanation(code: int, said: str, kind: str, words: str) -> None:
-    cause = explain(Evidence(code, said))
-    assert (cause.kind, words in cause.explanation) == (kind, True), cause
+@pytest.mark.parametrize(("code", "text", "kind", "phrase"), EXAMPLES)
+def test_end_of_a_rank_has_a_kind_and_an_explanation(code: int, text: str, kind: str, phrase: str) -> None:
+    cause = explain(Evidence(code, text))
+    assert (cause.kind, phrase in cause.explanation) == (kind, True), cause
 
 
-def test_what_a_program_writes_for_a_terminal_is_in_no_cause(tmp_path: Path) -> None:
-    log, red, none = tmp_path / "rank0.log", "\x1b[1;31m", "\x1b[0m"
+def test_cause_has_no_escape_sequences_of_a_terminal(tmp_path: Path) -> None:
+    log, red, reset = tmp_path / "rank0.log", "\x1b[1;31m", "\x1b[0m"
     link = "\x1b]8;;https://example.org\x1b\\here\x1b]8;;\x07"
-    said = (
-        TRACEBACK.replace("Traceback", f"{red}Traceback{none}")
-        + f"{red}ValueError{none}: {link} \x1b[38;5;9mno\n"
+    output = (
+        TRACEBACK.replace("Traceback", f"{red}Traceback{reset}")
+        + f"{red}ValueError{reset}: {link} \x1b[38;5;9mno\n"
     )
-    log.write_text(said)
+    log.write_text(output)
     text = read_tail(log)
     assert explain(Evidence(1, text)).explanation == "ValueError: here no."
     assert last_lines(text)[-1] == "ValueError: here no" and "\x1b" not in text
 
 
-def test_only_a_new_line_ends_a_line_of_the_tail() -> None:
+def test_tail_is_split_only_at_newlines() -> None:
     line = "a\x0bb\x0cc\x1cd\x85e\u2028f"
     assert last_lines(f"first\n{line}\n") == ["first", line]
 
 
 @pytest.mark.parametrize("error", ["EOFError", "OSError: [Errno 22] Invalid argument"])
-def test_bare_error_is_that_of_a_checkpoint_only_in_torch(error: str) -> None:
+def test_bare_error_is_a_corrupt_checkpoint_only_in_torch(error: str) -> None:
     frames = TRACEBACK + '  File "/x/torch/serialization.py", line 900, in load\n'
     assert explain(Evidence(1, f"{frames}{error}\n")).kind == "checkpoint_corrupt"
     assert explain(Evidence(1, f"{TRACEBACK}{error}\n")).kind == "exit"
@@ -358,9 +358,7 @@ HANDLING = "\nDuring handling of the above exception, another exception occurred
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "\n", "exit"),
     ],
 )
-def test_exception_that_says_nothing_is_explained_by_the_one_it_follows(
-    first: str, link: str, kind: str
-) -> None:
+def test_unspecific_exception_is_explained_by_the_one_before_it(first: str, link: str, kind: str) -> None:
     text = f"{TRACEBACK}{first}\n{link}{TRACEBACK}RuntimeError: step 12 failed\n"
     cause = explain(Evidence(1, raised(text)))
     assert cause.kind == kind, cause
@@ -368,7 +366,7 @@ def test_exception_that_says_nothing_is_explained_by_the_one_it_follows(
     assert (first.rstrip(".") in cause.explanation) == (kind != "exit")
 
 
-def test_memory_is_the_cause_if_the_kernel_killed_for_it() -> None:
+def test_cause_is_memory_if_the_kernel_killed_the_rank_for_it() -> None:
     cause = explain(Evidence(-9, "", oom_kills=1))
     assert (cause.kind, cause.retryable) == ("host_oom", False)
     assert "SIGKILL. The node ran out of memory, and its kernel killed the rank." in cause.explanation
@@ -381,7 +379,7 @@ def test_memory_is_the_cause_if_the_kernel_killed_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "words"),
+    ("line", "kind", "phrase"),
     [
         ("79, pid=1234, name=python, GPU has fallen off the bus.", "xid", "GPU 0000:23:00 failed (Xid 79"),
         (
@@ -392,15 +390,15 @@ def test_memory_is_the_cause_if_the_kernel_killed_for_it() -> None:
         ("31, pid=1234, name=python, Ch 0000000a, MMU Fault", "cuda_error", "A call to CUDA failed"),
     ],
 )
-def test_fault_of_a_gpu_is_read_in_the_log_of_the_kernel(line: str, kind: str, words: str) -> None:
+def test_fault_of_a_gpu_is_read_from_the_log_of_the_kernel(line: str, kind: str, phrase: str) -> None:
     log = f"NVRM: Xid (PCI:0000:23:00): {line}"
-    said = raised("torch.AcceleratorError: CUDA error: unspecified launch failure")
-    cause = explain(Evidence(1, said, kernel=lambda: log))
-    assert (cause.kind, words in cause.explanation) == (kind, True), cause
+    text = raised("torch.AcceleratorError: CUDA error: unspecified launch failure")
+    cause = explain(Evidence(1, text, kernel=lambda: log))
+    assert (cause.kind, phrase in cause.explanation) == (kind, True), cause
     assert explain(Evidence(1, raised("ValueError: no"), kernel=lambda: log)).kind == "exit"
 
 
-def test_loss_that_is_not_finite_is_read_in_the_metrics(tmp_path: Path) -> None:
+def test_loss_that_is_not_finite_is_read_from_the_metrics(tmp_path: Path) -> None:
     rows = '{"rank": 1, "loss": NaN}\n{"loss": 0.5}\nno json\n{"rank": 1, "step": 2}\n{"rank": 1,'
     (tmp_path / "metrics.jsonl").write_text(rows)
     losses = [read_last_loss(tmp_path / "metrics.jsonl", rank, first=0) for rank in (0, 1, 2)]
@@ -409,7 +407,7 @@ def test_loss_that_is_not_finite_is_read_in_the_metrics(tmp_path: Path) -> None:
     assert kinds == ["exit", "loss_not_finite", "exit"]
 
 
-def test_every_condition_is_known_and_its_pattern_can_be_read() -> None:
+def test_every_condition_is_known_and_its_pattern_compiles() -> None:
     for row in TABLE:
         assert row.conditions.keys() <= CONDITIONS.keys(), row.kind
         for condition, text in row.conditions.items():
@@ -423,35 +421,35 @@ def test_every_condition_is_known_and_its_pattern_can_be_read() -> None:
     assert not any(row.conditions for row in JOB_TABLE)
 
 
-def test_a_node_gets_the_same_table() -> None:
+def test_agent_gets_the_same_table() -> None:
     for name, table in (("diagnosis.causes", "TABLE"), ("diagnosis.job_causes", "JOB_TABLE")):
         module = types.ModuleType(f"awsddp.agent.{name}")
         exec(compile(program.module_source(name), name, "exec"), module.__dict__)
         assert list(map(tuple, getattr(module, table))) == list(map(tuple, globals()[table]))
 
 
-def test_every_row_that_recognizes_has_an_example() -> None:
+def test_every_row_with_conditions_has_an_example() -> None:
     kinds = {row.kind for row in TABLE}
     assert kinds == {kind for *_, kind, _ in EXAMPLES} | {"xid"}
     assert all(re.fullmatch("[a-z][a-z_]+", row.kind) for row in (*TABLE, *JOB_TABLE))
 
 
-def test_the_page_has_the_causes() -> None:
-    assert page() == PAGE.read_text(), "run: python -m tests.agent.diagnosis.test_causes"
+def test_docs_list_the_causes() -> None:
+    assert render_page() == PAGE.read_text(), "run: python -m tests.agent.diagnosis.test_causes"
 
 
-def page() -> str:
+def render_page() -> str:
     """Return docs/why.md with the list of causes as it is now."""
     begin, heading, rest = PAGE.read_text().partition("\n- `host_oom`:")
     assert heading
-    rows = "".join(map(_row, (*TABLE, *JOB_TABLE)))
+    rows = "".join(map(render_row, (*TABLE, *JOB_TABLE)))
     return f"{begin}\n{rows}\n{rest.partition(chr(10) * 2)[2]}"
 
 
-def _row(row: Row) -> str:
+def render_row(row: Row) -> str:
     text = (row.explanation or "It ended by itself.").replace("{{", "{").replace("}}", "}")
     return f"- `{row.kind}`{' (retryable)' if row.retryable else ''}: {text}\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(render_page())

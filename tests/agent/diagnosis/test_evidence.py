@@ -10,14 +10,14 @@ from awsddp.agent.diagnosis.evidence import describe_full_disk, find_exceptions,
 from tests.support.rank_logs import TRACEBACK
 
 
-def test_last_traceback_of_a_chain_counts() -> None:
-    said = (
+def test_exceptions_of_a_chain_are_listed_last_first() -> None:
+    text = (
         TRACEBACK
         + "KeyError: 1\n\nDuring handling of the above exception:\n\n"
         + TRACEBACK
         + "x.Y: 2\n[rank1]: z"
     )
-    assert find_exceptions(said) == ["x.Y: 2", "KeyError: 1"]
+    assert find_exceptions(text) == ["x.Y: 2", "KeyError: 1"]
     assert find_exceptions("all is well") == []
     assert find_exceptions('  File "x.py", line 2\n    x = = 1\n        ^\nSyntaxError: no\n') == [
         "SyntaxError: no"
@@ -29,7 +29,7 @@ THREAD = "Exception in thread Thread-1 (pin):\n"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         TRACEBACK
         + "ValueError: no\n"
@@ -42,12 +42,12 @@ THREAD = "Exception in thread Thread-1 (pin):\n"
         "╭─── Traceback (most recent call last) ───╮\n│ x.py:3 in f │\n╰────╯\nValueError: no\n",
     ],
 )
-def test_exception_that_ended_the_program_counts_and_no_later_one(said: str) -> None:
-    assert find_exceptions(said)[:1] == ["ValueError: no"]
+def test_exception_that_ended_the_program_is_listed_and_not_a_later_one(text: str) -> None:
+    assert find_exceptions(text)[:1] == ["ValueError: no"]
     assert find_exceptions(IGNORED + TRACEBACK + "AttributeError: x\n") == []
 
 
-def test_tail_holds_twenty_lines_as_they_were_seen() -> None:
+def test_tail_has_twenty_lines_as_a_terminal_shows_them() -> None:
     lines = last_lines("".join(f"{number}\n" for number in range(50)) + "\r1%\r100%\r\n\n")
     assert lines == [*map(str, range(31, 50)), "100%"]
     assert last_lines("") == []
@@ -58,17 +58,17 @@ def test_tail_holds_twenty_lines_as_they_were_seen() -> None:
     assert len(last_lines("x" * 100_000)[0]) == 2000
 
 
-def test_tail_of_a_log_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_tail_of_a_missing_log_has_the_error(tmp_path: Path) -> None:
     assert "cannot be read" in read_tail(tmp_path / "no.log")
     (tmp_path / "junk.log").write_bytes(b"\xff" * 100_000)
     assert len(read_tail(tmp_path / "junk.log")) == 64 * 1024
 
 
-def test_disk_with_room_is_not_named(tmp_path: Path) -> None:
+def test_disk_with_free_space_is_not_described_as_full(tmp_path: Path) -> None:
     assert describe_full_disk(tmp_path, tmp_path / "nowhere") == ""
 
 
-def test_what_an_exception_group_holds_is_the_cause() -> None:
+def test_exception_inside_a_group_is_listed_and_not_the_group() -> None:
     script = """
 import asyncio
 async def fails():
@@ -78,14 +78,14 @@ async def main():
         group.create_task(fails())
 asyncio.run(main())
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stderr
-    assert find_exceptions(said) == ["KeyError: 'batch'"]
-    assert find_exceptions("before | all is well\n" + said)[0] == "KeyError: 'batch'"
-    ranked = "".join(f"[rank2]: {line}" for line in said.splitlines(keepends=True))
+    text = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stderr
+    assert find_exceptions(text) == ["KeyError: 'batch'"]
+    assert find_exceptions("before | all is well\n" + text)[0] == "KeyError: 'batch'"
+    ranked = "".join(f"[rank2]: {line}" for line in text.splitlines(keepends=True))
     assert find_exceptions(ranked) == ["KeyError: 'batch'"]
     bare = [sys.executable, "-c", "raise ExceptionGroup('two', [ValueError(1), OSError(2)])"]
-    said = subprocess.run(bare, capture_output=True, text=True, check=False).stderr
-    assert find_exceptions(said) == ["ExceptionGroup: two (2 sub-exceptions)"]
+    text = subprocess.run(bare, capture_output=True, text=True, check=False).stderr
+    assert find_exceptions(text) == ["ExceptionGroup: two (2 sub-exceptions)"]
 
 
 GROUP = """\
@@ -106,11 +106,11 @@ CHAIN = (
 )
 
 
-@pytest.mark.parametrize("whose", [IGNORED, THREAD])
-@pytest.mark.parametrize("said", [GROUP, CHAIN])
-def test_what_follows_an_exception_of_a_thread_or_an_ignored_one_is_no_more_than_that(
-    whose: str, said: str
+@pytest.mark.parametrize("header", [IGNORED, THREAD])
+@pytest.mark.parametrize("text", [GROUP, CHAIN])
+def test_chain_of_an_ignored_exception_or_of_a_thread_is_not_the_end_of_the_program(
+    header: str, text: str
 ) -> None:
-    assert find_exceptions(TRACEBACK + "ValueError: no\n" + whose + said) == ["ValueError: no"]
-    assert find_exceptions(said + whose + said) == find_exceptions(said)
-    assert (find_exceptions(whose + said) == []) is (whose == IGNORED)
+    assert find_exceptions(TRACEBACK + "ValueError: no\n" + header + text) == ["ValueError: no"]
+    assert find_exceptions(text + header + text) == find_exceptions(text)
+    assert (find_exceptions(header + text) == []) is (header == IGNORED)

@@ -1,4 +1,4 @@
-"""Jobs that hang on purpose: the right rank and line are named, and the job lives on."""
+"""Jobs that hang on purpose: the right rank and line are named, and the job continues."""
 
 import itertools
 import json
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 
-def settled(fleet: "Fleet") -> dict[str, Any]:
-    """Return what is seen once all ranks are up and nobody moves any more."""
+def wait_until_stuck(fleet: "Fleet") -> dict[str, Any]:
+    """Return the diagnosis once all ranks are up and none of them moves."""
     until(fleet.up, seconds=90)
-    before: list[Any] = []
+    previous: list[Any] = []
 
-    def stands_still() -> bool:
-        found = look(fleet)
-        now = [(one["state"], one["stack"], one["collective"]) for one in found["ranks"]]
-        before[:], same = [now], before == [now]
-        return same and not found["explanation"].startswith("The job may")
+    def is_unchanged() -> bool:
+        result = look(fleet)
+        current = [(rank["state"], rank["stack"], rank["collective"]) for rank in result["ranks"]]
+        previous[:], is_same = [current], previous == [current]
+        return is_same and not result["explanation"].startswith("The job may")
 
-    until(stands_still, seconds=60)
+    until(is_unchanged, seconds=60)
     return look(fleet)
 
 
@@ -49,12 +49,12 @@ def test_rank_that_the_others_wait_for_is_named_with_its_line(
     culprit = random.Random(f"{SEED} hang {name}").randrange(4)
     fleet.write(f"{name}.py", HANGS[name][0])
     fleet.launch(f"{name}.py", launcher=launcher, variables={"CULPRIT": str(culprit)})
-    found = settled(fleet)
-    assert is_named(found, name, culprit), found["explanation"]
+    result = wait_until_stuck(fleet)
+    assert is_named(result, name, culprit), result["explanation"]
     assert all(fleet.document(node)["state"] == "running" for node in (0, 1))
 
 
-def test_ranges() -> None:
+def test_format_ranges_joins_consecutive_numbers() -> None:
     assert format_ranges([3, 0, 1, 5, 2]) == "0-3,5"
 
 
@@ -69,11 +69,11 @@ def test_job_that_hangs_is_ended_by_hang_after_with_the_rank_as_its_cause(fleet:
         "No rank wrote to its log for 2 s. Rank 2 (node1) was stopped by "
     )
     dumps = [json.loads((fleet.folder(node) / "run" / DUMP).read_text()) for node in (0, 1)]
-    assert [one["state"] for dump in dumps for one in dump["processes"]].count("T") == 1
+    assert [process["state"] for dump in dumps for process in dump["processes"]].count("T") == 1
 
 
-def nccl(rank: int, *entries: tuple[int, str, str], began_ns: int = 1_700_000_000_000_000_000) -> Process:
-    """Return a rank with NCCL's records: entries as torch 2.13 writes them, the first after `began_ns`."""
+def record(rank: int, *entries: tuple[int, str, str], began_ns: int = 1_700_000_000_000_000_000) -> Process:
+    """Return a rank with NCCL's records: entries as torch 2.13 writes them, created after `began_ns`."""
     base = {"pg_id": 0, "process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[1024]]}
     rows = [
         {
@@ -91,16 +91,16 @@ def nccl(rank: int, *entries: tuple[int, str, str], began_ns: int = 1_700_000_00
     return Process(10 + rank, 1, rank, "R", joined=True, stacks=frames, records=parse_flight_records([trace]))
 
 
-def seen(*processes: Process) -> dict[str, Any]:
+def inspect(*processes: Process) -> dict[str, Any]:
     layout = [(rank, rank, 0) for rank in range(len(processes))]
     return to_json_value(diagnose(layout, {0: NodeStacks("/w", 1.0, list(processes))}, exit_codes={}))
 
 
 def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:
     waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"))
-    found = seen(nccl(0, *waits), nccl(1, *waits), nccl(2, waits[0]))
-    assert found["behind"] == [2]
-    assert found["explanation"] == (
+    result = inspect(record(0, *waits), record(1, *waits), record(2, waits[0]))
+    assert result["behind"] == [2]
+    assert result["explanation"] == (
         "Rank 2 (node0) is behind: train.py:3 in step. Rank 0 (node0) waits in all_reduce "
         "(collective 2) at train.py:1 in step, rank 1 (node0) waits in all_reduce (collective 2) at "
         "train.py:2 in step."
@@ -109,54 +109,54 @@ def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:
 
 def test_records_of_nccl_name_the_rank_that_called_another_collective() -> None:
     waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"), (3, "barrier", "scheduled"))
-    found = seen(nccl(0, *waits), nccl(1, waits[0], (2, "broadcast", "started")), nccl(2, *waits))
-    assert found["behind"] == [1]
-    assert "called broadcast where the others called all_reduce as collective 2" in found["explanation"]
+    result = inspect(record(0, *waits), record(1, waits[0], (2, "broadcast", "started")), record(2, *waits))
+    assert result["behind"] == [1]
+    assert "called broadcast where the others called all_reduce as collective 2" in result["explanation"]
 
 
-def test_ranks_that_all_wait_in_the_same_collective_are_not_accused() -> None:
+def test_ranks_that_all_wait_in_the_same_collective_are_not_behind() -> None:
     waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"))
-    found = seen(nccl(0, *waits), nccl(1, *waits))
-    assert (found["behind"], found["explanation"][:16]) == ([], "No rank is behin")
+    result = inspect(record(0, *waits), record(1, *waits))
+    assert (result["behind"], result["explanation"][:16]) == ([], "No rank is behin")
 
 
-def test_a_slow_job_is_not_said_to_be_stuck_and_its_slowest_rank_is_that_of_the_moment() -> None:
+def test_slow_job_is_not_called_stuck_and_the_rank_that_is_behind_now_is_named() -> None:
     calls, now = ((1, "all_reduce", "completed"), (2, "all_reduce", "started")), time.time_ns()
-    found = seen(nccl(0, calls[0], began_ns=now), nccl(1, *calls, began_ns=now))
-    assert found["moving"] and found["behind"] == [0]
-    first, _, places = found["explanation"].partition(": ")
+    result = inspect(record(0, calls[0], began_ns=now), record(1, *calls, began_ns=now))
+    assert result["moving"] and result["behind"] == [0]
+    first, _, places = result["explanation"].partition(": ")
     assert re.fullmatch(
         r"The job may be slow, and not stuck \(a collective began \d\.\d s ago\)\. "
         r"At this moment rank 0 \(node0\) is behind",
         first,
     )
     assert places.startswith("train.py:1 in step. Rank 1 (node0) waits in all_reduce")
-    found = seen(nccl(0, *calls, began_ns=now), nccl(1, *calls, began_ns=now))
-    assert "At this moment no rank is behind: " in found["explanation"]
+    result = inspect(record(0, *calls, began_ns=now), record(1, *calls, began_ns=now))
+    assert "At this moment no rank is behind: " in result["explanation"]
 
 
 def test_node_that_does_not_answer_is_named() -> None:
-    answer = NodeStacks("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
-    found = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer}, exit_codes={})
-    assert found.behind == [1]
-    assert "is on a node that does not answer" in found.explanation
+    answer = NodeStacks("/w", 1.0, [record(0, (1, "all_reduce", "started"))])
+    result = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer}, exit_codes={})
+    assert result.behind == [1]
+    assert "is on a node that does not answer" in result.explanation
 
 
-def test_rank_that_runs_on_after_the_others_is_named_and_not_those_that_ended() -> None:
-    answer = NodeStacks("/w", 1.0, [nccl(0, (1, "all_reduce", "completed"))])
-    found = diagnose([(0, 0, 0), (1, 1, 0), (2, 2, 0)], {0: answer}, exit_codes={1: 0, 2: 0})
-    assert found.behind == [0]
-    assert found.explanation == "Rank 0 (node0) runs: train.py:1 in step. Ranks 1-2 have ended."
+def test_rank_that_still_runs_is_behind_and_not_those_that_have_ended() -> None:
+    answer = NodeStacks("/w", 1.0, [record(0, (1, "all_reduce", "completed"))])
+    result = diagnose([(0, 0, 0), (1, 1, 0), (2, 2, 0)], {0: answer}, exit_codes={1: 0, 2: 0})
+    assert result.behind == [0]
+    assert result.explanation == "Rank 0 (node0) runs: train.py:1 in step. Ranks 1-2 have ended."
 
 
-def test_ranks_that_wait_for_one_that_has_ended_name_it() -> None:
-    answer = NodeStacks("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
-    found = diagnose([(0, 0, 0), (1, 1, 0)], {0: answer}, exit_codes={1: 0})
-    assert found.behind == [1]
-    assert found.explanation.startswith("Rank 1 (node0) has ended while the others run. Rank 0 (node0) wait")
+def test_rank_that_has_ended_is_behind_while_others_wait_for_it() -> None:
+    answer = NodeStacks("/w", 1.0, [record(0, (1, "all_reduce", "started"))])
+    result = diagnose([(0, 0, 0), (1, 1, 0)], {0: answer}, exit_codes={1: 0})
+    assert result.behind == [1]
+    assert result.explanation.startswith("Rank 1 (node0) has ended while the others run. Rank 0 (node0) wait")
 
 
-def test_program_that_waits_for_a_thread_at_its_end_is_where_the_thread_is(
+def test_program_that_waits_for_a_thread_at_its_end_has_the_line_of_the_thread(
     make_fleet: "Callable[[int], Fleet]",
 ) -> None:
     fleet = make_fleet(1)
@@ -169,5 +169,5 @@ print("up", flush=True)
 raise ValueError("no")
 """
     fleet.launch(script, world_size=1)
-    place = f"job.py:{line_of(script)} in write (a thread; the main program has ended and waits for it)"
-    wait_until(lambda: look(fleet)["ranks"][0]["where"] == place)
+    expected = f"job.py:{line_of(script)} in write (a thread; the main program has ended and waits for it)"
+    wait_until(lambda: look(fleet)["ranks"][0]["where"] == expected)

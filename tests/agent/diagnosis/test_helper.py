@@ -1,4 +1,4 @@
-"""What runs in every rank and writes its stacks on a signal."""
+"""The helper in every rank, which writes its stacks on a signal."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 
-def test_helper_answers_for_a_program_and_for_what_it_forks(make_fleet: "Callable[[int], Fleet]") -> None:
+def test_helper_writes_the_stacks_of_a_program_and_of_its_fork(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     script = """\
 import os, time
@@ -24,10 +24,10 @@ parent() if pid else child()
     wait_until(fleet.up)
     (rank,) = look(fleet)["ranks"]
     assert rank["where"] == f"job.py:{line_of(script, '# parent')} in parent"
-    assert [one["where"] for one in rank["workers"]] == [f"job.py:{line_of(script, '# child')} in child"]
+    assert [row["where"] for row in rank["workers"]] == [f"job.py:{line_of(script, '# child')} in child"]
 
 
-def test_program_that_holds_the_lock_of_python_still_gives_its_stack(
+def test_program_that_holds_the_gil_still_writes_its_stack(
     make_fleet: "Callable[[int], Fleet]",
 ) -> None:
     fleet = make_fleet(1)
@@ -41,7 +41,7 @@ ctypes.PyDLL(None).sleep(600)  # here
     assert look(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
 
 
-def test_users_own_sitecustomize_and_sigusr2_are_left_alone(make_fleet: "Callable[[int], Fleet]") -> None:
+def test_sitecustomize_and_sigusr2_of_the_user_are_kept(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     fleet.write("own/sitecustomize.py", "import builtins\nbuiltins.mine = 'mine'\n")
     script = """\

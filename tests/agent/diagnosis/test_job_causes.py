@@ -6,17 +6,17 @@ from tests.support.fleet import launch_of
 from tests.support.rank_logs import GLOO, raised
 
 
-def test_kinds_that_another_rank_may_bring_about_are_rows() -> None:
+def test_kinds_that_another_rank_may_cause_are_rows_of_the_table() -> None:
     assert {row.kind for row in TABLE} >= ECHOES >= set(WAITED)
 
 
-def test_rank_that_waited_for_one_that_had_ended_is_explained_by_that() -> None:
-    words = explain(Evidence(1, raised(f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360.")))
-    plain = explain_early_exit(words._replace(tail=["train.py", "in all_reduce"]), "Rank 1 had ended. ")
+def test_lost_peer_is_explained_by_a_rank_that_ended_early() -> None:
+    cause = explain(Evidence(1, raised(f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360.")))
+    plain = explain_early_exit(cause._replace(tail=["train.py", "in all_reduce"]), "Rank 1 had ended. ")
     assert (plain.kind, plain.retryable) == ("left_early", False)
     assert plain.explanation.startswith("Rank 1 had ended. RuntimeError: ")
     tail = ['  File "/x/torch/autograd/graph.py", line 979, in _engine']
-    uneven = explain_early_exit(words._replace(tail=tail), "Rank 1 had ended. ")
+    uneven = explain_early_exit(cause._replace(tail=tail), "Rank 1 had ended. ")
     assert uneven.kind == "uneven_batches"
 
 
@@ -36,7 +36,7 @@ exit:"""
     )
 
 
-def test_cause_of_a_node_names_its_instance_and_what_to_do() -> None:
+def test_cause_of_a_node_names_its_instance_and_a_next_step() -> None:
     request = launch_of()
     cause = cause_of_node(request, 1, "node_lost", why="node1 was lost")
     assert (cause.instance_id, cause.explanation, cause.retryable) == ("i-1", "node1 was lost.", True)

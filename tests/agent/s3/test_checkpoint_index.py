@@ -1,4 +1,4 @@
-"""Which checkpoint is whole, by what the nodes list; and lists in pages."""
+"""Which checkpoint is complete, from the lists of the nodes; and how pending folders are listed."""
 
 import json
 from typing import Any
@@ -10,79 +10,79 @@ from tests.support.saved_rows import row
 MARK, PART = "node0/run/step-1/.metadata", "node1/run/step-1/__1_0.distcp"
 
 
-def tell(look: int, *pending: str, **more: Any) -> dict[str, Any]:
-    return {"look": look, "pending": list(pending), **more}
+def make_list(scan: int, *pending: str, **changes: Any) -> dict[str, Any]:
+    return {"look": scan, "pending": list(pending), **changes}
 
 
-def chosen(shelf: CheckpointIndex) -> str | None:
-    return shelf.checkpoint["name"] if shelf.checkpoint else None
+def get_name(index: CheckpointIndex) -> str | None:
+    return index.checkpoint["name"] if index.checkpoint else None
 
 
-def test_a_folder_is_whole_once_it_has_rested_for_two_looks_of_every_node() -> None:
-    shelf, files = CheckpointIndex(), {MARK: row(), PART: row()}
+def test_folder_is_complete_once_it_is_unchanged_for_two_scans_of_every_node() -> None:
+    index, files = CheckpointIndex(), {MARK: row(), PART: row()}
     for first, second in ((1, 1), (2, 2), (9, 2), (2, 9)):
-        shelf.update({0: tell(first), 1: tell(second)}, files, {})
-        assert chosen(shelf) is None, (first, second)
-    shelf.update({0: tell(3), 1: tell(3)}, files, {})
-    assert chosen(shelf) == "run/step-1"
-    assert shelf.checkpoint is not None and shelf.checkpoint["files"] == files
+        index.update({0: make_list(first), 1: make_list(second)}, files, {})
+        assert get_name(index) is None, (first, second)
+    index.update({0: make_list(3), 1: make_list(3)}, files, {})
+    assert get_name(index) == "run/step-1"
+    assert index.checkpoint is not None and index.checkpoint["files"] == files
 
 
-def test_a_folder_with_pending_files_is_not_whole_however_long_it_rests() -> None:
+def test_folder_with_pending_files_is_never_complete() -> None:
     for pending in ("node1/run/step-1", "node1/run/step-1/deep", "node1/run/", "node1/"):
-        shelf, files = CheckpointIndex(), {MARK: row(), PART: row()}
-        for look in range(9):
-            shelf.update({0: tell(look), 1: tell(look, pending)}, files, {})
-        assert chosen(shelf) is None, pending
+        index, files = CheckpointIndex(), {MARK: row(), PART: row()}
+        for scan in range(9):
+            index.update({0: make_list(scan), 1: make_list(scan, pending)}, files, {})
+        assert get_name(index) is None, pending
     for pending in ("node1/run", "node1/run/step-10", "node0/other"):
-        shelf = CheckpointIndex()
-        for look in range(9):
-            shelf.update({0: tell(look), 1: tell(look, pending)}, files, {})
-        assert chosen(shelf) == "run/step-1", pending
+        index = CheckpointIndex()
+        for scan in range(9):
+            index.update({0: make_list(scan), 1: make_list(scan, pending)}, files, {})
+        assert get_name(index) == "run/step-1", pending
 
 
-def test_a_folder_waits_for_a_node_that_has_told_nothing_yet() -> None:
-    shelf = CheckpointIndex()
-    for look in range(9):
-        shelf.update({0: tell(look), 1: {}}, {MARK: row()}, {})
-    assert chosen(shelf) is None
+def test_folder_is_not_complete_before_every_node_has_a_list() -> None:
+    index = CheckpointIndex()
+    for scan in range(9):
+        index.update({0: make_list(scan), 1: {}}, {MARK: row()}, {})
+    assert get_name(index) is None
 
 
-def test_a_folder_that_changes_rests_anew() -> None:
-    shelf = CheckpointIndex()
-    shelf.update({0: tell(1)}, {MARK: row()}, {})
-    shelf.update({0: tell(9)}, {MARK: row(modified=2)}, {})
-    assert chosen(shelf) is None
-    shelf.update({0: tell(11)}, {MARK: row(modified=2)}, {})
-    assert chosen(shelf) == "run/step-1"
+def test_changed_folder_must_be_unchanged_for_two_more_scans() -> None:
+    index = CheckpointIndex()
+    index.update({0: make_list(1)}, {MARK: row()}, {})
+    index.update({0: make_list(9)}, {MARK: row(modified=2)}, {})
+    assert get_name(index) is None
+    index.update({0: make_list(11)}, {MARK: row(modified=2)}, {})
+    assert get_name(index) == "run/step-1"
 
 
-def test_an_older_checkpoint_does_not_take_the_place_of_a_newer_one_that_was_removed() -> None:
-    shelf = CheckpointIndex()
+def test_older_checkpoint_does_not_replace_a_newer_one_that_was_removed() -> None:
+    index = CheckpointIndex()
     old, new = {"node0/run/a.pt": row(1)}, {"node0/run/b.pt": row(2, "b")}
-    shelf.update({0: tell(1)}, {**old, **new}, {})
-    shelf.update({0: tell(2)}, old, {})
-    assert chosen(shelf) == "run/b.pt" and checkpoint_keys(shelf.checkpoint) == {"b"}
-    shelf.update({0: tell(3)}, {"node0/run/c.pt": row(2)}, {})
-    assert chosen(shelf) == "run/c.pt"
+    index.update({0: make_list(1)}, {**old, **new}, {})
+    index.update({0: make_list(2)}, old, {})
+    assert get_name(index) == "run/b.pt" and checkpoint_keys(index.checkpoint) == {"b"}
+    index.update({0: make_list(3)}, {"node0/run/c.pt": row(2)}, {})
+    assert get_name(index) == "run/c.pt"
 
 
-def test_what_is_torn_or_no_result_of_a_node_is_no_checkpoint() -> None:
-    shelf = CheckpointIndex()
-    shelf.update(
-        {0: tell(1)}, {"node0/run/a.pt": row(torn=True), "logs/b.pt": row(), "node0/c.txt": row()}, {}
+def test_torn_files_and_files_outside_a_nodes_folder_are_no_checkpoints() -> None:
+    index = CheckpointIndex()
+    index.update(
+        {0: make_list(1)}, {"node0/run/a.pt": row(torn=True), "logs/b.pt": row(), "node0/c.txt": row()}, {}
     )
-    assert chosen(shelf) is None
+    assert get_name(index) is None
 
 
-def test_a_link_called_latest_decides() -> None:
-    shelf = CheckpointIndex()
+def test_link_called_latest_selects_the_checkpoint() -> None:
+    index = CheckpointIndex()
     files = {"node0/run/a.pt": row(1), "node0/run/b.pt": row(2)}
-    shelf.update({0: tell(1)}, files, {"node0/run/latest": "node0/run/a.pt"})
-    assert chosen(shelf) == "run/a.pt"
+    index.update({0: make_list(1)}, files, {"node0/run/latest": "node0/run/a.pt"})
+    assert get_name(index) == "run/a.pt"
 
 
-def test_folders_with_pending_files_are_named_and_where_there_are_many_some_above_them() -> None:
+def test_many_pending_folders_are_listed_as_one_above_them() -> None:
     assert _folders(["node0/run/a", "node0/run/b", "node0/x/c"]) == ["node0/run", "node0/x"]
     many = [f"node0/cache/{number}/file" for number in range(5000)]
     assert _folders([*many, "node0/run/a"]) == ["node0/cache/", "node0/run"]

@@ -1,4 +1,4 @@
-"""The program that copies data on a node, against the S3 of a local cloud."""
+"""The program that downloads data on a node, against the S3 of a local cloud."""
 
 import fcntl
 import hashlib
@@ -39,10 +39,10 @@ class Node:
         for name, body in files.items():
             self.s3.put_object(Bucket=self.bucket, Key=f"set/{name.replace('_', '/')}", Body=body)
 
-    def message(self, *sources: str, **more: Any) -> dict[str, Any]:
-        named = parse_data_sources(sources or [f"s3://{self.bucket}/set"])
+    def message(self, *sources: str, **changes: Any) -> dict[str, Any]:
+        parsed = parse_data_sources(sources or [f"s3://{self.bucket}/set"])
         return {
-            "sources": [one._asdict() for one in named],
+            "sources": [source._asdict() for source in parsed],
             "bytes": 0,
             "region": "us-east-1",
             "endpoint": self.cloud.info.endpoint,
@@ -50,22 +50,22 @@ class Node:
             "environ": {},
             "folder": str(self.home / "awsddp/data"),
             "packages": str(self.home / "awsddp/boto3"),
-            **more,
+            **changes,
         }
 
     def copy(
-        self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
+        self, *sources: str, python: str = sys.executable, signed: bool = True, **changes: Any
     ) -> dict[str, Any]:
-        with self.begin(*sources, python=python, signed=signed, **more) as process:
-            said, errors = process.communicate()
+        with self.begin(*sources, python=python, signed=signed, **changes) as process:
+            output, errors = process.communicate()
         assert process.returncode == 0, errors.decode()
-        told: dict[str, Any] = json.loads(said.splitlines()[-1])
-        return told
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return answer
 
     def begin(
-        self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
+        self, *sources: str, python: str = sys.executable, signed: bool = True, **changes: Any
     ) -> subprocess.Popen[bytes]:
-        argv, stdin = program.node_program(python, datasets._MODULES, self.message(*sources, **more))
+        argv, stdin = program.node_program(python, datasets._MODULES, self.message(*sources, **changes))
         environ = {"PATH": os.environ["PATH"], "HOME": str(self.home), "AWS_EC2_METADATA_DISABLED": "true"}
         if signed:
             info = self.cloud.info
@@ -95,7 +95,7 @@ def node(records: Cloud, tmp_path: Path) -> Iterator[Node]:
     fault_clear(records.info)
 
 
-def test_a_changed_listing_brings_the_difference_and_files_of_the_user_stay(node: Node) -> None:
+def test_copy_downloads_only_changes_and_keeps_files_of_the_user(node: Node) -> None:
     node.put(a=b"1", b_c=b"22", b_d=b"333", e_f=b"4444")
     node.s3.put_object(Bucket=node.bucket, Key="set/b/", Body=b"")
     assert node.copy() == {"copied": 4, "bytes": 10}
@@ -112,7 +112,7 @@ def test_a_changed_listing_brings_the_difference_and_files_of_the_user_stay(node
     assert not (node.top / "e").exists()
 
 
-def test_another_source_of_the_same_name_takes_its_place(node: Node) -> None:
+def test_another_source_of_the_same_name_replaces_the_first(node: Node) -> None:
     node.put(a=b"1", b=b"2")
     node.copy()
     node.s3.put_object(Bucket=node.bucket, Key="other/a", Body=b"1")
@@ -148,7 +148,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("key", "why"), HOSTILE, ids=[ascii(key)[:20] for key, _ in HOSTILE])
-def test_a_key_that_no_file_may_have_is_refused(key: str, why: str) -> None:
+def test_key_that_is_no_valid_path_is_refused(key: str, why: str) -> None:
     with pytest.raises(CopyError) as caught:
         download.map_paths(S3Uri("b", "set"), [S3Object("set/good", 1, "e"), S3Object(f"set/{key}", 1, "e")])
     text = f"{caught.value}"
@@ -156,17 +156,17 @@ def test_a_key_that_no_file_may_have_is_refused(key: str, why: str) -> None:
     assert text.isprintable() and text.isascii() and len(text) < 2000
 
 
-def test_a_file_that_is_a_folder_too_is_refused() -> None:
-    things = [S3Object(key, 1, "e") for key in ("a", "a-b", "a/b/c")]
+def test_key_that_is_a_file_and_a_folder_is_refused() -> None:
+    objects = [S3Object(key, 1, "e") for key in ("a", "a-b", "a/b/c")]
     with pytest.raises(CopyError, match="the key 'a' cannot be a file"):
-        download.map_paths(S3Uri("b", ""), things)
+        download.map_paths(S3Uri("b", ""), objects)
 
 
-def test_nothing_is_written_outside(node: Node) -> None:
+def test_nothing_is_written_outside_the_data_folder(node: Node) -> None:
     node.put(a=b"1")
     node.s3.put_object(Bucket=node.bucket, Key="set/../../../out", Body=b"evil")
-    told = node.copy()
-    assert "set/../../../out" in told["failed"]
+    answer = node.copy()
+    assert "set/../../../out" in answer["failed"]
     assert not list(node.home.rglob("out")) and not node.top.exists()
     node.s3.delete_object(Bucket=node.bucket, Key="set/../../../out")
     node.put(b_c=b"2")
@@ -186,7 +186,7 @@ def test_nothing_is_written_outside(node: Node) -> None:
     assert not list(elsewhere.iterdir())
 
 
-def test_a_user_file_in_the_way_is_told(node: Node) -> None:
+def test_file_of_the_user_at_the_path_of_a_folder_is_reported(node: Node) -> None:
     node.put(a_b=b"1")
     node.top.mkdir(parents=True)
     (node.top / "a").write_bytes(b"mine")
@@ -194,18 +194,18 @@ def test_a_user_file_in_the_way_is_told(node: Node) -> None:
     assert node.files["a"] == b"mine"
 
 
-def test_a_python_without_boto3_gets_that_of_the_client(node: Node, tmp_path: Path) -> None:
+def test_python_without_boto3_uses_that_of_the_client(node: Node, tmp_path: Path) -> None:
     node.put(a=b"1")
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     python = str(tmp_path / "bare/bin/python")
-    told = node.copy(python=python)
-    assert told["lacks"] and "No module named" in told["why"]
+    answer = node.copy(python=python)
+    assert answer["lacks"] and "No module named" in answer["why"]
     with datasets._packages() as folder:
         assert sum(path.stat().st_size for path in folder.rglob("*")) < 20 * MB
         assert node.copy(python=python, packages=str(folder)) == {"copied": 1, "bytes": 1}
 
 
-def test_what_is_cut_goes_on(node: Node) -> None:
+def test_interrupted_downloads_are_continued(node: Node) -> None:
     body = os.urandom(9 * MB)
     node.put(a=body, b=b"1", c=b"2")
     fault_add(node.cloud.info, "GetObject", "cut", times=3)
@@ -213,54 +213,56 @@ def test_what_is_cut_goes_on(node: Node) -> None:
     assert node.files["a"] == body
     node.put(d=b"3", e=b"4")
     fault_add(node.cloud.info, "GetObject", "AccessDenied", only="set/e")
-    told = node.copy()
-    assert "may not be read" in told["failed"] and "data.md" in told["next"]
+    answer = node.copy()
+    assert "may not be read" in answer["failed"] and "data.md" in answer["next"]
     fault_clear(node.cloud.info)
     assert node.copy()["copied"] in (1, 2)
     assert node.files.keys() == {"a", "b", "c", "d", "e"}
 
 
-def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.put(a=b"1", b=b"1")
-    store = download.Store(region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud))
-    listed: list[int] = []
+    store = download.Store(
+        region="us-east-1", endpoint=node.cloud.info.endpoint, session=make_session(node.cloud)
+    )
+    listings: list[int] = []
 
-    def make(**_: object) -> download.Store:
-        listed.append(1)
+    def open_store(**_: object) -> download.Store:
+        listings.append(1)
         return download.Store(
-            region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud)
+            region="us-east-1", endpoint=node.cloud.info.endpoint, session=make_session(node.cloud)
         )
 
-    where = S3Uri(node.bucket, "set")
-    things = list(store.list(where))
+    uri = S3Uri(node.bucket, "set")
+    objects = list(store.list(uri))
     node.put(a=b"new")
     node.s3.delete_object(Bucket=node.bucket, Key="set/b")
     node.top.parent.mkdir(parents=True)
     progress = download._Progress()
-    download._update_folder(where, (store, things), node.top, progress, make)
-    assert (node.files, len(listed)) == ({"a": b"new"}, 1)
+    download._update_folder(uri, (store, objects), node.top, progress, open_store)
+    assert (node.files, len(listings)) == ({"a": b"new"}, 1)
 
     def changing(*_: object) -> None:
         raise ObjectChanged("set/a")
 
     monkeypatch.setattr(download, "_download_missing", changing)
     with pytest.raises(CopyError, match="changes while"):
-        download._update_folder(where, (make(), things), node.top, progress, make)
+        download._update_folder(uri, (open_store(), objects), node.top, progress, open_store)
     progress.end()
 
 
-def session(cloud: Cloud) -> Any:
+def make_session(cloud: Cloud) -> Any:
     import botocore.session
 
-    made = botocore.session.Session()
-    made.set_credentials(cloud.info.access_key_id, cloud.info.secret_access_key)
-    return made
+    session = botocore.session.Session()
+    session.set_credentials(cloud.info.access_key_id, cloud.info.secret_access_key)
+    return session
 
 
-def test_a_public_bucket_is_read_by_nobody_and_a_private_one_is_not(node: Node) -> None:
+def test_only_a_public_bucket_is_read_without_credentials(node: Node) -> None:
     node.put(a=b"1")
-    told = node.copy(signed=False)
-    assert "may not be read" in told["failed"] and "Unable to locate credentials" in told["why"]
+    answer = node.copy(signed=False)
+    assert "may not be read" in answer["failed"] and "Unable to locate credentials" in answer["why"]
     node.s3.put_bucket_acl(Bucket=node.bucket, ACL="public-read")
     assert node.copy(signed=False)["copied"] == 1
     assert "holds no objects" in node.copy(f"s3://{node.bucket}/none")["failed"]
@@ -274,16 +276,16 @@ def test_a_bucket_of_another_region_is_read(node: Node) -> None:
     assert node.copy(f"s3://{far}/set") == {"copied": 1, "bytes": 1}
 
 
-def test_who_reads_pays_where_the_bucket_asks_for_it(node: Node) -> None:
+def test_requester_pays_bucket_is_read_only_with_payer(node: Node) -> None:
     node.put(a=b"1")
     file = machine.CloudPaths(node.cloud.home).buckets / node.bucket / "bucket.json"
-    anothers = {"owner": "999999999999", "public": True, "requester_pays": True}
-    file.write_text(json.dumps({**json.loads(file.read_text()), **anothers}))
+    settings = {"owner": "999999999999", "public": True, "requester_pays": True}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
     assert "may not be read" in node.copy()["failed"]
     assert node.copy(payer=True)["copied"] == 1
 
 
-def test_a_client_that_is_gone_ends_the_copy_which_goes_on_with_the_next(node: Node) -> None:
+def test_copy_ends_with_its_client_and_the_next_copy_continues_it(node: Node) -> None:
     node.put(**{f"x{number}": b"1" for number in range(40)})
     fault_add(node.cloud.info, "GetObject", "delay", seconds=1.5, times=20)
     process = node.begin()
@@ -291,12 +293,12 @@ def test_a_client_that_is_gone_ends_the_copy_which_goes_on_with_the_next(node: N
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(20) == 1
-    left = node.copy()["copied"]
-    assert len(node.files) == 40 and left <= 40
+    copied = node.copy()["copied"]
+    assert len(node.files) == 40 and copied <= 40
     assert node.copy() == {"copied": 0, "bytes": 0}
 
 
-def test_what_the_user_changed_stays_where_the_source_has_it_no_more(node: Node) -> None:
+def test_file_that_the_user_changed_stays_when_its_object_is_deleted(node: Node) -> None:
     node.put(a=b"1", b=b"2", c=b"3")
     node.copy()
     (node.top / "b").write_bytes(b"mine, and longer")
@@ -321,7 +323,7 @@ def test_a_second_client_waits_until_the_first_has_copied(node: Node) -> None:
 
 
 class Checkpoint:
-    """A checkpoint of two files: one is an object, one parts of which the last has grown since."""
+    """A checkpoint of two files: an object, and a list of parts of which the last has grown since."""
 
     def __init__(self, node: Node) -> None:
         self.node, self.large = node, os.urandom(9 * MB)
@@ -343,13 +345,13 @@ class Checkpoint:
         return self.node.copy(place=[self.node.bucket, "runs/first"], files=self.files)
 
 
-def test_a_checkpoint_comes_as_it_is_listed_in_place_of_what_was_there(node: Node) -> None:
-    made, folder = Checkpoint(node), node.home / "awsddp/data"
+def test_checkpoint_is_downloaded_as_listed_and_replaces_earlier_files(node: Node) -> None:
+    checkpoint, folder = Checkpoint(node), node.home / "awsddp/data"
     folder.mkdir(parents=True)
     (folder / "older").write_bytes(b"x")
-    assert made.copy() == {"copied": 2, "bytes": 9 * MB + 8}
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert found == {"model.pt": made.large, "sub/log": b"12345678"}
+    assert checkpoint.copy() == {"copied": 2, "bytes": 9 * MB + 8}
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert files == {"model.pt": checkpoint.large, "sub/log": b"12345678"}
 
 
 @pytest.mark.parametrize(
@@ -363,19 +365,17 @@ def test_a_checkpoint_comes_as_it_is_listed_in_place_of_what_was_there(node: Nod
         ("parts/2", b"567"),
     ],
 )
-def test_a_checkpoint_of_which_an_object_is_another_one_says_so(
-    node: Node, key: str, body: bytes | None
-) -> None:
-    made = Checkpoint(node)
+def test_checkpoint_with_a_replaced_object_is_refused(node: Node, key: str, body: bytes | None) -> None:
+    checkpoint = Checkpoint(node)
     if body is None:
         node.s3.delete_object(Bucket=node.bucket, Key=f"runs/first/{key}")
     else:
-        made.write(key, body)
-    told = made.copy()
-    assert told["changed"] and f"runs/first/{key} is another object" in told["why"]
+        checkpoint.write(key, body)
+    answer = checkpoint.copy()
+    assert answer["changed"] and f"runs/first/{key} is another object" in answer["why"]
 
 
-def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_without_space_does_not_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.top.parent.mkdir(parents=True)
     store: Any = None
     with pytest.raises(CopyError, match="does not fit"):
@@ -383,21 +383,21 @@ def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPa
     assert not node.top.exists()
 
 
-def test_data_lies_on_an_instance_store_that_has_room(
+def test_data_folder_is_on_an_instance_store_with_enough_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, home = tmp_path / "nvme", tmp_path / "home/awsddp"
+    store, folder = tmp_path / "nvme", tmp_path / "home/awsddp"
     store.mkdir()
-    home.mkdir(parents=True)
+    folder.mkdir(parents=True)
     monkeypatch.setattr(download, "_instance_stores", lambda: [store])
-    download._make_data_folder(home / "data", 1 << 60)
-    assert not (home / "data").is_symlink()
-    (home / "data").rmdir()
-    download._make_data_folder(home / "data", 1)
-    assert (home / "data").resolve() == store / "awsddp-data"
+    download._make_data_folder(folder / "data", 1 << 60)
+    assert not (folder / "data").is_symlink()
+    (folder / "data").rmdir()
+    download._make_data_folder(folder / "data", 1)
+    assert (folder / "data").resolve() == store / "awsddp-data"
     (store / "awsddp-data").rmdir()  # the node was stopped, and started
-    download._make_data_folder(home / "data", 1)
-    assert (home / "data").is_dir()
+    download._make_data_folder(folder / "data", 1)
+    assert (folder / "data").is_dir()
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/nvme1n1 {store} ext4 rw 0 0\nproc /proc proc rw 0 0\nx /gone x x\n")
     monkeypatch.undo()
@@ -413,39 +413,39 @@ echo "$6" > "$8/$6.txt"
 """
 
 
-def test_hugging_face_is_asked_once_for_each_revision(node: Node, tmp_path: Path) -> None:
-    own = node.home / "awsddp/hf/bin"
-    own.mkdir(parents=True)
-    (own / "hf").write_text(FAKE_HF)
-    (own / "hf").chmod(0o755)
+def test_each_revision_is_downloaded_from_hugging_face_once(node: Node, tmp_path: Path) -> None:
+    folder = node.home / "awsddp/hf/bin"
+    folder.mkdir(parents=True)
+    (folder / "hf").write_text(FAKE_HF)
+    (folder / "hf").chmod(0o755)
     source, python = "set=hf://datasets/org/mine@v1", str(Path(sys.base_prefix, "bin/python3"))
-    told = node.copy(source, python=python)
-    assert "401 gated" in told["why"] and "HF_TOKEN" in told["next"]
+    answer = node.copy(source, python=python)
+    assert "401 gated" in answer["why"] and "HF_TOKEN" in answer["next"]
     for _ in range(2):
         assert "failed" not in node.copy(source, python=python, environ={"HF_TOKEN": "secret"})
     assert node.files == {"v1.txt": b"v1\n"}
     node.copy("set=hf://datasets/org/mine", python=python, environ={"HF_TOKEN": "secret"})
     assert node.files == {"main.txt": b"main\n"}
     top = "--local-dir " + str(node.top)
-    asked = [f"download org/mine --repo-type dataset --revision {one} {top}" for one in ("v1", "main")]
-    assert (node.home / "asked").read_text().splitlines() == asked
+    commands = [f"download org/mine --repo-type dataset --revision {tag} {top}" for tag in ("v1", "main")]
+    assert (node.home / "asked").read_text().splitlines() == commands
     node.put(a=b"1")
     assert node.copy()["copied"] == 1
     assert node.files == {"a": b"1"}
 
 
-def test_a_stamp_that_is_broken_is_none(tmp_path: Path) -> None:
+def test_malformed_stamp_lists_no_files(tmp_path: Path) -> None:
     (tmp_path / ".set.json").write_text("[1]")
     assert Stamp(tmp_path / "set").files == {}
 
 
-def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) -> None:
+def test_sizes_of_sources_are_listed_for_a_plan(node: Node, tmp_path: Path) -> None:
     from awsddp.model.records import Target
     from awsddp.settings.spec import DataSection, JobSpec
 
     node.put(a=b"1", b=b"22")
     info = node.cloud.info
-    here = Target(
+    target = Target(
         name="local",
         region="us-east-1",
         endpoint=info.endpoint,
@@ -455,16 +455,19 @@ def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/x").write_bytes(b"333")
     sources = (f"s3://{node.bucket}/set", str(tmp_path / "folder"), "hf://datasets/a")
-    listed = datasets.list_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
-    assert [(one.name, one.bytes, one.files) for one in listed] == [
+    listed = datasets.list_data(JobSpec(data=DataSection(sources=sources)), target, internet=True)
+    assert [(row.name, row.bytes, row.files) for row in listed] == [
         ("set", 3, 2),
         ("folder", 3, 1),
         ("a", None, None),
     ]
     with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
-        datasets.list_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
+        datasets.list_data(JobSpec(data=DataSection(sources=sources)), target, internet=False)
     assert listed[0].region == "us-east-1"
-    for wrong, said in (("s3://none-such", "NoSuchBucket"), (f"s3://{node.bucket}/none", "holds no objects")):
+    for uri, text in (
+        ("s3://none-such", "NoSuchBucket"),
+        (f"s3://{node.bucket}/none", "holds no objects"),
+    ):
         with pytest.raises(ConfigError) as caught:
-            datasets.list_data(JobSpec(data=DataSection(sources=(wrong,))), here, internet=True)
-        assert said in str(caught.value) and caught.value.next
+            datasets.list_data(JobSpec(data=DataSection(sources=(uri,))), target, internet=True)
+        assert text in str(caught.value) and caught.value.next

@@ -10,28 +10,28 @@ from tests.support.saved_rows import row
 
 
 class Bucket:
-    """Objects by key, each with an ETag of its own; it stands in for a store."""
+    """Objects by key, each with an ETag of its own; it replaces a store."""
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, str]] = {}
         self.puts = 0
 
-    def put(self, where: S3Uri, name: str, body: bytes) -> str:
+    def put(self, uri: S3Uri, name: str, body: bytes) -> str:
         self.puts += 1
-        self.objects[where.key(name)] = body, f"etag{self.puts}"
+        self.objects[uri.key(name)] = body, f"etag{self.puts}"
         return f"etag{self.puts}"
 
-    def read_object(self, where: S3Uri, thing: S3Object) -> bytes:
-        body, etag = self.objects.get(where.key(thing.key), (b"", ""))
-        if (len(body), etag) != (thing.size, thing.etag):
-            raise ObjectChanged(thing.key)
+    def read_object(self, uri: S3Uri, s3_object: S3Object) -> bytes:
+        body, etag = self.objects.get(uri.key(s3_object.key), (b"", ""))
+        if (len(body), etag) != (s3_object.size, s3_object.etag):
+            raise ObjectChanged(s3_object.key)
         return body
 
 
 AT = S3Uri("bucket", "runs/job-1")
 
 
-def test_a_list_that_was_read_stays_whole_until_the_next_one_is_named() -> None:
+def test_published_list_stays_readable_until_the_next_one_is_published() -> None:
     bucket, pages = Bucket(), Pages("lists/node0")
     store = cast(Store, bucket)
     for number in range(20_000):
@@ -43,11 +43,11 @@ def test_a_list_that_was_read_stays_whole_until_the_next_one_is_named() -> None:
     read = PageReader().read(store, AT, first)
     assert len(read["files"]) == 20_000 and read["links"] == {"node0/l": "node0/many/1"}
     puts = bucket.puts
-    for turn in range(3):  # written again and again, and never named
+    for turn in range(3):  # written three times, and not published
         pages.set("files", "node0/many/7", row(turn + 5))
-        named = pages.write(store, AT)
+        unpublished = pages.write(store, AT)
         assert PageReader().read(store, AT, first) == read
-        assert PageReader().read(store, AT, named)["files"]["node0/many/7"]["modified"] == turn + 5
+        assert PageReader().read(store, AT, unpublished)["files"]["node0/many/7"]["modified"] == turn + 5
     assert bucket.puts == puts + 3, "pages that did not change were written"
     pages.publish()
     pages.remove("files", "node0/many/7")
@@ -57,7 +57,7 @@ def test_a_list_that_was_read_stays_whole_until_the_next_one_is_named() -> None:
         PageReader().read(store, AT, first)
 
 
-def test_rows_that_come_and_go_leave_no_empty_pages_behind() -> None:
+def test_added_and_removed_rows_leave_no_empty_pages() -> None:
     bucket, pages = Bucket(), Pages("lists/node0")
     for number in range(30_000):
         pages.set("files", f"node0/{number}", "x" * 500)
@@ -66,7 +66,7 @@ def test_rows_that_come_and_go_leave_no_empty_pages_behind() -> None:
     assert len(pages.write(cast(Store, bucket), AT)) == 1
 
 
-def test_a_list_that_no_reader_would_take_is_not_written() -> None:
+def test_list_with_too_many_pages_is_not_written() -> None:
     pages = Pages("lists/node0")
     for number in range(MOST_PAGES + 1):
         pages.set("files", f"node0/{number}", "x" * (MOST_BYTES // 2 + 1))
@@ -74,9 +74,9 @@ def test_a_list_that_no_reader_would_take_is_not_written() -> None:
         pages.write(cast(Store, Bucket()), AT)
 
 
-def test_names_of_any_bytes_survive_a_page() -> None:
+def test_names_of_any_bytes_are_read_back() -> None:
     bucket, pages = Bucket(), Pages("lists/node0")
     for name in ("node0/\udcff", "node0/\N{GRINNING FACE}", 'node0/"\\\n', "node0/é"):
         pages.set("files", name, row())
-    found = PageReader().read(cast(Store, bucket), AT, pages.write(cast(Store, bucket), AT))
-    assert set(found["files"]) == {"node0/\udcff", "node0/\N{GRINNING FACE}", 'node0/"\\\n', "node0/é"}
+    rows = PageReader().read(cast(Store, bucket), AT, pages.write(cast(Store, bucket), AT))
+    assert set(rows["files"]) == {"node0/\udcff", "node0/\N{GRINNING FACE}", 'node0/"\\\n', "node0/é"}

@@ -1,4 +1,4 @@
-"""Objects of S3, against the local cloud's."""
+"""Objects in S3, against the local cloud."""
 
 import json
 from datetime import timedelta
@@ -10,7 +10,7 @@ from awsddp.agent.s3.store import S3Uri
 from tests.support.saving_bucket import Bucket
 
 
-def test_a_claim_gives_up_what_jobs_that_have_ended_left_begun(
+def test_claim_aborts_incomplete_uploads_only_of_ended_jobs(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for job, state in (("ended", "failed"), ("going", "running"), ("claimed", "claimed"), ("not-ours", "")):

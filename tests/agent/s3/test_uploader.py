@@ -1,4 +1,4 @@
-"""What a node saves to S3 while a job runs, against the local cloud's S3; the job itself is made up."""
+"""What a node uploads to S3 while a job runs, against the local cloud's S3; the job is simulated."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 
 @pytest.mark.prove
-def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket: Bucket) -> None:
+def test_complete_file_is_saved_and_its_next_version_under_another_key(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     assert Path(f"/proc/{node.saver.pid}/comm").read_text() == "awsddp-job\n"  # the watchdog looks for it
@@ -45,12 +45,12 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
     until(lambda: keys() == ["node0/run/model.pt~2"])
     texts = (b"version %d" % number for number in itertools.count(3))
 
-    def returns() -> bool:
+    def reuses_first_key() -> bool:
         (node.run / "model.pt").write_bytes(text := next(texts))
         until(lambda: bucket.join(row()) == text)
         return keys() == ["node0/run/model.pt"]
 
-    until(returns)
+    until(reuses_first_key)
     (node.run / "model.pt").write_bytes(b"the next")
     until(lambda: bucket.join(row()) == b"the next")
     (node.run / "model.pt").unlink()
@@ -59,23 +59,23 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
     (node.run / "torn.pt").write_bytes(b"PK\x03\x04 no end")
     (node.run / "link").symlink_to(node.work / "result")
     node.end()
-    whole = bucket.json("job.json")
-    assert (whole["state"], whole["checkpoint"]["name"]) == ("succeeded", "run/model.pt")
+    document = bucket.json("job.json")
+    assert (document["state"], document["checkpoint"]["name"]) == ("succeeded", "run/model.pt")
     [[key, *_]] = bucket.json("node0.json")["pages"]
     assert bucket.json(key)["links"] == {"node0/run/link": "node0/result"}
-    told = json.loads(node.folder.saving.read_text())
-    assert (told["ended"], told["error"], told["pending_files"]) == (True, "", 0)
+    saving = json.loads(node.folder.saving.read_text())
+    assert (saving["ended"], saving["error"], saving["pending_files"]) == (True, "", 0)
 
 
-def test_what_grows_is_sent_in_parts_that_join_to_it(bucket: Bucket) -> None:
+def test_growing_file_is_saved_in_parts(bucket: Bucket) -> None:
     [node] = bucket.run()
-    said = b""
+    content = b""
     with node.log.open("ab", buffering=0) as log:
         for number in range(4):
-            more = os.urandom(5 * MB) + b"%d\n" % number
-            log.write(more)
-            said += more
-            until(lambda now=said: bucket.saved("logs/rank0.log") == now)  # type: ignore[misc]
+            chunk = os.urandom(5 * MB) + b"%d\n" % number
+            log.write(chunk)
+            content += chunk
+            until(lambda now=content: bucket.saved("logs/rank0.log") == now)  # type: ignore[misc]
     rows = node.run / "metrics.jsonl"
     rows.write_text('{"step": 1}\n')
     until(lambda: bucket.saved("node0/run/metrics.jsonl") == b'{"step": 1}\n')
@@ -83,14 +83,14 @@ def test_what_grows_is_sent_in_parts_that_join_to_it(bucket: Bucket) -> None:
     rows.write_text('{"step": 2}\n')
     os.utime(rows, ns=(info.st_mtime_ns, info.st_mtime_ns))
     node.end()
-    assert bucket.saved("logs/rank0.log") == said
+    assert bucket.saved("logs/rank0.log") == content
     assert bucket.saved("node0/run/metrics.jsonl") == b'{"step": 2}\n'
     parts = bucket.listed()["logs/rank0.log"]["parts"]
     assert [size for _, size, *_ in parts][:2] == [8 * MB, 8 * MB]
 
 
 @pytest.mark.prove
-def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
+def test_failed_upload_is_reported_and_retried(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only="runs/job-1/node0/run/late")
@@ -106,7 +106,7 @@ def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
 
 
 @pytest.mark.prove
-def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket) -> None:
+def test_killed_uploader_leaves_no_partial_object(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     with (node.run / "large").open("wb") as file:
@@ -120,7 +120,7 @@ def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket)
 
 
 @pytest.mark.prove
-def test_a_checkpoint_that_the_job_removes_while_it_is_sent_is_saved(bucket: Bucket) -> None:
+def test_checkpoint_that_the_job_removes_during_its_upload_is_saved(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     with (node.run / "written").open("wb") as file:
@@ -138,17 +138,17 @@ def test_a_checkpoint_that_the_job_removes_while_it_is_sent_is_saved(bucket: Buc
     assert bucket.checkpoint["name"] == "run/step-1.pt"
 
 
-def in_place(bucket: Bucket, to: Path, **files: bytes) -> None:
-    """Have a folder appear at once, with files that are whole."""
-    made = bucket.top / "made"
-    made.mkdir()
+def create_folder(bucket: Bucket, to: Path, **files: bytes) -> None:
+    """Create a folder with complete files in one step."""
+    folder = bucket.top / "made"
+    folder.mkdir()
     for name, body in files.items():
-        (made / name).write_bytes(body)
-    made.rename(to)
+        (folder / name).write_bytes(body)
+    folder.rename(to)
 
 
 @pytest.mark.prove
-def test_a_file_that_cannot_be_sent_holds_up_no_other(bucket: Bucket) -> None:
+def test_file_that_cannot_be_sent_does_not_delay_others(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     key = f"runs/job-1/parts/node0/run/late.jsonl/{0:015}"
@@ -166,22 +166,22 @@ def test_a_file_that_cannot_be_sent_holds_up_no_other(bucket: Bucket) -> None:
 
 
 @pytest.mark.prove
-def test_a_request_that_is_late_does_not_replace_what_was_sent_after_it(bucket: Bucket) -> None:
+def test_late_request_does_not_replace_a_newer_version(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
-    where = "runs/job-1/node0/run/set"
-    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only=f"{where}/a", times=1)
-    fault_add(bucket.cloud.info, "PutObject", "delay", only=f"{where}/b", seconds=5, times=1)
-    in_place(bucket, node.run / "set", a=b"1", b=b"old")
+    prefix = "runs/job-1/node0/run/set"
+    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only=f"{prefix}/a", times=1)
+    fault_add(bucket.cloud.info, "PutObject", "delay", only=f"{prefix}/b", seconds=5, times=1)
+    create_folder(bucket, node.run / "set", a=b"1", b=b"old")
     until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
     (node.run / "set/b").write_bytes(b"new")
-    time.sleep(5)  # until the request that is late has been carried out
+    time.sleep(5)  # until the late request has been executed
     node.end()
     assert bucket.saved("node0/run/set/b") == b"new"
 
 
 @pytest.mark.prove
-def test_names_that_look_like_versions_are_kept_apart(bucket: Bucket) -> None:
+def test_file_whose_name_looks_like_a_version_is_saved_separately(bucket: Bucket) -> None:
     [node] = bucket.run()
     (node.run / "model.pt~2").write_bytes(b"a backup")
     (node.run / "model.pt").write_bytes(b"first")
@@ -193,7 +193,7 @@ def test_names_that_look_like_versions_are_kept_apart(bucket: Bucket) -> None:
 
 
 @pytest.mark.prove
-def test_a_file_that_stays_open_for_writing_is_waited_for_no_longer_than_what_fails(
+def test_file_that_stays_open_for_writing_is_given_up_at_the_deadline(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [node] = bucket.run()
@@ -204,7 +204,7 @@ def test_a_file_that_stays_open_for_writing_is_waited_for_no_longer_than_what_fa
         node.state("succeeded")
         os.close(node.lock)
         code = uploader.Uploader(bucket.order("save"), node.folder, bucket.store()).run()
-    told = json.loads(node.folder.saving.read_text())
-    assert (code, told["ended"], told["pending_files"]) == (1, True, 1)
-    assert told["error"] == "still being written: node0/run/open"
+    saving = json.loads(node.folder.saving.read_text())
+    assert (code, saving["ended"], saving["pending_files"]) == (1, True, 1)
+    assert saving["error"] == "still being written: node0/run/open"
     assert not bucket.json("node0.json")["ended"]

@@ -1,6 +1,6 @@
-"""What S3 holds is what was made: files that change while they are saved, other writers, restarts.
+"""S3 holds exactly what the job wrote: files that change during their upload, other writers, restarts.
 
-The saver runs here step by step, against the local cloud's S3.
+The uploader runs step by step, against the local cloud's S3.
 """
 
 import json
@@ -24,16 +24,16 @@ from tests.support.waiting import until
 
 
 class Steps:
-    """The saver of a node, of which each step is a test's."""
+    """The uploader of a node, which a test runs step by step."""
 
     def __init__(self, bucket: Bucket, node: Node, **pace: float) -> None:
         self.bucket, self.node = bucket, node
         usual = {"look_s": 0.0, "parts_s": 0.0}
-        self.saver = Uploader(bucket.order("save", **{**usual, **pace}), node.folder, bucket.store())
+        self.uploader = Uploader(bucket.order("save", **{**usual, **pace}), node.folder, bucket.store())
 
     def step(self) -> bool:
-        """Go once through the saver's loop; tell whether all is done."""
-        return self.saver.step()
+        """Run the uploader's loop once. Return True if all is done."""
+        return self.uploader.step()
 
     def until(self, condition: Callable[[], object]) -> None:
         end = time.monotonic() + 60
@@ -47,8 +47,8 @@ class Steps:
         os.close(self.node.lock)
         end = time.monotonic() + 60
         while not self.step():
-            assert time.monotonic() < end, "the saver did not end in time"
-        self.saver.close()
+            assert time.monotonic() < end, "the uploader did not end in time"
+        self.uploader.close()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def steps(bucket: Bucket) -> Steps:
 
 
 def put(path: Path, body: bytes, like: os.stat_result | None = None) -> os.stat_result:
-    """Write a file in place, with the times of another one."""
+    """Write a file in place, with the modification time of another one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(body)
     if like is not None:
@@ -67,7 +67,7 @@ def put(path: Path, body: bytes, like: os.stat_result | None = None) -> os.stat_
 
 
 def replace(path: Path, body: bytes) -> None:
-    """Put another file in the place of one, at once."""
+    """Replace a file atomically."""
     part = path.with_name(f".{path.name}.new")
     part.write_bytes(body)
     part.replace(path)
@@ -79,7 +79,7 @@ LONGEST = "x" * 255
 @pytest.mark.parametrize(
     ("name", "second"), [("model.pt", "model.pt~2"), (LONGEST, f"{LONGEST[:-2]}~2")], ids=["short", "longest"]
 )
-def test_two_results_of_one_place_are_both_saved(steps: Steps, name: str, second: str) -> None:
+def test_two_results_of_the_same_path_are_both_saved(steps: Steps, name: str, second: str) -> None:
     put(steps.node.run / name, b"R" * 1000)
     put(steps.node.work / "run" / name, b"W" * 2000)
     steps.end()
@@ -87,7 +87,7 @@ def test_two_results_of_one_place_are_both_saved(steps: Steps, name: str, second
     assert steps.bucket.saved(f"node0/run/{second}") == b"W" * 2000
 
 
-def test_a_file_that_is_rewritten_with_its_size_and_time_is_saved_again(steps: Steps) -> None:
+def test_file_that_is_rewritten_with_the_same_size_and_time_is_saved_again(steps: Steps) -> None:
     same = steps.node.run / "same.bin"
     before = put(same, b"A" * 100)
     os.link(same, steps.node.run / "hard.bin")
@@ -99,30 +99,30 @@ def test_a_file_that_is_rewritten_with_its_size_and_time_is_saved_again(steps: S
 
 
 @pytest.mark.parametrize("write", [replace, put], ids=["renamed", "in place"])
-def test_a_log_that_is_written_anew_is_never_listed_as_a_mixture(
+def test_rewritten_log_is_never_listed_as_a_mixture(
     steps: Steps, write: Callable[[Path, bytes], object]
 ) -> None:
-    rows, at = steps.node.run / "predictions.jsonl", "node0/run/predictions.jsonl"
-    were = []
+    rows, path = steps.node.run / "predictions.jsonl", "node0/run/predictions.jsonl"
+    versions = []
     for epoch in range(4):
-        were.append(b'{"epoch": %d}\n' % epoch * (300_000 * (epoch + 1)))  # 4.2 MB, and longer each time
-        write(rows, were[-1])
+        versions.append(b'{"epoch": %d}\n' % epoch * (300_000 * (epoch + 1)))  # 4.2 MB, and longer each time
+        write(rows, versions[-1])
         for _ in range(6):
             steps.step()
             time.sleep(0.05)
-            found = steps.bucket.saved(at)
-            assert found is None or any(one.startswith(found) for one in were), epoch
-        steps.until(lambda: steps.bucket.saved(at) == were[-1])
+            content = steps.bucket.saved(path)
+            assert content is None or any(version.startswith(content) for version in versions), epoch
+        steps.until(lambda: steps.bucket.saved(path) == versions[-1])
     steps.end()
-    assert steps.bucket.saved(at) == were[-1]
+    assert steps.bucket.saved(path) == versions[-1]
 
 
-def test_the_middle_of_a_log_that_is_changed_is_seen_at_the_end(steps: Steps) -> None:
+def test_change_in_the_middle_of_a_log_is_saved_at_the_end(steps: Steps) -> None:
     log = steps.node.run / "deep.log"
     body = os.urandom(20 * MB)
     before = put(log, body)
     steps.until(lambda: steps.bucket.saved("node0/run/deep.log") == body)
-    steps.saver._files["node0/run/deep.log"].check_at = float("inf")
+    steps.uploader._files["node0/run/deep.log"].check_at = float("inf")
     with log.open("r+b") as file:
         file.seek(3 * MB)
         file.write(b"changed")
@@ -131,11 +131,11 @@ def test_the_middle_of_a_log_that_is_changed_is_seen_at_the_end(steps: Steps) ->
     assert steps.bucket.saved("node0/run/deep.log") == log.read_bytes() != body
 
 
-def test_an_upload_whose_file_is_written_to_is_given_up_and_the_next_version_is_saved(steps: Steps) -> None:
+def test_upload_of_a_file_that_changes_is_cancelled_and_the_next_version_saved(steps: Steps) -> None:
     path = steps.node.run / "shrink.bin"
     put(path, b"x" * (40 * MB))
     fault_add(steps.bucket.cloud.info, "UploadPart", "delay", seconds=20, only=steps.bucket.name)
-    steps.until(lambda: steps.saver._sending)
+    steps.until(lambda: steps.uploader._sending)
     put(path, b"0123456789")
     began = time.monotonic()
     fault_clear(steps.bucket.cloud.info)
@@ -145,11 +145,11 @@ def test_an_upload_whose_file_is_written_to_is_given_up_and_the_next_version_is_
     assert steps.bucket.uploads() == []
 
 
-def test_a_file_that_changed_while_it_was_sent_is_not_listed_as_saved(steps: Steps) -> None:
+def test_file_that_changed_during_its_upload_is_not_listed_as_saved(steps: Steps) -> None:
     path = steps.node.run / "model.pt"
     put(path, b"first")
-    steps.until(lambda: "node0/run/model.pt" in steps.saver._sending)
-    sending = steps.saver._sending["node0/run/model.pt"]
+    steps.until(lambda: "node0/run/model.pt" in steps.uploader._sending)
+    sending = steps.uploader._sending["node0/run/model.pt"]
     until(sending.upload.done)
     put(path, b"other")
     steps.step()
@@ -159,27 +159,27 @@ def test_a_file_that_changed_while_it_was_sent_is_not_listed_as_saved(steps: Ste
     assert steps.bucket.saved("node0/run/model.pt") == b"other"
 
 
-def test_a_fifo_in_the_place_of_a_file_holds_up_nothing(
+def test_file_that_becomes_a_fifo_does_not_delay_others(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = steps.node.run / "becomes-a-fifo"
     put(path, b"file")
     put(steps.node.run / "other", b"other")
-    listing = uploader.manifest
+    make_manifest = uploader.manifest
 
-    def listed(*asked: Any) -> Any:
-        found = listing(*asked)
+    def list_and_replace(*arguments: Any) -> Any:
+        results = make_manifest(*arguments)
         if path.is_file():
             path.unlink()
             os.mkfifo(path)
-        return found
+        return results
 
-    monkeypatch.setattr(uploader, "manifest", listed)
+    monkeypatch.setattr(uploader, "manifest", list_and_replace)
     monkeypatch.setattr(uploader, "sample", lambda *_: "")
     steps.until(lambda: steps.bucket.saved("node0/run/other") == b"other")
 
 
-def test_checkpoints_go_first_and_sends_that_end_are_followed_by_others_without_a_look(
+def test_checkpoints_are_sent_first_and_the_queue_without_another_scan(
     bucket: Bucket,
 ) -> None:
     [node] = bucket.run(starts=False)
@@ -192,13 +192,13 @@ def test_checkpoints_go_first_and_sends_that_end_are_followed_by_others_without_
     put(node.run / "z.new", b"checkpoint")
     (node.run / "z.new").rename(node.run / "z.pt")
     steps.step()
-    order = [*steps.saver._sending]
-    assert order[0] == "node0/run/z.pt" and len(steps.saver._queue) > 300
+    order = [*steps.uploader._sending]
+    assert order[0] == "node0/run/z.pt" and len(steps.uploader._queue) > 300
     steps.until(lambda: len(bucket.listed()) >= 401)
-    assert steps.saver._scans == 1
+    assert steps.uploader._scans == 1
 
 
-def test_a_key_that_job_json_names_is_not_used_again(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_in_job_json_is_not_reused(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "_OWN_BEATS", 0)
     path = steps.node.run / "model.pt"
     for number in range(4):
@@ -206,73 +206,71 @@ def test_a_key_that_job_json_names_is_not_used_again(steps: Steps, monkeypatch: 
         steps.until(lambda now=number: steps.bucket.saved("node0/run/model.pt") == b"version %d" % now)
     path.unlink()
     steps.until(lambda: not steps.bucket.listed())
-    named = steps.bucket.checkpoint["files"]["node0/run/model.pt"]
-    monkeypatch.setattr(steps.saver, "_publish", lambda **_: None)  # job.json stays as it is
+    row = steps.bucket.checkpoint["files"]["node0/run/model.pt"]
+    monkeypatch.setattr(steps.uploader, "_publish", lambda **_: None)  # job.json stays as it is
     for number in range(4, 9):
         put(path, b"version %d" % number)
         steps.until(lambda now=number: steps.bucket.saved("node0/run/model.pt") == b"version %d" % now)
-        assert steps.bucket.join(named) == b"version 3"
+        assert steps.bucket.join(row) == b"version 3"
 
 
-def test_a_key_that_job_json_will_name_is_not_used_again(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S3 may take job.json late."""
+def test_key_in_the_next_job_json_is_not_reused(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write of job.json may be delayed."""
     monkeypatch.setattr(uploader, "_OWN_BEATS", 0)
-    path, home = steps.node.run / "model.pt", "node0/run/model.pt"
+    path, name = steps.node.run / "model.pt", "node0/run/model.pt"
     put(path, b"first")
     steps.until(lambda: steps.bucket.checkpoint["name"])
     with monkeypatch.context() as late:
-        late.setattr(steps.saver, "_publish", lambda **_: None)
+        late.setattr(steps.uploader, "_publish", lambda **_: None)
         put(path, b"second")
-        steps.until(lambda: steps.bucket.saved(home) == b"second")
+        steps.until(lambda: steps.bucket.saved(name) == b"second")
         for number in range(5):  # none of these is a checkpoint
             put(path, torn := b"PK\x03\x04 no end %d" % number)
-            steps.until(lambda now=torn: steps.bucket.saved(home) == now)  # type: ignore[misc]
+            steps.until(lambda now=torn: steps.bucket.saved(name) == now)  # type: ignore[misc]
     steps.end()
-    assert steps.bucket.join(steps.bucket.checkpoint["files"][home]) == b"second"
+    assert steps.bucket.join(steps.bucket.checkpoint["files"][name]) == b"second"
 
 
 @pytest.mark.parametrize(("node", "rests_s"), [(0, 60), (1, 900)])
-def test_a_key_rests_as_long_as_what_was_sent_to_it_may_arrive(
+def test_key_is_not_reused_while_a_request_for_it_may_arrive(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, node: int, rests_s: int
 ) -> None:
-    """On other nodes than the first also as long as what they know of job.json may be old."""
+    """On other nodes than the first, also while their copy of job.json may be outdated."""
     nodes, skew_s, clock = bucket.run(2, starts=False), [0.0], time.monotonic
     monkeypatch.setattr(uploader.time, "monotonic", lambda: clock() + skew_s[0])
-    steps, home = [Steps(bucket, one, beat_s=10.0) for one in nodes], f"node{node}/run/data"
+    steps, name = [Steps(bucket, job_node, beat_s=10.0) for job_node in nodes], f"node{node}/run/data"
     steps[0].until(lambda: bucket.json("job.json"))
 
-    def key_of(body: bytes) -> str:
+    def save(body: bytes) -> str:
         put(nodes[node].run / "data", body)
-        steps[node].until(lambda: bucket.saved(home, node) == body)
-        [[key, *_]] = bucket.listed(node)[home]["parts"]
+        steps[node].until(lambda: bucket.saved(name, node) == body)
+        [[key, *_]] = bucket.listed(node)[name]["parts"]
         return str(key)
 
-    first, second = key_of(b"first"), key_of(b"second")
+    first, second = save(b"first"), save(b"second")
     skew_s[0] += rests_s - 5
-    third = key_of(b"third")
+    third = save(b"third")
     assert len({first, second, third}) == 3
     skew_s[0] += 10
-    assert key_of(b"fourth") in (first, second)
+    assert save(b"fourth") in (first, second)
 
 
-def test_what_another_writer_did_to_the_objects_is_found_before_all_is_called_saved(steps: Steps) -> None:
+def test_objects_that_another_writer_changed_are_saved_again_before_the_end(steps: Steps) -> None:
     bodies = {"a.bin": b"a" * 10, "b.bin": b"b" * 10, "c.jsonl": b"c" * 10}
     for name, body in bodies.items():
         put(steps.node.run / name, body)
     steps.until(lambda: len(steps.bucket.listed()) == len(bodies))
     keys = [row["parts"][0][0] for _, row in sorted(steps.bucket.listed().items())]
-    s3, at = steps.bucket.s3, f"{'runs/job-1'}/"
-    s3.put_object(Bucket=steps.bucket.name, Key=at + keys[0], Body=b"A" * 10)
-    s3.delete_object(Bucket=steps.bucket.name, Key=at + keys[1])
-    s3.put_object(Bucket=steps.bucket.name, Key=at + keys[2], Body=b"C" * 10)
+    s3, prefix = steps.bucket.s3, f"{'runs/job-1'}/"
+    s3.put_object(Bucket=steps.bucket.name, Key=prefix + keys[0], Body=b"A" * 10)
+    s3.delete_object(Bucket=steps.bucket.name, Key=prefix + keys[1])
+    s3.put_object(Bucket=steps.bucket.name, Key=prefix + keys[2], Body=b"C" * 10)
     steps.end()
     for name, body in bodies.items():
         assert steps.bucket.saved(f"node0/run/{name}") == body
 
 
-def test_a_saver_that_is_started_again_goes_on_from_its_list(steps: Steps) -> None:
+def test_restarted_uploader_continues_from_its_list(steps: Steps) -> None:
     bucket, node = steps.bucket, steps.node
     put(node.run / "model.pt", b"one")
     put(node.run / "model.pt~2", b"a backup")
@@ -281,20 +279,20 @@ def test_a_saver_that_is_started_again_goes_on_from_its_list(steps: Steps) -> No
     put(node.run / "model.pt", b"two")
     steps.until(lambda: bucket.saved("node0/run/model.pt") == b"two")
     steps.until(lambda: bucket.checkpoint["name"])
-    found = bucket.s3.list_objects_v2(Bucket=bucket.name)["Contents"]
-    were = {one["Key"]: one["LastModified"] for one in found if "/node0/" in one["Key"]}
-    again = Steps(bucket, node)
+    rows = bucket.s3.list_objects_v2(Bucket=bucket.name)["Contents"]
+    times = {row["Key"]: row["LastModified"] for row in rows if "/node0/" in row["Key"]}
+    restarted = Steps(bucket, node)
     put(node.log, b"line\nline\n")
-    again.step()
-    assert again.saver._index.checkpoint is not None
-    again.end()
+    restarted.step()
+    assert restarted.uploader._index.checkpoint is not None
+    restarted.end()
     assert bucket.saved("logs/rank0.log") == b"line\nline\n"
     assert bucket.saved("node0/run/model.pt~2") == b"a backup"
-    found = bucket.s3.list_objects_v2(Bucket=bucket.name)["Contents"]
-    assert {one["Key"]: one["LastModified"] for one in found if "/node0/" in one["Key"]} == were
+    rows = bucket.s3.list_objects_v2(Bucket=bucket.name)["Contents"]
+    assert {row["Key"]: row["LastModified"] for row in rows if "/node0/" in row["Key"]} == times
 
 
-def test_a_forged_list_is_not_gone_on_from(steps: Steps) -> None:
+def test_forged_list_is_not_continued(steps: Steps) -> None:
     bucket, node = steps.bucket, steps.node
     put(node.run / "model.pt", b"mine")
     forged = {"generation": 1, "look": 1, "pages": [["lists/x", 2, "e"]], "ended": True}
@@ -303,7 +301,7 @@ def test_a_forged_list_is_not_gone_on_from(steps: Steps) -> None:
     assert bucket.saved("node0/run/model.pt") == b"mine"
 
 
-def test_job_json_says_over_only_when_the_other_nodes_have_saved_and_signed_it(
+def test_job_json_has_the_final_state_once_all_nodes_have_signed_that_they_ended(
     bucket: Bucket,
 ) -> None:
     nodes = bucket.run(2, starts=False)
@@ -323,16 +321,16 @@ def test_job_json_says_over_only_when_the_other_nodes_have_saved_and_signed_it(
     assert bucket.json("job.json")["state"] == "succeeded"
 
 
-def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> None:
+def test_folder_is_a_checkpoint_once_it_is_unchanged_on_all_nodes(bucket: Bucket) -> None:
     nodes = bucket.run(2, starts=False)
     first, second = (Steps(bucket, node, beat_s=0.0) for node in nodes)
 
     def until_both(condition: Callable[[], object]) -> None:
         first.until(lambda: second.step() or condition())
 
-    def looks() -> tuple[int, int]:
-        """Return how often the nodes have looked, as far as the first one knows."""
-        return first.saver._scans, bucket.json("node1.json").get("look", 0)
+    def count_scans() -> tuple[int, int]:
+        """Return the numbers of scans of the nodes, as the first one knows them."""
+        return first.uploader._scans, bucket.json("node1.json").get("look", 0)
 
     put(nodes[0].run / "step-1" / "__0_0.distcp", b"first")
     put(nodes[0].run / "step-1" / ".metadata", b"mark")
@@ -341,11 +339,11 @@ def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> 
         file.write(b"second")
         file.flush()
         until_both(lambda: bucket.saved("node0/run/step-1/.metadata") == b"mark")
-        were = looks()
-        until_both(lambda: all(now > before + 4 for now, before in zip(looks(), were, strict=True)))
+        scans = count_scans()
+        until_both(lambda: all(now > before + 4 for now, before in zip(count_scans(), scans, strict=True)))
         assert bucket.checkpoint["name"] is None
     until_both(lambda: bucket.checkpoint["name"] == "run/step-1")
-    assert {home: bucket.join(row) for home, row in bucket.checkpoint["files"].items()} == {
+    assert {name: bucket.join(row) for name, row in bucket.checkpoint["files"].items()} == {
         "node0/run/step-1/.metadata": b"mark",
         "node0/run/step-1/__0_0.distcp": b"first",
         "node1/run/step-1/__1_0.distcp": b"second",
@@ -369,14 +367,14 @@ def test_a_node_has_not_ended_while_a_file_is_open_for_writing(steps: Steps) -> 
     assert steps.bucket.saved("node0/run/open") == b"half and half"
 
 
-def test_a_saver_gives_up_what_was_begun_and_never_completed_at_its_end(steps: Steps) -> None:
+def test_uploader_aborts_incomplete_uploads_at_its_end(steps: Steps) -> None:
     steps.bucket.s3.create_multipart_upload(Bucket=steps.bucket.name, Key="runs/job-1/node0/run/cut")
     steps.bucket.s3.create_multipart_upload(Bucket=steps.bucket.name, Key="runs/job-2/node0/run/other")
     steps.end()
     assert steps.bucket.uploads() == ["runs/job-2/node0/run/other"]
 
 
-def test_of_two_savers_of_a_job_one_works(bucket: Bucket) -> None:
+def test_second_uploader_of_a_job_ends_at_once(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     second = bucket.start("save", bucket.top / "home0")
@@ -384,19 +382,19 @@ def test_of_two_savers_of_a_job_one_works(bucket: Bucket) -> None:
     node.end()
 
 
-def test_deadlines_are_those_of_the_docs_and_of_the_node() -> None:
+def test_deadlines_agree_with_the_docs_and_the_node() -> None:
     assert uploader._LATE_S == 1800, "half an hour: docs/saving.md"
     stops = re.findall(r"TimeoutStopSec=(\d+)", template("user_data.yaml") + template("prepare.py"))
     assert stops and min(map(int, stops)) > uploader._HURRY_S
     assert uploader._OTHER_BEATS * 10 >= 10 * 60, "a request with all its attempts: store.py"
 
 
-def test_a_saver_that_was_killed_before_its_first_file_goes_on(steps: Steps) -> None:
+def test_uploader_that_was_killed_before_its_first_file_continues(steps: Steps) -> None:
     steps.until(lambda: steps.bucket.json("node0.json"))
     assert steps.bucket.json("node0.json")["pages"] == []
-    again = Steps(steps.bucket, steps.node)
+    restarted = Steps(steps.bucket, steps.node)
     put(steps.node.run / "model.pt", b"mine")
-    again.end()
+    restarted.end()
     assert steps.bucket.saved("node0/run/model.pt") == b"mine"
 
 
@@ -419,29 +417,29 @@ def test_pages_that_another_writer_deleted_or_replaced_are_written_again(
 
 
 @pytest.mark.parametrize("name", ["job.json", "node0.json", "node1.json"])
-def test_documents_that_are_too_long_keep_no_node_from_saving(bucket: Bucket, name: str) -> None:
+def test_oversized_documents_do_not_keep_a_node_from_saving(bucket: Bucket, name: str) -> None:
     nodes = bucket.run(2, starts=False)
     several = [Steps(bucket, node, beat_s=0.0) for node in nodes]
-    for one in several:
-        put(one.node.run / "model.pt", b"one")
-        one.until(lambda: one.saver._written)  # noqa: B023
+    for steps in several:
+        put(steps.node.run / "model.pt", b"one")
+        steps.until(lambda: steps.uploader._written)  # noqa: B023
     bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{name}", Body=b" " * (2 * MB + 1))
     several = [Steps(bucket, node, beat_s=0.0) for node in nodes]  # started again
     for text in (b"two", b"three"):
-        for number, one in enumerate(several):
-            put(one.node.run / "model.pt", text)
-            home = f"node{number}/run/model.pt"
-            one.until(lambda: one.saver._files.get(home) and bucket.saved(home, number) == text)  # noqa: B023
+        for number, steps in enumerate(several):
+            put(steps.node.run / "model.pt", text)
+            path = f"node{number}/run/model.pt"
+            steps.until(lambda: steps.uploader._files.get(path) and bucket.saved(path, number) == text)  # noqa: B023
     several[1].end()
     several[0].end()
     assert bucket.json("job.json")["state"] == "succeeded"
 
 
-def test_the_other_nodes_save_while_pages_of_the_checkpoint_are_gone(bucket: Bucket) -> None:
+def test_other_nodes_save_while_pages_of_the_checkpoint_are_missing(bucket: Bucket) -> None:
     nodes = bucket.run(2, starts=False)
     first, second = (Steps(bucket, node, beat_s=0.0) for node in nodes)
-    for one in (first, second):
-        put(one.node.run / "model.pt", b"one")
+    for steps in (first, second):
+        put(steps.node.run / "model.pt", b"one")
     first.until(lambda: second.step() or bucket.checkpoint["name"])
     for name in bucket.names():
         if name.startswith("lists/checkpoint"):
@@ -454,13 +452,13 @@ def test_the_other_nodes_save_while_pages_of_the_checkpoint_are_gone(bucket: Buc
 
 
 @pytest.mark.parametrize("lost", ["nothing was saved", "a page was replaced"])
-def test_a_saver_that_cannot_go_on_from_its_list_begins_anew(steps: Steps, lost: str) -> None:
+def test_uploader_that_cannot_read_its_list_starts_from_scratch(steps: Steps, lost: str) -> None:
     bucket, node = steps.bucket, steps.node
     node.log.unlink(missing_ok=True)
     if lost == "a page was replaced":
         put(node.run / "model.pt", b"mine")
         steps.until(lambda: bucket.checkpoint["name"])
-        for key in [one for one in bucket.names() if one.startswith("lists/")]:
+        for key in [name for name in bucket.names() if name.startswith("lists/")]:
             bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{key}", Body=b"{}")
     else:
         steps.until(lambda: bucket.json("job.json"))
@@ -469,11 +467,11 @@ def test_a_saver_that_cannot_go_on_from_its_list_begins_anew(steps: Steps, lost:
     assert bucket.saved("node0/run/model.pt") == b"later"
 
 
-def test_an_upload_that_failed_and_may_arrive_late_leaves_its_key(
+def test_key_of_a_failed_upload_that_may_arrive_late_is_not_reused(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, key = steps.node.run / "model.pt", "runs/job-1/node0/run/model.pt"
-    monkeypatch.setattr(steps.saver._store, "put", late := Late(steps.saver._store.put))
+    monkeypatch.setattr(steps.uploader._store, "put", late := Late(steps.uploader._store.put))
     put(path, b"old")
     with pytest.raises(OSError, match="no reply"):
         steps.until(lambda: False)
@@ -485,7 +483,7 @@ def test_an_upload_that_failed_and_may_arrive_late_leaves_its_key(
     assert steps.bucket.saved("node0/run/model.pt") == b"newer"
 
 
-def test_what_the_next_job_writes_is_not_saved_as_this_ones(steps: Steps) -> None:
+def test_files_of_the_next_job_are_not_saved_with_this_job(steps: Steps) -> None:
     bucket, node = steps.bucket, steps.node
     put(node.work / "model.pt", b"mine")
     steps.until(lambda: bucket.saved("node0/model.pt") == b"mine")
@@ -505,7 +503,7 @@ def test_what_the_next_job_writes_is_not_saved_as_this_ones(steps: Steps) -> Non
     assert bucket.json("node0.json")["error"] == ""
 
 
-def test_times_beyond_what_64_bits_hold_are_the_nearest_ones(steps: Steps) -> None:
+def test_times_beyond_64_bits_are_clamped(steps: Steps) -> None:
     for name, seconds in (("old", -1), ("far", 5_000_000_000)):
         put(steps.node.run / name, name.encode())
         os.utime(steps.node.run / name, (seconds, seconds))
@@ -515,16 +513,16 @@ def test_times_beyond_what_64_bits_hold_are_the_nearest_ones(steps: Steps) -> No
 
 
 class Late:
-    """A put whose request is still on its way when it has failed."""
+    """A put that fails while its request is still in transit."""
 
     def __init__(self, put: Callable[..., Any]) -> None:
-        self._put, self._asked = put, ()
+        self._put, self._arguments = put, ()
 
-    def __call__(self, *asked: Any, **more: Any) -> Any:
-        if not asked[1].startswith("node0/run/"):
-            return self._put(*asked, **more)
-        self._asked = asked
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if not arguments[1].startswith("node0/run/"):
+            return self._put(*arguments, **options)
+        self._arguments = arguments
         raise OSError("no reply came")
 
     def arrive(self) -> None:
-        self._put(*self._asked)
+        self._put(*self._arguments)

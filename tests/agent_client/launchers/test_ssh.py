@@ -21,8 +21,8 @@ def test_a_shell_script_runs_in_its_shell(fleet: "Fleet", monkeypatch: pytest.Mo
     assert fleet.log(1) == f"rank 1 of 4 a b {Path(sys.executable).parent}/python\n".encode()
 
 
-def test_sources_of_a_project_follow_the_users_own_pythonpath(fleet: "Fleet") -> None:
+def test_sources_of_a_project_come_after_the_users_pythonpath(fleet: "Fleet") -> None:
     fleet.hosts = [replace(host, sources=("src",)) for host in fleet.hosts]
-    for given, paths in (({}, "{}/src"), ({"PYTHONPATH": "vendor"}, "vendor:{}/src")):
-        environ = fleet.requests("main.py", variables=given)[1].processes[0].environment
+    for variables, paths in (({}, "{}/src"), ({"PYTHONPATH": "vendor"}, "vendor:{}/src")):
+        environ = fleet.requests("main.py", variables=variables)[1].processes[0].environment
         assert environ["PYTHONPATH"] == paths.format(fleet.workdirs[1])
