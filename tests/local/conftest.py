@@ -1,4 +1,4 @@
-"""A cloud with hosts, beside the one of records."""
+"""A bucket in the cloud in records mode."""
 
 import uuid
 from collections.abc import Iterator

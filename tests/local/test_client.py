@@ -1,4 +1,4 @@
-"""The local cloud as a command uses it: it is started, revived, kept."""
+"""The local cloud as a command uses it: started, restarted, kept alive."""
 
 import os
 import signal
@@ -17,24 +17,24 @@ from tests.support.local_daemon import quiet, started_and_killed
 
 
 @pytest.mark.prove
-def test_it_stays_while_a_client_is_there_or_an_instance_lives(
+def test_the_daemon_runs_while_a_client_or_an_instance_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "PATIENCE_S", 0.0)
     cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records"))
     try:
-        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        instance_id = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
         with local._hold_presence_lock(tmp_path):
-            cloud.client("ec2").terminate_instances(InstanceIds=[made])
+            cloud.client("ec2").terminate_instances(InstanceIds=[instance_id])
             until(lambda: not CloudPaths(tmp_path).live_mark.exists())
-            time.sleep(7)  # its patience, and that with any EC2 client, is over
+            time.sleep(7)  # longer than both timeouts, without and with an EC2 client
             assert control.find_cloud(tmp_path) is not None
         until(lambda: not (tmp_path / "local").exists())
     finally:
         control.stop(tmp_path)
 
 
-def test_what_meets_a_daemon_that_starts_waits_for_it(tmp_path: Path) -> None:
+def test_open_cloud_waits_for_a_daemon_that_is_starting(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
     assert "pid" not in control.read_report(CloudPaths(tmp_path))
     with local.open_cloud(tmp_path, quiet, start=False) as target:
@@ -43,8 +43,8 @@ def test_what_meets_a_daemon_that_starts_waits_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_one_that_ends_by_itself_keeps_what_is_in_s3(tmp_path: Path) -> None:
-    for _ in "it ends", "and again":
+def test_s3_objects_outlive_a_daemon_that_ends_by_itself(tmp_path: Path) -> None:
+    for _ in range(2):
         cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records"))
         with local.open_cloud(tmp_path, quiet):
             s3 = cloud.client("s3")
@@ -57,15 +57,15 @@ def test_one_that_ends_by_itself_keeps_what_is_in_s3(tmp_path: Path) -> None:
     assert not CloudPaths(tmp_path).buckets.exists()
 
 
-def test_status_revives_a_daemon_that_was_killed(tmp_path: Path) -> None:
+def test_status_restarts_a_daemon_that_was_killed(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     try:
-        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        instance_id = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
         os.kill(int(CloudPaths(tmp_path).daemon_lock.read_text()), signal.SIGKILL)
         until(lambda: not control._is_daemon_alive(CloudPaths(tmp_path)))
         assert control.find_cloud(tmp_path).pid is None
         document = local.status(tmp_path)
-        assert [one["instance_id"] for one in document["instances"]] == [made]
+        assert [instance["instance_id"] for instance in document["instances"]] == [instance_id]
     finally:
         control.stop(tmp_path)
 
@@ -80,7 +80,7 @@ def test_status_revives_a_daemon_that_was_killed(tmp_path: Path) -> None:
         lambda text: text[:20],
     ],
 )
-def test_a_cloud_of_another_version_says_what_to_type(tmp_path: Path, change: Callable[[str], str]) -> None:
+def test_start_refuses_a_cloud_of_another_version(tmp_path: Path, change: Callable[[str], str]) -> None:
     control.start(tmp_path, mode="records")
     settings = CloudPaths(tmp_path).settings
     settings.write_text(change(settings.read_text()))

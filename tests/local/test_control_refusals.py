@@ -1,4 +1,4 @@
-"""Bad input and bad surroundings: clear, and nothing half-made."""
+"""Invalid input and a full or occupied machine: clear errors, and no partial state."""
 
 import os
 import socket
@@ -18,19 +18,20 @@ from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, left_over, needs_root, refusal
 
 
-def raw(cloud: Cloud) -> Any:
-    """A client that sends user data as it is."""
+def make_raw_client(cloud: Cloud) -> Any:
+    """Return an EC2 client that does not encode user data."""
     ec2 = cloud.client("ec2")
     ec2.meta.events.unregister("before-parameter-build.ec2.RunInstances", base64_encode_user_data)
     return ec2
 
 
-def test_user_data_that_is_no_base64_is_refused(records: Cloud) -> None:
-    assert refusal(raw(records).run_instances, **records.request(UserData="#!")) == "InvalidParameterValue"
+def test_user_data_that_is_not_base64_is_refused(records: Cloud) -> None:
+    launch = make_raw_client(records).run_instances
+    assert refusal(launch, **records.request(UserData="#!")) == "InvalidParameterValue"
 
 
-def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:
-    words = [
+def test_start_refuses_to_share_a_missing_folder(tmp_path: Path) -> None:
+    command = [
         sys.executable,
         "-m",
         "awsddp",
@@ -41,15 +42,15 @@ def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:
         str(tmp_path / "none"),
     ]
     environ = {**os.environ, "AWSDDP_HOME": str(tmp_path)}
-    shown = subprocess.run(words, env=environ, capture_output=True, text=True)
-    assert (shown.returncode, f"{tmp_path / 'none'}' does not exist" in shown.stderr) == (2, True)
+    process = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (process.returncode, f"{tmp_path / 'none'}' does not exist" in process.stderr) == (2, True)
     assert control.find_cloud(tmp_path) is None
 
 
-def test_a_port_that_is_taken_is_named_and_the_cloud_kept(tmp_path: Path) -> None:
+def test_start_reports_a_port_in_use_and_keeps_the_cloud(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     try:
-        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        instance_id = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
         control._end_daemon(CloudPaths(tmp_path))
         port = int(cloud.info.endpoint.rpartition(":")[2])
         with (
@@ -58,7 +59,7 @@ def test_a_port_that_is_taken_is_named_and_the_cloud_kept(tmp_path: Path) -> Non
         ):
             control.start(tmp_path)
         cloud.info = control.start(tmp_path)
-        assert cloud.instances(made)
+        assert cloud.instances(instance_id)
     finally:
         control.stop(tmp_path)
 
@@ -76,18 +77,20 @@ def test_a_loopback_block_has_one_owner() -> None:
 
 @needs_root
 @pytest.mark.prove
-def test_two_clouds_with_hosts_stand_side_by_side(cloud: Cloud, tmp_path: Path) -> None:
+def test_two_clouds_with_hosts_run_at_the_same_time(cloud: Cloud, tmp_path: Path) -> None:
     other = Cloud(tmp_path, control.start(tmp_path))
     try:
-        blocks = [one.client("ec2").describe_vpcs()["Vpcs"][0]["CidrBlock"] for one in (cloud, other)]
+        blocks = [item.client("ec2").describe_vpcs()["Vpcs"][0]["CidrBlock"] for item in (cloud, other)]
         assert len(set(blocks)) == 2
-        made = [one.client("ec2").run_instances(**one.request())["Instances"][0] for one in (cloud, other)]
-        for one, instance in zip((cloud, other), made, strict=True):
-            one.wait("running", instance["InstanceId"])
+        nodes = [
+            item.client("ec2").run_instances(**item.request())["Instances"][0] for item in (cloud, other)
+        ]
+        for item, instance in zip((cloud, other), nodes, strict=True):
+            item.wait("running", instance["InstanceId"])
         control.stop(tmp_path)
         assert left_over(tmp_path) == {}
-        assert cloud.wait("running", made[0]["InstanceId"])
-        cloud.client("ec2").terminate_instances(InstanceIds=[made[0]["InstanceId"]])
+        assert cloud.wait("running", nodes[0]["InstanceId"])
+        cloud.client("ec2").terminate_instances(InstanceIds=[nodes[0]["InstanceId"]])
     finally:
         control.stop(tmp_path)
 
@@ -102,13 +105,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @needs_root
-def test_a_full_disk_refuses_what_cannot_be_written_down(small_disk: Path) -> None:
+def test_a_launch_on_a_full_disk_is_refused_and_leaves_no_instance(small_disk: Path) -> None:
     cloud = Cloud(small_disk, control.start(small_disk, mode="records"))
     try:
         request = cloud.request()
-        room = os.statvfs(small_disk)
+        space = os.statvfs(small_disk)
         filler = small_disk / "filler"
-        filler.write_bytes(b"x" * (room.f_bavail * room.f_bsize))
+        filler.write_bytes(b"x" * (space.f_bavail * space.f_bsize))
         with pytest.raises(ClientError, match="No space left"):
             cloud.client("ec2").run_instances(**request)
         assert cloud.instances() == []
@@ -120,9 +123,9 @@ def test_a_full_disk_refuses_what_cannot_be_written_down(small_disk: Path) -> No
 
 
 @needs_root
-def test_a_full_disk_at_the_start_is_said(small_disk: Path) -> None:
-    room = os.statvfs(small_disk)
-    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_bsize))
+def test_start_reports_a_full_disk(small_disk: Path) -> None:
+    space = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * (space.f_bavail * space.f_bsize))
     with pytest.raises(LocalCloudError) as caught:
         control.start(small_disk, mode="records")
     assert "No space left" in caught.value.why

@@ -1,4 +1,4 @@
-"""The daemon's life: started, forsaken, killed, met while it starts."""
+"""The daemon: started, without clients, killed, and called while it starts."""
 
 import os
 import shutil
@@ -19,39 +19,39 @@ from tests.support.local_daemon import started_and_killed
 
 
 @pytest.mark.prove
-def test_a_daemon_that_nobody_waits_for_ends_itself_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_daemon_without_clients_ends_itself_and_leaves_nothing(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
     until(lambda: not (tmp_path / "local").exists())
     (tmp_path / "local.lock").unlink()
     until(lambda: left_over(tmp_path) == {})
 
 
-def test_a_start_that_is_ended_says_how_to_end_what_it_began(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "awsddp", "local", "start", "--no-hosts"]
+def test_a_terminated_start_names_the_command_that_stops_the_daemon(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "awsddp", "local", "start", "--no-hosts"]
     client = subprocess.Popen(
-        words, env={**os.environ, "AWSDDP_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+        command, env={**os.environ, "AWSDDP_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True
     )
     try:
         until((tmp_path / "local/daemon.lock").exists)
         client.terminate()
-        said = client.communicate(timeout=30)[1]
+        stderr = client.communicate(timeout=30)[1]
         assert client.returncode == 128 + signal.SIGTERM
-        assert "no record of cluster" not in said
-        assert "awsddp local stop" in said
+        assert "no record of cluster" not in stderr
+        assert "awsddp local stop" in stderr
     finally:
         control.stop(tmp_path)
 
 
-def test_a_cloud_with_hosts_starts_without_torch_which_its_first_host_installs(
+def test_the_first_host_installs_torch_and_the_start_of_a_cloud_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWSDDP_CACHE", "/dev/null/cache")
     cloud = Cloud(tmp_path, control.start(tmp_path, mode="loopback"))
     try:
         assert cloud.client("ec2").describe_vpcs()["Vpcs"]
-        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
-        (ended,) = cloud.wait("terminated", made)
-        assert "torch for the local cloud cannot be kept in its cache" in ended["StateReason"]["Message"]
+        instance_id = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        (instance,) = cloud.wait("terminated", instance_id)
+        assert "torch for the local cloud cannot be kept in its cache" in instance["StateReason"]["Message"]
     finally:
         control.stop(tmp_path)
 
@@ -59,13 +59,13 @@ def test_a_cloud_with_hosts_starts_without_torch_which_its_first_host_installs(
 @pytest.mark.parametrize("mode", ["records", pytest.param("loopback", marks=pytest.mark.prove)])
 def test_a_daemon_whose_files_were_removed_ends_itself(tmp_path: Path, mode: str) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode=mode))
-    made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
-    cloud.wait("running", made)
+    instance_id = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+    cloud.wait("running", instance_id)
     shutil.rmtree(tmp_path / "local")
     until(lambda: "processes" not in left_over(tmp_path))
 
 
-def test_stop_ends_a_daemon_that_starts(tmp_path: Path) -> None:
+def test_stop_ends_a_daemon_that_is_starting(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
     assert "pid" not in control.read_report(CloudPaths(tmp_path))
     control.stop(tmp_path)
@@ -78,10 +78,10 @@ def test_stop_ends_a_daemon_that_starts(tmp_path: Path) -> None:
     [
         *BAD_ANSWERS,
         b"HTTP/1.1 500 Failed\r\n\r\n",
-        *(b"HTTP/1.1 400 No\r\n\r\n" + one for one in (b"{", b"{}", b"[]")),
+        *(b"HTTP/1.1 400 No\r\n\r\n" + body for body in (b"{", b"{}", b"[]")),
     ],
 )
-def test_an_answer_that_the_daemon_cut_as_it_ended_counts_as_none(raw: bytes) -> None:
+def test_an_incomplete_answer_of_the_daemon_is_reported_as_no_answer(raw: bytes) -> None:
     key = {"access_key_id": "local", "secret_access_key": "local"}
     with answering(raw) as endpoint:
         info = control.LocalInfo(
@@ -100,10 +100,10 @@ def test_an_answer_that_the_daemon_cut_as_it_ended_counts_as_none(raw: bytes) ->
     assert caught.value.message == f"the local cloud at {endpoint} does not answer"
 
 
-def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> None:
-    found: list[control.LocalInfo] = []
+def test_clients_that_start_the_cloud_at_once_get_the_same_daemon(tmp_path: Path) -> None:
+    infos: list[control.LocalInfo] = []
     clients = [
-        threading.Thread(target=lambda: found.append(control.start(tmp_path, mode="records")))
+        threading.Thread(target=lambda: infos.append(control.start(tmp_path, mode="records")))
         for _ in range(4)
     ]
     for client in clients:
@@ -111,5 +111,5 @@ def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> No
     for client in clients:
         client.join()
     control.stop(tmp_path)
-    assert len(found) == 4
-    assert len({info.pid for info in found}) == 1
+    assert len(infos) == 4
+    assert len({info.pid for info in infos}) == 1

@@ -1,4 +1,4 @@
-"""The local cloud answers in the form that AWS does: what awsddp reads has the same names and types."""
+"""Answers of the local cloud have the names and types of AWS in every field that awsddp reads."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +17,13 @@ PARAMETER = (
 NOT_LOCAL = {"GetProducts"}  # a rehearsal is free, and shows the prices of the table
 
 
-def tagged(*kinds: str) -> list[dict[str, Any]]:
+def make_tags(*kinds: str) -> list[dict[str, Any]]:
     return [{"ResourceType": kind, "Tags": [{"Key": "awsddp:nodes", "Value": "0,1"}]} for kind in kinds]
 
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """A local cloud of its own: nothing has to be taken away again."""
+    """Yield a local cloud for this module only, so that its resources need no cleanup."""
     home = tmp_path_factory.mktemp("recorded")
     yield Cloud(home, control.start(home, mode="records"))
     control.stop(home)
@@ -31,13 +31,13 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 @pytest.fixture(scope="module")
 def answers(cloud: Cloud) -> dict[str, Any]:
-    """What the local cloud answers, by operation, while there is one of each kind of thing."""
+    """Return the answers of the local cloud by operation, with a resource of each kind."""
     ec2, iam, kms = (cloud.client(service) for service in ("ec2", "iam", "kms"))
     policy = '{"Version": "2012-10-17", "Statement": []}'
     role = iam.create_role(**ROLE, AssumeRolePolicyDocument=policy)["Role"]["Arn"]
     iam.create_instance_profile(**PROFILE)
     iam.add_role_to_instance_profile(**ROLE, **PROFILE)
-    found: dict[str, Any] = {
+    responses: dict[str, Any] = {
         "DescribeVpcs": (vpcs := ec2.describe_vpcs()),
         "DescribeSubnets": (subnets := ec2.describe_subnets()),
         "DescribeRegions": ec2.describe_regions(),
@@ -45,26 +45,26 @@ def answers(cloud: Cloud) -> dict[str, Any]:
     vpc, subnet = vpcs["Vpcs"][0]["VpcId"], subnets["Subnets"][0]
     table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
     ec2.associate_route_table(RouteTableId=table, SubnetId=subnet["SubnetId"])
-    found["DescribeRouteTables"] = ec2.describe_route_tables()
+    responses["DescribeRouteTables"] = ec2.describe_route_tables()
     service = f"com.amazonaws.{cloud.info.region}.s3"
     endpoint = ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=service, RouteTableIds=[table])["VpcEndpoint"][
         "VpcEndpointId"
     ]
     group = ec2.create_security_group(
-        GroupName="recorded", Description="recorded", VpcId=vpc, TagSpecifications=tagged("security-group")
+        GroupName="recorded", Description="recorded", VpcId=vpc, TagSpecifications=make_tags("security-group")
     )["GroupId"]
-    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    from_group = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
     from_office = {"IpRanges": [{"CidrIp": "203.0.113.0/24"}], "Ipv6Ranges": [{"CidrIpv6": "2001:db8::/32"}]}
-    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[itself, {**ssh, **from_office}])
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[from_group, {**ssh, **from_office}])
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIzv1Tq0QkZ1mYJ8b3hRzj8n8l0Xo9o3c1kqk5m2m7aN recorded"
     ec2.import_key_pair(
-        KeyName="recorded", PublicKeyMaterial=key.encode(), TagSpecifications=tagged("key-pair")
+        KeyName="recorded", PublicKeyMaterial=key.encode(), TagSpecifications=make_tags("key-pair")
     )
     ec2.create_placement_group(
-        GroupName="recorded", Strategy="cluster", TagSpecifications=tagged("placement-group")
+        GroupName="recorded", Strategy="cluster", TagSpecifications=make_tags("placement-group")
     )
-    held = ec2.create_capacity_reservation(
+    reserved = ec2.create_capacity_reservation(
         InstanceType="g6.xlarge",
         InstancePlatform="Linux/UNIX",
         AvailabilityZone=subnet["AvailabilityZone"],
@@ -72,18 +72,18 @@ def answers(cloud: Cloud) -> dict[str, Any]:
         EndDateType="limited",
         EndDate="2099-01-01T00:00:00Z",
     )["CapacityReservation"]["CapacityReservationId"]
-    found["RunInstances"] = ec2.run_instances(
+    responses["RunInstances"] = ec2.run_instances(
         **cloud.request(InstanceType="g4dn.xlarge", MinCount=2, MaxCount=2),
         KeyName="recorded",
         Placement={"GroupName": "recorded"},
         IamInstanceProfile={"Name": "recorded"},
         NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": subnet["SubnetId"], "Groups": [group]}],
-        TagSpecifications=tagged("instance", "volume", "network-interface"),
+        TagSpecifications=make_tags("instance", "volume", "network-interface"),
     )
-    ids = [one["InstanceId"] for one in found["RunInstances"]["Instances"]]
+    ids = [instance["InstanceId"] for instance in responses["RunInstances"]["Instances"]]
     cloud.wait("running", *ids)
     filters = [{"Name": "tag:awsddp:nodes", "Values": ["0,1"]}]
-    found |= {
+    responses |= {
         "DescribeVpcEndpoints": ec2.describe_vpc_endpoints(VpcEndpointIds=[endpoint]),
         "DescribeInstanceStatus": ec2.describe_instance_status(InstanceIds=ids),
         "DescribeNetworkInterfaces": ec2.describe_network_interfaces(Filters=filters),
@@ -91,7 +91,7 @@ def answers(cloud: Cloud) -> dict[str, Any]:
         "DescribeSecurityGroups": ec2.describe_security_groups(GroupIds=[group]),
         "DescribeKeyPairs": ec2.describe_key_pairs(KeyNames=["recorded"]),
         "DescribePlacementGroups": ec2.describe_placement_groups(GroupNames=["recorded"]),
-        "DescribeCapacityReservations": ec2.describe_capacity_reservations(CapacityReservationIds=[held]),
+        "DescribeCapacityReservations": ec2.describe_capacity_reservations(CapacityReservationIds=[reserved]),
         "DescribeInstanceTypes": ec2.describe_instance_types(
             InstanceTypes=["g6f.xlarge", "g7e.12xlarge", "p6-b300.48xlarge", "p4d.24xlarge"]
         ),
@@ -111,8 +111,8 @@ def answers(cloud: Cloud) -> dict[str, Any]:
     }
     ec2.stop_instances(InstanceIds=ids)
     cloud.wait("stopped", *ids)
-    found["DescribeInstances"] = ec2.describe_instances(InstanceIds=ids)
-    return found
+    responses["DescribeInstances"] = ec2.describe_instances(InstanceIds=ids)
+    return responses
 
 
 @pytest.fixture(scope="module")
@@ -120,17 +120,17 @@ def replay() -> Replay:
     return Replay()
 
 
-def types_at(answer: Any, path: tuple[str, ...]) -> set[type]:
+def collect_types(answer: Any, path: tuple[str, ...]) -> set[type]:
     """Return the types of the values that an answer has at a path, in any item of its lists."""
     if isinstance(answer, list):
-        return {kind for one in answer for kind in types_at(one, path)}
+        return {kind for item in answer for kind in collect_types(item, path)}
     if not path:
         return {type(answer)}
-    return types_at(answer[path[0]], path[1:]) if path[0] in answer else set()
+    return collect_types(answer[path[0]], path[1:]) if path[0] in answer else set()
 
 
 @pytest.mark.parametrize("names", PARSERS, ids=lambda names: names[-1])
-def test_what_awsddp_reads_of_an_answer_the_local_cloud_answers_too(
+def test_the_local_cloud_answers_every_field_that_awsddp_reads(
     answers: dict[str, Any], replay: Replay, names: tuple[str, ...]
 ) -> None:
     fields = read_fields(replay, names)
@@ -138,5 +138,5 @@ def test_what_awsddp_reads_of_an_answer_the_local_cloud_answers_too(
     for operation in fields.keys() - NOT_LOCAL:
         recorded = replay.parsed(operation)
         for path in fields[operation]:
-            local = types_at(answers[operation], path)
-            assert local == types_at(recorded, path), (operation, path)
+            local = collect_types(answers[operation], path)
+            assert local == collect_types(recorded, path), (operation, path)

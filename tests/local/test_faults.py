@@ -1,4 +1,4 @@
-"""Faults on purpose, as a client meets them."""
+"""Injected faults, as a client sees them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def cleared(records: Cloud) -> Iterator[None]:
     fault_clear(records.info)
 
 
-def test_a_call_is_refused_so_many_times_and_then_not(records: Cloud) -> None:
+def test_a_fault_with_times_2_refuses_two_calls(records: Cloud) -> None:
     launch = records.client("ec2").run_instances
     fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", times=2)
     for _ in range(2):
@@ -36,10 +36,10 @@ def test_a_lack_of_capacity_is_a_server_error_as_on_ec2(records: Cloud) -> None:
         patient.run_instances(**records.request())
 
 
-def test_a_fault_may_hold_for_one_zone_alone(records: Cloud) -> None:
+def test_a_fault_can_be_limited_to_a_zone(records: Cloud) -> None:
     ec2 = records.client("ec2")
     fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", only="us-east-1b")
-    subnets = {one["AvailabilityZone"]: one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]}
+    subnets = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in ec2.describe_subnets()["Subnets"]}
     request = records.request()
     assert refusal(ec2.run_instances, **request, SubnetId=subnets["us-east-1b"])
     assert ec2.run_instances(**request, SubnetId=subnets["us-east-1a"])["Instances"]
@@ -58,53 +58,55 @@ def test_a_refusal_has_the_status_that_ec2_gives_it(records: Cloud, code: str, s
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == status
 
 
-@pytest.mark.parametrize(("effect", "made"), [("lost", 1), ("cut", 0)])
-def test_a_connection_ends_after_or_before_the_effect(records: Cloud, effect: str, made: int) -> None:
+@pytest.mark.parametrize(("effect", "launched"), [("lost", 1), ("cut", 0)])
+def test_a_connection_ends_after_or_before_the_effect(records: Cloud, effect: str, launched: int) -> None:
     before = len(records.instances())
     fault_add(records.info, "RunInstances", effect, times=1)
     request = records.request(ClientToken=f"fault-{effect}")
     with pytest.raises(ConnectionClosedError):
         records.client("ec2").run_instances(**request)
-    assert len(records.instances()) == before + made
+    assert len(records.instances()) == before + launched
     records.client("ec2").run_instances(**request)
     assert len(records.instances()) == before + 1
 
 
-@pytest.mark.parametrize(("effect", "made"), [("late", 1), ("delay", 0)])
-def test_a_reply_is_late_after_or_before_the_effect(records: Cloud, effect: str, made: int) -> None:
+@pytest.mark.parametrize(("effect", "launched"), [("late", 1), ("delay", 0)])
+def test_a_reply_is_late_after_or_before_the_effect(records: Cloud, effect: str, launched: int) -> None:
     before = len(records.instances())
     fault_add(records.info, "RunInstances", effect, times=1, seconds=3)
     hasty = records.client("ec2", config=Config(read_timeout=1, retries={"total_max_attempts": 1}))
     with pytest.raises(ReadTimeoutError):
         hasty.run_instances(**records.request())
-    assert len(records.instances()) == before + made
+    assert len(records.instances()) == before + launched
 
 
-def test_what_was_made_just_now_is_not_known_for_a_while(records: Cloud) -> None:
+def test_a_stale_fault_hides_new_resources(records: Cloud) -> None:
     ec2 = records.client("ec2")
-    made = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
+    new_id = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
     group = ec2.create_security_group(GroupName="young", Description="-")["GroupId"]
     fault_add(records.info, "*", "stale", seconds=60)
-    assert refusal(ec2.describe_instances, InstanceIds=[made]) == "InvalidInstanceID.NotFound"
-    assert refusal(ec2.create_tags, Resources=[made], Tags=[{"Key": "a", "Value": "b"}]).endswith("NotFound")
+    assert refusal(ec2.describe_instances, InstanceIds=[new_id]) == "InvalidInstanceID.NotFound"
+    assert refusal(ec2.create_tags, Resources=[new_id], Tags=[{"Key": "a", "Value": "b"}]).endswith(
+        "NotFound"
+    )
     assert refusal(ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[]).endswith("NotFound")
     assert refusal(ec2.run_instances, **records.request(SecurityGroupIds=[group])) == "InvalidGroup.NotFound"
-    assert made not in {one["InstanceId"] for one in records.instances()}
+    assert new_id not in {instance["InstanceId"] for instance in records.instances()}
     fault_clear(records.info)
-    assert records.instances(made)
+    assert records.instances(new_id)
     ec2.delete_security_group(GroupId=group)
 
 
 @pytest.mark.prove
-def test_an_answer_may_be_old(records: Cloud) -> None:
+def test_a_stale_fault_delays_changes_of_state(records: Cloud) -> None:
     ec2 = records.client("ec2")
-    made = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
+    instance_id = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
     fault_add(records.info, "DescribeInstances", "stale", seconds=3)
-    until(lambda: made in {one["InstanceId"] for one in records.instances()})
-    records.wait("running", made)
-    ec2.terminate_instances(InstanceIds=[made])
-    assert records.instances(made)[0]["State"]["Name"] == "running"
-    records.wait("terminated", made)
+    until(lambda: instance_id in {instance["InstanceId"] for instance in records.instances()})
+    records.wait("running", instance_id)
+    ec2.terminate_instances(InstanceIds=[instance_id])
+    assert records.instances(instance_id)[0]["State"]["Name"] == "running"
+    records.wait("terminated", instance_id)
 
 
 def test_faults_outlive_the_daemon(records: Cloud) -> None:
@@ -125,7 +127,7 @@ def test_faults_outlive_the_daemon(records: Cloud) -> None:
         ("RunInstances", "late", {"notice_s": 9.0}, "it takes --for and --only and --seconds and --times"),
     ],
 )
-def test_a_fault_that_cannot_be_is_refused(
+def test_an_invalid_fault_is_refused_with_a_hint(
     records: Cloud, operation: str, effect: str, choices: dict[str, Any], hint: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -134,7 +136,7 @@ def test_a_fault_that_cannot_be_is_refused(
     assert control.send_command(records.info).faults == ()
 
 
-def test_another_host_key_takes_the_place_of_a_nodes_own_until_it_is_put_back(tmp_path: Path) -> None:
+def test_a_replaced_host_key_is_restored(tmp_path: Path) -> None:
     key = tmp_path / nspawn.HOST_KEY
     key.parent.mkdir(parents=True)
     key.write_text("its own")

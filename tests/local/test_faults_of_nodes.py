@@ -1,4 +1,4 @@
-"""Faults of nodes: what is asked for, what is refused, and when they heal. What they do: test_hosts.py."""
+"""Faults of nodes: valid and invalid requests, and when they end. Effects: test_hosts.py."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ def fault(instance_id: str, effect: str, **choices: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("effect", [*faults.LASTING_EFFECTS, *faults.ONE_TIME_EFFECTS])
-def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
+def test_every_node_effect_is_accepted(effect: str) -> None:
     if effect == "clock" and nspawn.find_faketime() is None:
         with pytest.raises(UsageError, match="cannot shift a node's clock") as caught:
             faults.check_node_fault(fault("i-0a", effect), INSTANCES, mode="nspawn")
@@ -35,7 +35,7 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message", "why"),
+    ("command", "message", "why"),
     [
         (
             fault("i-0a", "lost"),
@@ -51,71 +51,71 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
         (fault("i-0a", "cut", notice_s=9), "--notice is not for cut", "it takes --for"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_choices(asked: dict[str, Any], message: str, why: str) -> None:
+def test_an_invalid_node_fault_names_the_choices(command: dict[str, Any], message: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        faults.check_node_fault(asked, INSTANCES, mode="nspawn")
+        faults.check_node_fault(command, INSTANCES, mode="nspawn")
     assert caught.value.message == message
     assert why in caught.value.why
 
 
-def test_records_have_no_node_that_could_break(records: Cloud) -> None:
-    (made,) = records.client("ec2").run_instances(**records.request())["Instances"]
+def test_records_mode_refuses_node_faults(records: Cloud) -> None:
+    (instance,) = records.client("ec2").run_instances(**records.request())["Instances"]
     with pytest.raises(UsageError, match="run in systemd-nspawn"):
-        fault_add(records.info, made["InstanceId"], "frozen")
+        fault_add(records.info, instance["InstanceId"], "frozen")
     assert control.send_command(records.info).faults == ()
 
 
 def test_a_reclaimed_spot_instance_ends_after_its_notice_with_the_reason_of_ec2(records: Cloud) -> None:
     ec2 = records.client("ec2")
     spot = {"InstanceMarketOptions": {"MarketType": "spot"}}
-    (made,) = ec2.run_instances(**records.request(**spot))["Instances"]
-    (kept,) = ec2.run_instances(**records.request())["Instances"]
-    records.wait("running", made["InstanceId"], kept["InstanceId"])
+    (spot_instance,) = ec2.run_instances(**records.request(**spot))["Instances"]
+    (on_demand_instance,) = ec2.run_instances(**records.request())["Instances"]
+    records.wait("running", spot_instance["InstanceId"], on_demand_instance["InstanceId"])
     began = time.time()
-    fault_add(records.info, made["InstanceId"], "reclaim", notice_s=1.5)
-    assert records.instances(made["InstanceId"])[0]["State"]["Name"] == "running"
-    (ended,) = records.wait("terminated", made["InstanceId"])
+    fault_add(records.info, spot_instance["InstanceId"], "reclaim", notice_s=1.5)
+    assert records.instances(spot_instance["InstanceId"])[0]["State"]["Name"] == "running"
+    (ended,) = records.wait("terminated", spot_instance["InstanceId"])
     assert time.time() - began >= 1.5
     assert ended["StateReason"]["Code"] == "Server.SpotInstanceTermination"
     assert find_end_cause(node_of(ended))[0] == "spot_interruption"
     with pytest.raises(UsageError, match="is not a spot instance"):
-        fault_add(records.info, kept["InstanceId"], "reclaim")
-    ec2.terminate_instances(InstanceIds=[kept["InstanceId"]])
+        fault_add(records.info, on_demand_instance["InstanceId"], "reclaim")
+    ec2.terminate_instances(InstanceIds=[on_demand_instance["InstanceId"]])
 
 
-def test_a_fault_heals_at_its_time_though_the_daemon_was_killed(
+def test_a_fault_ends_at_its_time_even_if_the_daemon_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Faults(tmp_path / "faults").apply_command({"add": fault("i-0a", "cut", for_s=30)})
     Faults(tmp_path / "faults").apply_command({"add": fault("i-0a", "frozen")})
-    known = Faults(tmp_path / "faults")
-    assert known.get_effects("i-0a") == {"cut", "frozen"}
-    assert known.get_effects("i-0b") == frozenset()
+    store = Faults(tmp_path / "faults")
+    assert store.get_effects("i-0a") == {"cut", "frozen"}
+    assert store.get_effects("i-0b") == frozenset()
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 29)
-    assert known.get_effects("i-0a") == {"cut", "frozen"}
+    assert store.get_effects("i-0a") == {"cut", "frozen"}
     monkeypatch.setattr(time, "time", lambda: now + 31)
-    assert known.get_effects("i-0a") == {"frozen"}
+    assert store.get_effects("i-0a") == {"frozen"}
     assert Faults(tmp_path / "faults").get_effects("i-0a") == {"frozen"}
 
 
-def test_a_fault_of_calls_heals_at_its_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Faults(tmp_path / "faults")
-    known.apply_command({"add": fault("DescribeInstances", "cut", for_s=30)})
-    assert known.take_fault("DescribeInstances", ()) is not None
+def test_a_fault_of_calls_ends_at_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Faults(tmp_path / "faults")
+    store.apply_command({"add": fault("DescribeInstances", "cut", for_s=30)})
+    assert store.take_fault("DescribeInstances", ()) is not None
     later = time.time() + 31
     monkeypatch.setattr(time, "time", lambda: later)
-    assert known.take_fault("DescribeInstances", ()) is None
+    assert store.take_fault("DescribeInstances", ()) is None
 
 
-def test_a_fault_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
+def test_a_fault_with_a_duration_of_zero_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         Faults(tmp_path / "faults").apply_command({"add": fault("i-0a", "cut", for_s=0)})
 
 
-def test_the_faults_of_a_terminated_node_go_with_it(tmp_path: Path) -> None:
-    known = Faults(tmp_path / "faults")
+def test_faults_of_a_terminated_node_are_removed(tmp_path: Path) -> None:
+    store = Faults(tmp_path / "faults")
     for name in ("i-0a", "i-0b", "RunInstances"):
-        known.apply_command({"add": fault(name, "cut")})
-    known.remove_gone_nodes({"i-0b"})
-    assert [one["operation"] for one in known.apply_command({})] == ["i-0b", "RunInstances"]
+        store.apply_command({"add": fault(name, "cut")})
+    store.remove_gone_nodes({"i-0b"})
+    assert [row["operation"] for row in store.apply_command({})] == ["i-0b", "RunInstances"]

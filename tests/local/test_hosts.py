@@ -1,4 +1,4 @@
-"""What carries an instance."""
+"""Hosts that run instances."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from awsddp.local.hosts import run_user_data
         ("#cloud-config\nruncmd: ['exit 3']", "exit 3"),
     ],
 )
-def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
+def test_invalid_user_data_is_reported_in_the_result_of_cloud_init(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
     (tmp_path / "run/cloud-init").mkdir(parents=True)

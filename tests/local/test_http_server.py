@@ -1,4 +1,4 @@
-"""The endpoint: who may ask it, and for what."""
+"""The endpoint: authentication, and unsupported operations."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, refusal
 
 
-def test_only_the_credentials_open_it(records: Cloud) -> None:
+def test_the_endpoint_accepts_its_own_credentials_only(records: Cloud) -> None:
     wrong = {"aws_secret_access_key": "x" * 40}
     unknown = {"aws_access_key_id": "AKIAUNKNOWN"}
     assert refusal(records.client("ec2", **wrong).describe_regions) == "AuthFailure"
@@ -27,7 +27,7 @@ def test_only_the_credentials_open_it(records: Cloud) -> None:
         ("ec2", "describe_network_insights_paths", {}, "UnsupportedOperation"),
     ],
 )
-def test_what_the_endpoint_does_not_speak_is_refused_in_the_services_form(
+def test_an_unsupported_operation_is_refused_in_the_format_of_its_service(
     records: Cloud, service: str, operation: str, parameters: dict[str, Any], code: str
 ) -> None:
     log = CloudPaths(records.home).log

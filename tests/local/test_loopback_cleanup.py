@@ -9,7 +9,7 @@ from awsddp.local import loopback_cleanup
 from tests.support.waiting import until
 
 
-def test_end_finds_the_marked_processes_and_their_descendants_and_no_other(tmp_path: Path) -> None:
+def test_cleanup_ends_marked_processes_and_their_descendants_only(tmp_path: Path) -> None:
     mark, unmarked = uuid.uuid4().hex, subprocess.Popen(["sleep", "60"])
     # its child carries no mark of its own
     script = f"env -u AWSDDP_HOST sleep 60 & echo $! > {tmp_path}/child; wait"

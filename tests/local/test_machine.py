@@ -1,4 +1,4 @@
-"""What this machine can do for a local cloud."""
+"""Which modes of the local cloud a machine supports."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from awsddp.errors import LocalCloudError
 from awsddp.local import machine
 
 
-def test_another_system_and_missing_python_packages_are_named(
+def test_an_unsupported_system_and_missing_python_packages_are_errors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
@@ -38,7 +38,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize("lack", ["not root", "no namespaces (Operation not permitted)"])
-def test_without_root_or_namespaces_it_says_so_and_takes_the_next_best(
+def test_loopback_mode_is_chosen_without_root_or_namespaces_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
 ) -> None:
     monkeypatch.setattr(machine, "_why_no_namespaces", lambda: lack)
@@ -46,6 +46,6 @@ def test_without_root_or_namespaces_it_says_so_and_takes_the_next_best(
     assert (mode, lack in why) == ("loopback", True)
 
 
-def test_a_home_that_a_shell_would_split_cannot_be_used_without_root(tmp_path: Path) -> None:
+def test_loopback_mode_refuses_a_home_with_spaces(tmp_path: Path) -> None:
     with pytest.raises(LocalCloudError, match="without spaces"):
         machine.choose_mode("loopback", tmp_path / "a b")

@@ -16,71 +16,71 @@ GONE, NEW = "i-0000000000000000a", "i-0000000000000000b"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[CloudPaths]:
-    made = CloudPaths(tmp_path)
-    yield made
-    network.close_network(made)
+def paths(tmp_path: Path) -> Iterator[CloudPaths]:
+    paths = CloudPaths(tmp_path)
+    yield paths
+    network.close_network(paths)
 
 
 @needs_root
-def test_a_node_that_is_gone_does_not_answer_at_its_address_whatever_holds_its_namespace(
-    place: CloudPaths,
+def test_a_node_is_unplugged_even_if_a_process_holds_its_namespace(
+    paths: CloudPaths,
 ) -> None:
-    block, _ = network.open_switch(place, None)
+    block, _ = network.open_switch(paths, None)
     address = str(block[10])
-    network.plug_in(place, GONE, address)
-    with Path(f"/run/netns/{place.machine_name(GONE)}").open():  # what is open holds the namespace
-        network.unplug(place, GONE)
-        network.plug_in(place, NEW, address)
-        shown = run("ip", "-n", place.switch, "-json", "link", "show", "master", "vpc")
-        assert [link["ifname"] for link in json.loads(shown)] == ["machine", f"v{NEW[-12:]}"]
+    network.plug_in(paths, GONE, address)
+    with Path(f"/run/netns/{paths.machine_name(GONE)}").open():  # an open file keeps the namespace
+        network.unplug(paths, GONE)
+        network.plug_in(paths, NEW, address)
+        output = run("ip", "-n", paths.switch, "-json", "link", "show", "master", "vpc")
+        assert [link["ifname"] for link in json.loads(output)] == ["machine", f"v{NEW[-12:]}"]
 
 
 @needs_root
-def test_what_is_not_there_is_unplugged_in_silence(place: CloudPaths) -> None:
-    network.open_switch(place, None)
-    network.unplug(place, GONE)
+def test_unplugging_a_missing_node_is_no_error(paths: CloudPaths) -> None:
+    network.open_switch(paths, None)
+    network.unplug(paths, GONE)
 
 
 @needs_root
-def test_stop_ends_a_namespace_that_is_all_that_is_left_of_a_cloud(tmp_path: Path) -> None:
+def test_stop_removes_a_namespace_that_remains_of_a_cloud(tmp_path: Path) -> None:
     run("ip", "netns", "add", CloudPaths(tmp_path).machine_name(GONE))
     assert control.stop(tmp_path)
     assert left_over(tmp_path) == {}
     assert not control.stop(tmp_path)
 
 
-HEARS = """
+RECEIVER = """
 import socket, sys
-heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-heard.bind(("0.0.0.0", 4000))
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind(("0.0.0.0", 4000))
 print("up", flush=True)
-print(heard.recvfrom(64)[1][0], flush=True)
+print(receiver.recvfrom(64)[1][0], flush=True)
 """
-SAYS = """
+SENDER = """
 import socket, sys
 for source in sys.argv[2:]:
-    said = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    said.bind((source, 0))
-    said.sendto(b"x", (sys.argv[1], 4000))
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.bind((source, 0))
+    sender.sendto(b"x", (sys.argv[1], 4000))
 """
 
 
 @needs_root
-def test_a_node_is_not_heard_with_an_address_from_outside(place: CloudPaths) -> None:
-    block, _ = network.open_switch(place, None)
+def test_packets_with_a_forged_source_address_are_dropped(paths: CloudPaths) -> None:
+    block, _ = network.open_switch(paths, None)
     first, second = str(block[10]), str(block[11])
     for name, address in ((GONE, first), (NEW, second)):
-        network.plug_in(place, name, address)
+        network.plug_in(paths, name, address)
     forged = "203.0.113.5"
-    network.run_ip(f"addr add {forged}/32 dev lo", namespace=place.machine_name(GONE))
+    network.run_ip(f"addr add {forged}/32 dev lo", namespace=paths.machine_name(GONE))
     inside = ["ip", "netns", "exec"]
-    hears = subprocess.Popen(
-        [*inside, place.machine_name(NEW), sys.executable, "-c", HEARS], stdout=subprocess.PIPE, text=True
+    receiver = subprocess.Popen(
+        [*inside, paths.machine_name(NEW), sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True
     )
-    assert hears.stdout is not None
-    assert hears.stdout.readline() == "up\n"
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == "up\n"
     subprocess.run(
-        [*inside, place.machine_name(GONE), sys.executable, "-c", SAYS, second, forged, first], check=True
+        [*inside, paths.machine_name(GONE), sys.executable, "-c", SENDER, second, forged, first], check=True
     )
-    assert hears.communicate(timeout=20)[0] == f"{first}\n"  # the second one it said is the first heard
+    assert receiver.communicate(timeout=20)[0] == f"{first}\n"  # the forged packet is lost

@@ -1,4 +1,4 @@
-"""Security groups as rules: pure."""
+"""Firewall rules made from security groups."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +10,10 @@ from awsddp.local.network import make_group_rules
 MEMBERS = {"sg-1": ["10.77.0.5", "10.77.0.4"], "sg-2": []}
 
 
-def rule(protocol: str | None, low: int | None, high: int | None, *, of: str) -> Any:
-    """A rule as moto keeps it, whose peers are a network or a group."""
-    network = {} if of in MEMBERS else {"CidrIp": of}
-    group = {"GroupId": of} if of in MEMBERS else None
+def rule(protocol: str | None, low: int | None, high: int | None, *, peer: str) -> Any:
+    """Return a rule in moto's form, whose peer is a network or a group."""
+    network = {} if peer in MEMBERS else {"CidrIp": peer}
+    group = {"GroupId": peer} if peer in MEMBERS else None
     return SimpleNamespace(
         ip_protocol=protocol, from_port=low, to_port=high, ip_range=network, source_group=group
     )
@@ -28,22 +28,22 @@ def lines(rule: Any) -> list[str]:
     ("rule", "expected"),
     [
         (
-            rule("tcp", 22, 22, of="10.77.0.1/32"),
+            rule("tcp", 22, 22, peer="10.77.0.1/32"),
             ["ip saddr { 10.77.0.1/32 } meta nfproto ipv4 tcp dport 22 accept"],
         ),
-        (rule("tcp", 0, 65535, of="0.0.0.0/0"), ["meta nfproto ipv4 tcp dport 0-65535 accept"]),
+        (rule("tcp", 0, 65535, peer="0.0.0.0/0"), ["meta nfproto ipv4 tcp dport 0-65535 accept"]),
         (
-            rule("udp", 5000, 5009, of="10.0.0.0/8"),
+            rule("udp", 5000, 5009, peer="10.0.0.0/8"),
             ["ip saddr { 10.0.0.0/8 } meta nfproto ipv4 udp dport 5000-5009 accept"],
         ),
-        (rule("-1", None, None, of="sg-1"), ["ip saddr { 10.77.0.4, 10.77.0.5 } accept"]),
-        (rule("-1", None, None, of="0.0.0.0/0"), ["meta nfproto ipv4 accept"]),
-        (rule("icmp", -1, -1, of="10.0.0.0/8"), ["ip saddr { 10.0.0.0/8 } ip protocol icmp accept"]),
-        (rule("icmp", 8, -1, of="0.0.0.0/0"), ["ip protocol icmp icmp type 8 accept"]),
-        (rule("-1", None, None, of="sg-2"), []),
+        (rule("-1", None, None, peer="sg-1"), ["ip saddr { 10.77.0.4, 10.77.0.5 } accept"]),
+        (rule("-1", None, None, peer="0.0.0.0/0"), ["meta nfproto ipv4 accept"]),
+        (rule("icmp", -1, -1, peer="10.0.0.0/8"), ["ip saddr { 10.0.0.0/8 } ip protocol icmp accept"]),
+        (rule("icmp", 8, -1, peer="0.0.0.0/0"), ["ip protocol icmp icmp type 8 accept"]),
+        (rule("-1", None, None, peer="sg-2"), []),
     ],
 )
-def test_a_permission_becomes_the_rule_that_means_it(rule: Any, expected: list[str]) -> None:
+def test_a_permission_becomes_its_nftables_rule(rule: Any, expected: list[str]) -> None:
     assert lines(rule) == expected
 
 

@@ -11,7 +11,7 @@ from tests.support.local_cloud import needs_root
 
 
 @pytest.mark.parametrize(("error", "is_named"), [("Too many open files", True), ("No such file", False)])
-def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
+def test_a_lack_of_inotify_instances_is_reported_with_the_limit_to_raise(
     tmp_path: Path, error: str, is_named: bool
 ) -> None:
     hosts = nspawn.NspawnHosts(CloudPaths(tmp_path))
@@ -23,9 +23,9 @@ def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
 
 @needs_root
 def test_a_host_whose_disk_cannot_be_mounted_has_failed(tmp_path: Path) -> None:
-    """Where a container has no loop devices, it was taken for a node that had shut itself down."""
+    """Without loop devices, such a host was once reported as a node that had shut itself down."""
     argv = ["sh", "-c", nspawn.WRAPPER, "sh", "", str(tmp_path), "true"]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert (done.returncode, "mount" in done.stderr) == (0, True)
+    process = subprocess.run(argv, capture_output=True, text=True)
+    assert (process.returncode, "mount" in process.stderr) == (0, True)
     assert (tmp_path / "exit").read_text().strip() != "0"
     assert not (tmp_path / "pid").exists()

@@ -1,4 +1,4 @@
-"""What is not carried out is refused by name; what is carried out does what EC2 does. No host boots here."""
+"""Unsupported operations are refused by name; supported ones behave as on EC2. No host boots here."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -16,9 +16,9 @@ from tests.support.local_cloud import Cloud, refusal, until
 @pytest.fixture(scope="module")
 def instance(records: Cloud) -> str:
     ec2 = records.client("ec2")
-    made = ec2.run_instances(**records.request(InstanceType="g4dn.xlarge"))["Instances"][0]["InstanceId"]
-    records.wait("running", made)
-    return str(made)
+    new_id = ec2.run_instances(**records.request(InstanceType="g4dn.xlarge"))["Instances"][0]["InstanceId"]
+    records.wait("running", new_id)
+    return str(new_id)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def instance(records: Cloud) -> str:
         ),
     ],
 )
-def test_what_would_have_no_effect_is_refused_by_name(
+def test_an_operation_without_effect_is_refused_by_name(
     records: Cloud, instance: str, service: str, operation: str, parameters: dict[str, Any]
 ) -> None:
     volume = records.client("ec2").describe_volumes()["Volumes"][0]["VolumeId"]
     ids: dict[str, Any] = {"InstanceId": instance, "InstanceIds": [instance], "VolumeId": volume}
     filled = {name: ids.get(name, value) for name, value in parameters.items()}
-    name = "".join(word.title() for word in operation.split("_"))
+    name = "".join(part.title() for part in operation.split("_"))
     with pytest.raises(ClientError, match=f"The local cloud does not carry out (ssm:|sts:|iam:)?{name}"):
         getattr(records.client(service), operation)(**filled)
 
@@ -73,7 +73,7 @@ def disk(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "feature"),
     [
         (
             {
@@ -93,15 +93,15 @@ def disk(**changes: Any) -> dict[str, Any]:
         (disk(VolumeType="gp3", Iops=4000), "BlockDeviceMapping.Ebs.Iops"),
     ],
 )
-def test_a_launch_with_what_no_node_has_is_refused_by_name(
-    records: Cloud, changes: dict[str, Any], named: str
+def test_a_launch_with_an_unsupported_feature_is_refused_by_name(
+    records: Cloud, changes: dict[str, Any], feature: str
 ) -> None:
-    with pytest.raises(ClientError, match=f"UnsupportedOperation.*{named}"):
+    with pytest.raises(ClientError, match=f"UnsupportedOperation.*{feature}"):
         records.client("ec2").run_instances(**records.request(**changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "parameter"),
     [
         (disk(DeleteOnTermination=False), "BlockDeviceMapping.Ebs.DeleteOnTermination"),
         (disk(VolumeType="io2"), "BlockDeviceMapping.Ebs.VolumeType"),
@@ -120,10 +120,10 @@ def test_a_launch_with_what_no_node_has_is_refused_by_name(
         ),
     ],
 )
-def test_a_value_that_would_have_no_effect_is_refused_by_name(
-    records: Cloud, changes: dict[str, Any], named: str
+def test_a_launch_with_a_value_without_effect_is_refused_by_name(
+    records: Cloud, changes: dict[str, Any], parameter: str
 ) -> None:
-    with pytest.raises(ClientError, match=f"InvalidParameterValue.*{named}"):
+    with pytest.raises(ClientError, match=f"InvalidParameterValue.*{parameter}"):
         records.client("ec2").run_instances(**records.request(**changes))
 
 
@@ -131,9 +131,9 @@ LISTS = sorted(name for name in operations.OPERATIONS["ec2"] if name.startswith(
 
 
 @pytest.mark.parametrize("operation", LISTS)
-def test_a_filter_that_is_not_carried_out_is_named(records: Cloud, operation: str) -> None:
-    asked = {"Filter.1.Name": "no-such-filter", "Filter.1.Value.1": "x"}
-    status, text = send(records, "POST", Action=operation, **asked)
+def test_an_unsupported_filter_is_refused_by_name(records: Cloud, operation: str) -> None:
+    filters = {"Filter.1.Name": "no-such-filter", "Filter.1.Value.1": "x"}
+    status, text = send(records, "POST", Action=operation, **filters)
     assert status == 400
     if operations.OPERATIONS["ec2"][operation].filters:
         assert "<Code>InvalidParameterValue</Code><Message>The filter 'no-such-filter' is invalid" in text
@@ -142,43 +142,45 @@ def test_a_filter_that_is_not_carried_out_is_named(records: Cloud, operation: st
 
 
 FILTERS = [
-    (name, one) for name in LISTS for one in operations.OPERATIONS["ec2"][name].filters if one != "tag:"
+    (name, key) for name in LISTS for key in operations.OPERATIONS["ec2"][name].filters if key != "tag:"
 ]
 
 
 @pytest.mark.parametrize(("operation", "name"), [*FILTERS, ("DescribeInstances", "tag:Name")])
-def test_every_filter_of_the_table_leaves_out_what_does_not_match(
+def test_every_supported_filter_excludes_resources_that_do_not_match(
     records: Cloud, instance: str, operation: str, name: str
 ) -> None:
-    asked = {"Filter.1.Name": name, "Filter.1.Value.1": "nothing-is-called-so"}
-    more = {"LocationType": "availability-zone"} if "Offerings" in operation else {}
-    status, text = send(records, "POST", Action=operation, **asked, **more)
+    filters = {"Filter.1.Name": name, "Filter.1.Value.1": "nothing-is-called-so"}
+    options = {"LocationType": "availability-zone"} if "Offerings" in operation else {}
+    status, text = send(records, "POST", Action=operation, **filters, **options)
     assert (status, "<item>" in text) == (200, False)
 
 
 def test_a_filter_takes_wildcards_as_on_ec2(records: Cloud, instance: str) -> None:
     ec2 = records.client("ec2")
     ec2.create_key_pair(KeyName="a-key-of-mine")
-    made = ec2.run_instances(**records.request(KeyName="a-key-of-mine"))["Instances"][0]["InstanceId"]
+    instance_id = ec2.run_instances(**records.request(KeyName="a-key-of-mine"))["Instances"][0]["InstanceId"]
     by_key = [{"Name": "key-name", "Values": ["a-key-*"]}]
     assert [pair["KeyName"] for pair in ec2.describe_key_pairs(Filters=by_key)["KeyPairs"]] == [
         "a-key-of-mine"
     ]
     (page,) = ec2.describe_instances(Filters=by_key)["Reservations"]
-    assert [one["InstanceId"] for one in page["Instances"]] == [made]
-    ec2.terminate_instances(InstanceIds=[made])
+    assert [row["InstanceId"] for row in page["Instances"]] == [instance_id]
+    ec2.terminate_instances(InstanceIds=[instance_id])
 
 
 BEHAVIOUR = "instanceInitiatedShutdownBehavior"
 CHANGES = [name for name in operations.OPERATIONS["ec2"] if not name.startswith(("Describe", "Get"))]
 
 
-def state(records: Cloud) -> str:
-    """All that EC2 lists, but for what differs in each reply."""
-    more = {"DescribeInstanceTypeOfferings": {"LocationType": "region"}, "DescribeInstanceAttribute": None}
-    asked = {name: more.get(name, {}) for name in LISTS if "Spot" not in name and "InstanceType" not in name}
+def describe_all(records: Cloud) -> str:
+    """Return all that EC2 lists, without the request ids."""
+    extra = {"DescribeInstanceTypeOfferings": {"LocationType": "region"}, "DescribeInstanceAttribute": None}
+    calls = {name: extra.get(name, {}) for name in LISTS if "Spot" not in name and "InstanceType" not in name}
     texts = [
-        send(records, "POST", Action=name, **given)[1] for name, given in asked.items() if given is not None
+        send(records, "POST", Action=name, **values)[1]
+        for name, values in calls.items()
+        if values is not None
     ]
     return re.sub("<requestId>[^<]*", "", "".join(texts))
 
@@ -187,24 +189,24 @@ def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str
     ec2 = records.client("ec2")
     group = ec2.create_security_group(GroupName="dry", Description="-")["GroupId"]
     near = {"InstanceType": "g5.xlarge", "AvailabilityZone": "us-east-1a", "InstancePlatform": "Linux/UNIX"}
-    held = ec2.create_capacity_reservation(**near, InstanceCount=1)["CapacityReservation"][
+    reservation_id = ec2.create_capacity_reservation(**near, InstanceCount=1)["CapacityReservation"][
         "CapacityReservationId"
     ]
     ec2.create_placement_group(GroupName="dry", Strategy="cluster")
     launch = {"ImageId": records.image, "InstanceType": "g5.xlarge", "MinCount": "1", "MaxCount": "1"}
-    off = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
-    records.wait("running", off)
-    ec2.stop_instances(InstanceIds=[off])
+    stopped = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
+    records.wait("running", stopped)
+    ec2.stop_instances(InstanceIds=[stopped])
     of_instance = {"InstanceId": instance, "Attribute": BEHAVIOUR, "Value": "terminate"}
-    one, tag = {"InstanceId.1": instance}, {"ResourceId.1": instance, "Tag.1.Key": "dry"}
-    asked: dict[str, dict[str, str]] = {
+    instance_ids, tag = {"InstanceId.1": instance}, {"ResourceId.1": instance, "Tag.1.Key": "dry"}
+    parameters: dict[str, dict[str, str]] = {
         "RunInstances": launch,
-        "StartInstances": one,
-        "StopInstances": one,
-        "RebootInstances": one,
-        "TerminateInstances": one,
+        "StartInstances": instance_ids,
+        "StopInstances": instance_ids,
+        "RebootInstances": instance_ids,
+        "TerminateInstances": instance_ids,
         "ModifyInstanceAttribute": of_instance,
-        "ModifyInstancePlacement": {"InstanceId": off, "GroupName": "dry"},
+        "ModifyInstancePlacement": {"InstanceId": stopped, "GroupName": "dry"},
         "CreateTags": tag,
         "DeleteTags": tag,
         "CreatePlacementGroup": {"GroupName": "dry-2"},
@@ -214,20 +216,20 @@ def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str
         "DeleteSecurityGroup": {"GroupId": group},
         "CreateVpc": {"CidrBlock": "10.99.0.0/16"},
         "CreateCapacityReservation": {**near, "InstanceCount": "1"},
-        "CancelCapacityReservation": {"CapacityReservationId": held},
+        "CancelCapacityReservation": {"CapacityReservationId": reservation_id},
     }
     settled = {"running", "stopped", "terminated"}
-    until(lambda: {one["State"]["Name"] for one in records.instances()} <= settled)
-    before = state(records)
+    until(lambda: {row["State"]["Name"] for row in records.instances()} <= settled)
+    before = describe_all(records)
     for name in CHANGES:
-        status, text = send(records, "POST", Action=name, DryRun="true", **asked.get(name, {}))
+        status, text = send(records, "POST", Action=name, DryRun="true", **parameters.get(name, {}))
         assert (status, "<Code>DryRunOperation</Code>" in text) == (412, True), f"{name}: {text}"
-    assert state(records) == before
-    ec2.terminate_instances(InstanceIds=[off])
-    ec2.cancel_capacity_reservation(CapacityReservationId=held)
+    assert describe_all(records) == before
+    ec2.terminate_instances(InstanceIds=[stopped])
+    ec2.cancel_capacity_reservation(CapacityReservationId=reservation_id)
 
 
-def test_what_the_page_lists_is_what_is_carried_out() -> None:
+def test_docs_local_lists_the_supported_operations() -> None:
     page = (Path(operations.__file__).parents[2] / "docs/local.md").read_text()
     rows = re.findall(
         r"^\| ([A-Z0-9]+) \| (.*) \|$", page.partition("## Supported operations")[2], re.MULTILINE
@@ -236,39 +238,39 @@ def test_what_the_page_lists_is_what_is_carried_out() -> None:
     assert listed == {service.upper(): set(rows) for service, rows in operations.OPERATIONS.items()}
 
 
-def test_systems_manager_names_images_that_ec2_knows_and_nothing_else(records: Cloud) -> None:
+def test_systems_manager_has_parameters_of_images_of_ec2_only(records: Cloud) -> None:
     ssm = records.client("ssm")
     other = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
     assert refusal(ssm.get_parameter, Name=other) == "ParameterNotFound"
-    named = [*offers.list_image_parameters(records.info.region)]
-    found = ssm.get_parameters(Names=[*named, other])
-    assert found["InvalidParameters"] == [other]
-    assert [one["Name"] for one in found["Parameters"]] == named
-    ids = [one["Value"] for one in found["Parameters"]]
+    names = [*offers.list_image_parameters(records.info.region)]
+    response = ssm.get_parameters(Names=[*names, other])
+    assert response["InvalidParameters"] == [other]
+    assert [parameter["Name"] for parameter in response["Parameters"]] == names
+    ids = [parameter["Value"] for parameter in response["Parameters"]]
     images = records.client("ec2").describe_images(ImageIds=ids)["Images"]
     assert {image["Architecture"] for image in images} == {"x86_64", "arm64"}
     assert len(images) == len(set(ids)) > 0
 
 
-def test_what_a_poweroff_does_can_be_changed_and_nothing_else(records: Cloud, instance: str) -> None:
+def test_only_the_shutdown_behavior_of_an_instance_can_be_changed(records: Cloud, instance: str) -> None:
     ec2 = records.client("ec2")
-    named = {"InstanceId": instance, "Attribute": BEHAVIOUR}
+    target = {"InstanceId": instance, "Attribute": BEHAVIOUR}
     for value in ("terminate", "stop"):
-        ec2.modify_instance_attribute(**named, Value=value)
-        shown = ec2.describe_instance_attribute(**named)["InstanceInitiatedShutdownBehavior"]
-        assert shown == {"Value": value}
+        ec2.modify_instance_attribute(**target, Value=value)
+        behavior = ec2.describe_instance_attribute(**target)["InstanceInitiatedShutdownBehavior"]
+        assert behavior == {"Value": value}
     for wrong in ({"Value": "explode"}, {"Attribute": "instanceType", "Value": "m5.large"}):
-        asked = {**named, **wrong}
-        assert refusal(ec2.modify_instance_attribute, **asked) == "InvalidParameterValue"
+        request = {**target, **wrong}
+        assert refusal(ec2.modify_instance_attribute, **request) == "InvalidParameterValue"
 
 
 def test_spot_prices_are_a_share_of_the_on_demand_price(records: Cloud) -> None:
     ec2 = records.client("ec2")
-    asked = {"InstanceTypes": ["g5.12xlarge", "m5.large"], "ProductDescriptions": ["Linux/UNIX"]}
-    history = ec2.describe_spot_price_history(**asked)["SpotPriceHistory"]
+    request = {"InstanceTypes": ["g5.12xlarge", "m5.large"], "ProductDescriptions": ["Linux/UNIX"]}
+    history = ec2.describe_spot_price_history(**request)["SpotPriceHistory"]
     prices: dict[str, list[float]] = {}
-    for one in history:
-        prices.setdefault(one["InstanceType"], []).append(float(one["SpotPrice"]))
+    for row in history:
+        prices.setdefault(row["InstanceType"], []).append(float(row["SpotPrice"]))
     assert len(set(prices["g5.12xlarge"])) > 1
     assert all(0.3 * 5.672 < price < 0.6 * 5.672 for price in prices["g5.12xlarge"])
     assert all(0.02 < price < 0.06 for price in prices["m5.large"])
@@ -277,19 +279,19 @@ def test_spot_prices_are_a_share_of_the_on_demand_price(records: Cloud) -> None:
 def test_spot_prices_change_each_day_and_are_listed_from_the_one_in_force_at_the_start(
     records: Cloud,
 ) -> None:
-    def history(**asked: Any) -> list[dict[str, Any]]:
-        named = {"InstanceTypes": ["g5.12xlarge"], **asked}
-        listed = records.client("ec2").describe_spot_price_history(**named)["SpotPriceHistory"]
-        return [one for one in listed if one["AvailabilityZone"] == "us-east-1a"]
+    def history(**options: Any) -> list[dict[str, Any]]:
+        request = {"InstanceTypes": ["g5.12xlarge"], **options}
+        listed = records.client("ec2").describe_spot_price_history(**request)["SpotPriceHistory"]
+        return [row for row in listed if row["AvailabilityZone"] == "us-east-1a"]
 
     now = datetime.now(UTC)
     week = history(StartTime=now - timedelta(days=7))
-    times = [one["Timestamp"] for one in week]
+    times = [row["Timestamp"] for row in week]
     assert times[-1] <= now - timedelta(days=7) < times[-2]
     assert times == sorted(times, reverse=True)
     assert len(week) == 8
-    assert len({one["SpotPrice"] for one in week}) == 7
-    assert {float(one["SpotPrice"]) for one in week} == {
+    assert len({row["SpotPrice"] for row in week}) == 7
+    assert {float(row["SpotPrice"]) for row in week} == {
         round(offers.price_usd_per_hour("g5.12xlarge", "us-east-1a", time.date()), 6) for time in times
     }
     [current] = history(StartTime=datetime.now(UTC))
@@ -297,7 +299,7 @@ def test_spot_prices_change_each_day_and_are_listed_from_the_one_in_force_at_the
     assert len(history()) == 91
 
 
-def test_a_roles_credentials_are_valid_with_their_token_alone(records: Cloud) -> None:
+def test_credentials_of_a_role_are_valid_only_with_their_token(records: Cloud) -> None:
     role = records.client("sts").assume_role(
         RoleArn="arn:aws:iam::123456789012:role/training", RoleSessionName="me"
     )["Credentials"]
@@ -312,10 +314,10 @@ def test_an_endpoint_without_a_type_is_a_gateway_and_can_be_deleted(records: Clo
     vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
     table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
     service = f"com.amazonaws.{records.info.region}.s3"
-    asked = {"VpcId": vpc, "ServiceName": service, "RouteTableIds": [table]}
-    made = ec2.create_vpc_endpoint(**asked)["VpcEndpoint"]
-    assert made["VpcEndpointType"] == "Gateway"
-    ids = [made["VpcEndpointId"]]
+    request = {"VpcId": vpc, "ServiceName": service, "RouteTableIds": [table]}
+    endpoint = ec2.create_vpc_endpoint(**request)["VpcEndpoint"]
+    assert endpoint["VpcEndpointType"] == "Gateway"
+    ids = [endpoint["VpcEndpointId"]]
     assert ec2.delete_vpc_endpoints(VpcEndpointIds=ids)["Unsuccessful"] == []
     ec2.delete_route_table(RouteTableId=table)
     ec2.delete_vpc(VpcId=vpc)

@@ -8,7 +8,7 @@ from awsddp.settings.ec2_limits import MAX_TAGS
 from tests.support.local_cloud import Cloud, refusal
 
 
-def tags(**pairs: str) -> list[dict[str, str]]:
+def make_tags(**pairs: str) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in pairs.items()]
 
 
@@ -30,25 +30,25 @@ def instance(records: Cloud) -> str:
     ],
     ids=["key", "value", "reserved", "capitals", "control", "empty", "count"],
 )
-def test_tag_that_ec2_refuses_is_refused_where_it_is_written_and_at_a_launch(
+def test_a_tag_that_ec2_refuses_is_refused_by_create_tags_and_by_launches(
     records: Cloud, instance: str, pairs: dict[str, str], code: str
 ) -> None:
     ec2, before = records.client("ec2"), len(records.instances())
-    assert refusal(ec2.create_tags, Resources=[instance], Tags=tags(**pairs)) == code
-    named = [{"ResourceType": "instance", "Tags": tags(**pairs)}]
-    assert refusal(ec2.run_instances, **records.request(TagSpecifications=named)) == code
+    assert refusal(ec2.create_tags, Resources=[instance], Tags=make_tags(**pairs)) == code
+    specifications = [{"ResourceType": "instance", "Tags": make_tags(**pairs)}]
+    assert refusal(ec2.run_instances, **records.request(TagSpecifications=specifications)) == code
     assert len(records.instances()) == before
     assert not records.instances(instance)[0].get("Tags")
 
 
-def test_fifty_tags_of_the_longest_kind_fit_and_the_next_one_does_not(records: Cloud, instance: str) -> None:
+def test_50_tags_of_maximum_length_fit_and_the_51st_does_not(records: Cloud, instance: str) -> None:
     ec2 = records.client("ec2")
     longest = {f"{number:02}{'ü' * 126}": "ü" * 256 for number in range(MAX_TAGS)}
-    ec2.create_tags(Resources=[instance], Tags=tags(**longest))
+    ec2.create_tags(Resources=[instance], Tags=make_tags(**longest))
     try:
-        assert refusal(ec2.create_tags, Resources=[instance], Tags=tags(more="")) == "TagLimitExceeded"
+        assert refusal(ec2.create_tags, Resources=[instance], Tags=make_tags(more="")) == "TagLimitExceeded"
         first = next(iter(longest))
-        ec2.create_tags(Resources=[instance], Tags=tags(**{first: "changed"}))
+        ec2.create_tags(Resources=[instance], Tags=make_tags(**{first: "changed"}))
     finally:
         ec2.delete_tags(Resources=[instance], Tags=[{"Key": key} for key in longest])
 
@@ -70,33 +70,33 @@ def test_name_that_ec2_refuses_is_refused(records: Cloud, operation: str, parame
     assert refusal(getattr(records.client("ec2"), operation), **parameters) == "InvalidParameterValue"
 
 
-def test_client_token_of_more_than_64_characters_is_refused(records: Cloud) -> None:
+def test_a_client_token_of_more_than_64_characters_is_refused(records: Cloud) -> None:
     launch = records.client("ec2").run_instances
     assert refusal(launch, **records.request(ClientToken="t" * 65)) == "InvalidParameterValue"
 
 
-def test_group_takes_60_rules_of_each_kind_and_refuses_a_whole_request_over_that(records: Cloud) -> None:
+def test_a_group_takes_60_rules_of_each_kind_and_refuses_a_request_with_more(records: Cloud) -> None:
     ec2 = records.client("ec2")
     group = ec2.create_security_group(GroupName="full", Description="d")["GroupId"]
 
-    def add(kind: str, key: str, sources: list[str]) -> dict[str, Any]:
-        rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, kind: [{key: one} for one in sources]}
+    def make_request(kind: str, key: str, sources: list[str]) -> dict[str, Any]:
+        rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, kind: [{key: peer} for peer in sources]}
         return {"GroupId": group, "IpPermissions": [rule]}
 
     blocks = [f"10.0.{number}.0/24" for number in range(61)]
-    ec2.authorize_security_group_ingress(**add("IpRanges", "CidrIp", blocks[:58]))
-    ec2.authorize_security_group_ingress(**add("UserIdGroupPairs", "GroupId", [group]))
-    over = refusal(ec2.authorize_security_group_ingress, **add("IpRanges", "CidrIp", blocks[58:60]))
-    assert over == "RulesPerSecurityGroupLimitExceeded"
-    ec2.authorize_security_group_ingress(**add("IpRanges", "CidrIp", blocks[58:59]))
-    ec2.authorize_security_group_egress(**add("IpRanges", "CidrIp", blocks[:59]))
-    over = refusal(ec2.authorize_security_group_egress, **add("IpRanges", "CidrIp", blocks[59:60]))
-    assert over == "RulesPerSecurityGroupLimitExceeded"
+    ec2.authorize_security_group_ingress(**make_request("IpRanges", "CidrIp", blocks[:58]))
+    ec2.authorize_security_group_ingress(**make_request("UserIdGroupPairs", "GroupId", [group]))
+    code = refusal(ec2.authorize_security_group_ingress, **make_request("IpRanges", "CidrIp", blocks[58:60]))
+    assert code == "RulesPerSecurityGroupLimitExceeded"
+    ec2.authorize_security_group_ingress(**make_request("IpRanges", "CidrIp", blocks[58:59]))
+    ec2.authorize_security_group_egress(**make_request("IpRanges", "CidrIp", blocks[:59]))
+    code = refusal(ec2.authorize_security_group_egress, **make_request("IpRanges", "CidrIp", blocks[59:60]))
+    assert code == "RulesPerSecurityGroupLimitExceeded"
 
 
-def test_filter_takes_200_values(records: Cloud, instance: str) -> None:
+def test_a_filter_takes_200_values(records: Cloud, instance: str) -> None:
     describe = records.client("ec2").describe_instances
     ids = [f"i-{number:017x}" for number in range(200)]
     assert describe(Filters=[{"Name": "instance-id", "Values": ids}])["Reservations"] == []
-    over = [{"Name": "instance-id", "Values": [*ids, instance]}]
-    assert refusal(describe, Filters=over) == "FilterLimitExceeded"
+    filters = [{"Name": "instance-id", "Values": [*ids, instance]}]
+    assert refusal(describe, Filters=filters) == "FilterLimitExceeded"

@@ -1,4 +1,4 @@
-"""S3 of the local cloud, as its clients meet it."""
+"""S3 of the local cloud, as its clients see it."""
 
 import base64
 import http.client
@@ -31,18 +31,18 @@ from tests.support.s3_role import role
 MB = 1 << 20
 
 
-def keys(s3: Any, bucket: str) -> list[str]:
-    return [one["Key"] for one in s3.list_objects_v2(Bucket=bucket).get("Contents", [])]
+def list_keys(s3: Any, bucket: str) -> list[str]:
+    return [item["Key"] for item in s3.list_objects_v2(Bucket=bucket).get("Contents", [])]
 
 
-def test_what_is_put_is_got_whole_and_in_ranges(records: Cloud, bucket: str) -> None:
+def test_an_object_is_read_whole_and_in_ranges(records: Cloud, bucket: str) -> None:
     s3, body = records.client("s3"), os.urandom(20 * MB + 1)
     s3.upload_fileobj(BytesIO(body), bucket, "big", ExtraArgs={"Metadata": {"note": "mine"}})
-    found = s3.get_object(Bucket=bucket, Key="big")
-    assert (found["Body"].read(), found["Metadata"]) == (body, {"note": "mine"})
-    assert found["ETag"].endswith('-3"')
+    response = s3.get_object(Bucket=bucket, Key="big")
+    assert (response["Body"].read(), response["Metadata"]) == (body, {"note": "mine"})
+    assert response["ETag"].endswith('-3"')
     part = s3.get_object(
-        Bucket=bucket, Key="big", Range=f"bytes={9 * MB}-{9 * MB + 4}", IfMatch=found["ETag"]
+        Bucket=bucket, Key="big", Range=f"bytes={9 * MB}-{9 * MB + 4}", IfMatch=response["ETag"]
     )
     assert part["Body"].read() == body[9 * MB : 9 * MB + 5]
     assert s3.get_object(Bucket=bucket, Key="big", Range="bytes=-3")["Body"].read() == body[-3:]
@@ -50,115 +50,115 @@ def test_what_is_put_is_got_whole_and_in_ranges(records: Cloud, bucket: str) -> 
     assert refusal(s3.get_object, Bucket=bucket, Key="big", IfMatch='"no"') == "PreconditionFailed"
     assert refusal(s3.get_object, Bucket=bucket, Key="none") == "NoSuchKey"
     records.kill()
-    assert keys(records.client("s3"), bucket) == ["big"]
+    assert list_keys(records.client("s3"), bucket) == ["big"]
 
 
-def test_an_upload_in_parts_is_complete_or_not_there(records: Cloud, bucket: str) -> None:
+def test_a_multipart_upload_is_invisible_until_it_is_complete(records: Cloud, bucket: str) -> None:
     s3 = records.client("s3")
-    begun = s3.create_multipart_upload(Bucket=bucket, Key="parts/one")["UploadId"]
-    named: dict[str, Any] = {"Bucket": bucket, "Key": "parts/one", "UploadId": begun}
-    sent = [s3.upload_part(**named, PartNumber=number, Body=b"small") for number in (1, 2)]
+    upload_id = s3.create_multipart_upload(Bucket=bucket, Key="parts/one")["UploadId"]
+    upload: dict[str, Any] = {"Bucket": bucket, "Key": "parts/one", "UploadId": upload_id}
+    responses = [s3.upload_part(**upload, PartNumber=number, Body=b"small") for number in (1, 2)]
     [listed] = s3.list_multipart_uploads(Bucket=bucket, Prefix="parts/")["Uploads"]
-    assert (listed["Key"], listed["UploadId"], keys(s3, bucket)) == ("parts/one", begun, [])
-    parts = [{"PartNumber": number, "ETag": one["ETag"]} for number, one in enumerate(sent, 1)]
-    end = s3.complete_multipart_upload
-    assert refusal(end, **named, MultipartUpload={"Parts": parts}) == "EntityTooSmall"
+    assert (listed["Key"], listed["UploadId"], list_keys(s3, bucket)) == ("parts/one", upload_id, [])
+    parts = [{"PartNumber": number, "ETag": response["ETag"]} for number, response in enumerate(responses, 1)]
+    complete = s3.complete_multipart_upload
+    assert refusal(complete, **upload, MultipartUpload={"Parts": parts}) == "EntityTooSmall"
     unknown = {"Parts": [{**parts[0], "PartNumber": 7}]}
-    assert refusal(end, **named, MultipartUpload=unknown) == "InvalidPart"
-    s3.abort_multipart_upload(**named)
-    assert refusal(s3.upload_part, **named, PartNumber=3, Body=b"") == "NoSuchUpload"
+    assert refusal(complete, **upload, MultipartUpload=unknown) == "InvalidPart"
+    s3.abort_multipart_upload(**upload)
+    assert refusal(s3.upload_part, **upload, PartNumber=3, Body=b"") == "NoSuchUpload"
 
 
-def test_uploads_are_listed_while_others_are_given_up(records: Cloud, bucket: str) -> None:
+def test_uploads_are_listed_while_others_are_aborted(records: Cloud, bucket: str) -> None:
     s3 = records.client("s3")
-    begun = [s3.create_multipart_upload(Bucket=bucket, Key="one")["UploadId"] for _ in range(50)]
+    upload_ids = [s3.create_multipart_upload(Bucket=bucket, Key="one")["UploadId"] for _ in range(50)]
 
-    def give_up() -> None:
-        for one in begun:
-            s3.abort_multipart_upload(Bucket=bucket, Key="one", UploadId=one)
+    def abort_uploads() -> None:
+        for upload_id in upload_ids:
+            s3.abort_multipart_upload(Bucket=bucket, Key="one", UploadId=upload_id)
 
-    thread = threading.Thread(target=give_up)
+    thread = threading.Thread(target=abort_uploads)
     thread.start()
-    left = len(begun)
-    while left:
-        left = len(s3.list_multipart_uploads(Bucket=bucket).get("Uploads", ()))
+    remaining = len(upload_ids)
+    while remaining:
+        remaining = len(s3.list_multipart_uploads(Bucket=bucket).get("Uploads", ()))
     thread.join()
 
 
-def test_of_two_conditional_puts_at_once_one_wins(records: Cloud, bucket: str) -> None:
+def test_one_of_several_simultaneous_conditional_puts_succeeds(records: Cloud, bucket: str) -> None:
     codes: list[str] = []
 
-    def put(word: str) -> None:
+    def put(letter: str) -> None:
         try:
-            records.client("s3").put_object(Bucket=bucket, Key="one", Body=word * MB, IfNoneMatch="*")
+            records.client("s3").put_object(Bucket=bucket, Key="one", Body=letter * MB, IfNoneMatch="*")
             codes.append("won")
         except ClientError as error:
             codes.append(error.response["Error"]["Code"])
 
-    rivals = [threading.Thread(target=put, args=(word,)) for word in "abcd"]
-    for one in rivals:
-        one.start()
-    for one in rivals:
-        one.join()
+    threads = [threading.Thread(target=put, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert sorted(codes) == ["PreconditionFailed"] * 3 + ["won"]
 
 
-def status(call: Any, **parameters: Any) -> tuple[int, str]:
-    """The HTTP status and the code with which a call was refused."""
+def catch_error(call: Any, **parameters: Any) -> tuple[int, str]:
+    """Return the HTTP status and the code with which a call is refused."""
     with pytest.raises(ClientError) as caught:
         call(**parameters)
     response = caught.value.response
     return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
 
 
-def test_what_its_owner_noted_comes_back_with_an_object(records: Cloud, bucket: str) -> None:
-    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
-    noted = {"awsddp-signature": "0f" * 32}
-    put = s3.put_object(**named, Body=b"12345", ContentType="application/json", Metadata=noted)
-    for found in (s3.get_object(**named, Range="bytes=0-2"), s3.head_object(**named)):
-        assert (found["Metadata"], found["ContentType"]) == (noted, "application/json")
-        assert found["ETag"] == put["ETag"]
+def test_metadata_and_content_type_are_returned_with_an_object(records: Cloud, bucket: str) -> None:
+    s3, target = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    metadata = {"awsddp-signature": "0f" * 32}
+    put = s3.put_object(**target, Body=b"12345", ContentType="application/json", Metadata=metadata)
+    for response in (s3.get_object(**target, Range="bytes=0-2"), s3.head_object(**target)):
+        assert (response["Metadata"], response["ContentType"]) == (metadata, "application/json")
+        assert response["ETag"] == put["ETag"]
     [listed] = s3.list_objects_v2(Bucket=bucket)["Contents"]
     assert (listed["ETag"], listed["Size"]) == (put["ETag"], 5)
-    s3.put_object(**named, Body=b"123456")
-    assert s3.head_object(**named)["Metadata"] == {}
+    s3.put_object(**target, Body=b"123456")
+    assert s3.head_object(**target)["Metadata"] == {}
 
 
-def test_an_object_is_read_only_while_it_is_the_one_that_was_listed(records: Cloud, bucket: str) -> None:
-    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
-    old = s3.put_object(**named, Body=b"old bytes")["ETag"]
-    part = {**named, "Range": "bytes=0-2", "IfMatch": old}
+def test_if_match_reads_only_the_listed_version_of_an_object(records: Cloud, bucket: str) -> None:
+    s3, target = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    old = s3.put_object(**target, Body=b"old bytes")["ETag"]
+    part = {**target, "Range": "bytes=0-2", "IfMatch": old}
     assert s3.get_object(**part)["Body"].read() == b"old"
-    assert s3.head_object(**named, IfMatch=old)["ContentLength"] == 9
-    s3.put_object(**named, Body=b"new bytes")
-    assert status(s3.get_object, **part) == (412, "PreconditionFailed")
-    assert status(s3.head_object, **named, IfMatch=old)[0] == 412
+    assert s3.head_object(**target, IfMatch=old)["ContentLength"] == 9
+    s3.put_object(**target, Body=b"new bytes")
+    assert catch_error(s3.get_object, **part) == (412, "PreconditionFailed")
+    assert catch_error(s3.head_object, **target, IfMatch=old)[0] == 412
 
 
-def test_an_object_is_replaced_only_while_it_is_the_one_that_is_expected(records: Cloud, bucket: str) -> None:
-    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
-    whole = in_parts(s3, named, b"parts")
+def test_if_match_replaces_only_the_expected_version_of_an_object(records: Cloud, bucket: str) -> None:
+    s3, target = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    completion = in_parts(s3, target, b"parts")
     failed, absent = (412, "PreconditionFailed"), (404, "NoSuchKey")
-    assert status(s3.put_object, **named, Body=b"1", IfMatch='"none"') == absent
-    assert status(s3.complete_multipart_upload, **whole, IfMatch='"none"') == absent
-    first = s3.put_object(**named, Body=b"1")["ETag"]
-    assert status(s3.put_object, **named, Body=b"2", IfMatch='"none"') == failed
-    assert status(s3.put_object, **named, Body=b"2", IfNoneMatch="*") == failed
-    assert status(s3.complete_multipart_upload, **whole, IfMatch='"none"') == failed
-    assert status(s3.complete_multipart_upload, **whole, IfNoneMatch="*") == failed
-    assert s3.get_object(**named)["Body"].read() == b"1"
-    second = s3.put_object(**named, Body=b"2", IfMatch=first)["ETag"]
-    third = s3.complete_multipart_upload(**whole, IfMatch=second)["ETag"]
-    found = s3.get_object(**named, IfMatch=third)
-    assert (found["Body"].read(), len({first, second, third})) == (b"parts", 3)
+    assert catch_error(s3.put_object, **target, Body=b"1", IfMatch='"none"') == absent
+    assert catch_error(s3.complete_multipart_upload, **completion, IfMatch='"none"') == absent
+    first = s3.put_object(**target, Body=b"1")["ETag"]
+    assert catch_error(s3.put_object, **target, Body=b"2", IfMatch='"none"') == failed
+    assert catch_error(s3.put_object, **target, Body=b"2", IfNoneMatch="*") == failed
+    assert catch_error(s3.complete_multipart_upload, **completion, IfMatch='"none"') == failed
+    assert catch_error(s3.complete_multipart_upload, **completion, IfNoneMatch="*") == failed
+    assert s3.get_object(**target)["Body"].read() == b"1"
+    second = s3.put_object(**target, Body=b"2", IfMatch=first)["ETag"]
+    third = s3.complete_multipart_upload(**completion, IfMatch=second)["ETag"]
+    response = s3.get_object(**target, IfMatch=third)
+    assert (response["Body"].read(), len({first, second, third})) == (b"parts", 3)
 
 
-def test_who_may_not_read_an_object_learns_nothing_of_it_by_a_condition(records: Cloud, bucket: str) -> None:
-    mine, named = records.client("s3"), {"Bucket": bucket, "Key": "in/one"}
-    etag = mine.put_object(**named, Body=b"1")["ETag"]
+def test_a_condition_reveals_nothing_without_permission_to_read(records: Cloud, bucket: str) -> None:
+    owner, target = records.client("s3"), {"Bucket": bucket, "Key": "in/one"}
+    etag = owner.put_object(**target, Body=b"1")["ETag"]
     _, writer = role(records, bucket, "s3:PutObject")
-    assert refusal(writer.put_object, **named, Body=b"2", IfMatch=etag) == "AccessDenied"
-    writer.put_object(**named, Body=b"2")
+    assert refusal(writer.put_object, **target, Body=b"2", IfMatch=etag) == "AccessDenied"
+    writer.put_object(**target, Body=b"2")
 
 
 @pytest.mark.parametrize(
@@ -173,30 +173,30 @@ def test_who_may_not_read_an_object_learns_nothing_of_it_by_a_condition(records:
         ([{"PartNumber": 1, "ETag": '"0"'}], "InvalidPart"),
     ],
 )
-def test_an_upload_is_completed_by_its_parts_in_their_order(
+def test_an_upload_is_completed_only_with_its_parts_in_order(
     records: Cloud, bucket: str, parts: Any, code: str
 ) -> None:
     s3 = records.client("s3")
-    whole = in_parts(s3, {"Bucket": bucket, "Key": "one"}, b"1")
-    del whole["MultipartUpload"]
-    named = {} if parts is None else {"MultipartUpload": {"Parts": parts}}
-    assert status(s3.complete_multipart_upload, **whole, **named) == (400, code)
-    assert keys(s3, bucket) == []
+    completion = in_parts(s3, {"Bucket": bucket, "Key": "one"}, b"1")
+    del completion["MultipartUpload"]
+    payload = {} if parts is None else {"MultipartUpload": {"Parts": parts}}
+    assert catch_error(s3.complete_multipart_upload, **completion, **payload) == (400, code)
+    assert list_keys(s3, bucket) == []
 
 
 def test_the_parts_of_an_upload_are_listed_with_their_times(records: Cloud, bucket: str) -> None:
     s3, before = records.client("s3"), datetime.now(UTC).replace(microsecond=0)
-    begun = s3.create_multipart_upload(Bucket=bucket, Key="one")["UploadId"]
-    named: dict[str, Any] = {"Bucket": bucket, "Key": "one", "UploadId": begun}
-    assert s3.list_parts(**named).get("Parts", []) == []
-    sent = {n: s3.upload_part(**named, PartNumber=n, Body=b"x" * n)["ETag"] for n in (10, 2, 1)}
-    pages = list(s3.get_paginator("list_parts").paginate(**named, PaginationConfig={"PageSize": 2}))
-    listed = [(one["PartNumber"], one["Size"], one["ETag"]) for page in pages for one in page["Parts"]]
-    assert (listed, len(pages)) == ([(n, n, sent[n]) for n in (1, 2, 10)], 2)
-    assert all(before <= one["LastModified"] <= datetime.now(UTC) for page in pages for one in page["Parts"])
-    assert refusal(s3.upload_part, **named, PartNumber=10_001, Body=b"") == "InvalidArgument"
-    s3.abort_multipart_upload(**named)
-    assert status(s3.list_parts, **named) == (404, "NoSuchUpload")
+    upload_id = s3.create_multipart_upload(Bucket=bucket, Key="one")["UploadId"]
+    upload: dict[str, Any] = {"Bucket": bucket, "Key": "one", "UploadId": upload_id}
+    assert s3.list_parts(**upload).get("Parts", []) == []
+    etags = {n: s3.upload_part(**upload, PartNumber=n, Body=b"x" * n)["ETag"] for n in (10, 2, 1)}
+    pages = list(s3.get_paginator("list_parts").paginate(**upload, PaginationConfig={"PageSize": 2}))
+    listed = [(row["PartNumber"], row["Size"], row["ETag"]) for page in pages for row in page["Parts"]]
+    assert (listed, len(pages)) == ([(n, n, etags[n]) for n in (1, 2, 10)], 2)
+    assert all(before <= row["LastModified"] <= datetime.now(UTC) for page in pages for row in page["Parts"])
+    assert refusal(s3.upload_part, **upload, PartNumber=10_001, Body=b"") == "InvalidArgument"
+    s3.abort_multipart_upload(**upload)
+    assert catch_error(s3.list_parts, **upload) == (404, "NoSuchUpload")
 
 
 def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str) -> None:
@@ -207,15 +207,15 @@ def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str
     pages = list(
         s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, PaginationConfig={"PageSize": 2})
     )
-    listed = [one["Key"] for page in pages for one in page["Contents"]]
+    listed = [item["Key"] for page in pages for item in page["Contents"]]
     assert (listed, len(pages)) == (sorted(odd, key=str.encode), 5)
-    near = s3.list_objects_v2(Bucket=bucket, Prefix="a/", Delimiter="/")
-    assert [one["Prefix"] for one in near["CommonPrefixes"]] == ["a/ä/"]
-    assert [one["Key"] for one in near["Contents"]] == ["a/z"]
-    short = s3.list_objects_v2(Bucket=bucket, Delimiter="/", MaxKeys=2)
-    rest = s3.list_objects_v2(Bucket=bucket, Delimiter="/", ContinuationToken=short["NextContinuationToken"])
-    assert short["CommonPrefixes"] == [{"Prefix": "a/"}]
-    assert rest["KeyCount"] == 5
+    subfolder = s3.list_objects_v2(Bucket=bucket, Prefix="a/", Delimiter="/")
+    assert [prefix["Prefix"] for prefix in subfolder["CommonPrefixes"]] == ["a/ä/"]
+    assert [item["Key"] for item in subfolder["Contents"]] == ["a/z"]
+    first = s3.list_objects_v2(Bucket=bucket, Delimiter="/", MaxKeys=2)
+    tail = s3.list_objects_v2(Bucket=bucket, Delimiter="/", ContinuationToken=first["NextContinuationToken"])
+    assert first["CommonPrefixes"] == [{"Prefix": "a/"}]
+    assert tail["KeyCount"] == 5
     for token in ("x", "/w=="):
         assert refusal(s3.list_objects_v2, Bucket=bucket, ContinuationToken=token) == "InvalidArgument"
     assert refusal(s3.delete_bucket, Bucket=bucket) == "BucketNotEmpty"
@@ -225,29 +225,29 @@ def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str
     assert refusal(s3.head_bucket, Bucket=bucket) == "404"
 
 
-def reads(pid: int | None) -> int:
-    """How often a process has read from a file until now."""
+def count_reads(pid: int | None) -> int:
+    """Return how many reads a process has made."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["syscr"])
 
 
-def test_a_listing_reads_no_object_again_and_outlives_the_daemon(records: Cloud, bucket: str) -> None:
-    s3, wanted = records.client("s3"), [f"{number:03}" for number in range(200)]
-    for key in wanted:
+def test_a_listing_reads_no_object_twice_and_outlives_the_daemon(records: Cloud, bucket: str) -> None:
+    s3, expected = records.client("s3"), [f"{number:03}" for number in range(200)]
+    for key in expected:
         s3.put_object(Bucket=bucket, Key=key, Body=b"")
     for _ in range(2):
-        before = reads(records.info.pid)
-        assert keys(s3, bucket) == wanted
-        assert reads(records.info.pid) - before < len(wanted)
+        before = count_reads(records.info.pid)
+        assert list_keys(s3, bucket) == expected
+        assert count_reads(records.info.pid) - before < len(expected)
         records.kill()
         s3 = records.client("s3")
-        assert keys(s3, bucket) == wanted
-        s3.delete_object(Bucket=bucket, Key=wanted.pop(7))
+        assert list_keys(s3, bucket) == expected
+        s3.delete_object(Bucket=bucket, Key=expected.pop(7))
 
 
 def test_uploads_are_listed_in_pages_and_outlive_the_daemon(records: Cloud, bucket: str) -> None:
     s3 = records.client("s3")
-    begun = [
+    uploads = [
         (key, s3.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"])
         for key in ("a", "in/1", "in/1", "in/1", "in/2")
     ]
@@ -256,32 +256,32 @@ def test_uploads_are_listed_in_pages_and_outlive_the_daemon(records: Cloud, buck
     pages = s3.get_paginator("list_multipart_uploads").paginate(
         Bucket=bucket, Prefix="in/", PaginationConfig={"PageSize": 2}
     )
-    assert [(one["Key"], one["UploadId"]) for page in pages for one in page["Uploads"]] == begun[1:]
-    rest = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="in/1")
-    assert [one["Key"] for one in rest["Uploads"]] == ["in/2"]
+    assert [(row["Key"], row["UploadId"]) for page in pages for row in page["Uploads"]] == uploads[1:]
+    tail = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="in/1")
+    assert [row["Key"] for row in tail["Uploads"]] == ["in/2"]
     assert refusal(s3.list_multipart_uploads, Bucket=bucket, Delimiter="/") == "NotImplemented"
 
 
-def memory_kb(pid: int | None) -> int:
-    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM")]
+def read_peak_memory_kb(pid: int | None) -> int:
+    [line] = [row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmHWM")]
     return int(line.split()[1])
 
 
-def test_a_large_object_takes_no_memory(records: Cloud, bucket: str, tmp_path: Path) -> None:
+def test_a_large_object_is_not_held_in_memory(records: Cloud, bucket: str, tmp_path: Path) -> None:
     s3, large = records.client("s3"), tmp_path / "large"
     with large.open("wb") as file:
         file.truncate(300 * MB)
     s3.put_object(Bucket=bucket, Key="warm", Body=b"")
-    before = memory_kb(records.info.pid)
+    before = read_peak_memory_kb(records.info.pid)
     with large.open("rb") as file:
         s3.put_object(Bucket=bucket, Key="large", Body=file)
     s3.upload_file(str(large), bucket, "parts", Config=TransferConfig(multipart_chunksize=64 * MB))
     s3.get_object(Bucket=bucket, Key="parts", Range=f"bytes={299 * MB}-")["Body"].read()
-    assert memory_kb(records.info.pid) - before < 60_000
+    assert read_peak_memory_kb(records.info.pid) - before < 60_000
 
 
 @pytest.mark.parametrize("trailer", [True, False])
-def test_a_body_may_come_in_signed_or_unsigned_chunks(records: Cloud, bucket: str, trailer: bool) -> None:
+def test_a_body_can_be_sent_in_signed_or_unsigned_chunks(records: Cloud, bucket: str, trailer: bool) -> None:
     kind = "STREAMING-UNSIGNED-PAYLOAD-TRAILER" if trailer else "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
     mark, crc = b"" if trailer else b";chunk-signature=" + b"0" * 64, zlib.crc32(b"hello, world").to_bytes(4)
     end = b"x-amz-checksum-crc32:" + base64.b64encode(crc) + b"\r\n" if trailer else b""
@@ -290,15 +290,15 @@ def test_a_body_may_come_in_signed_or_unsigned_chunks(records: Cloud, bucket: st
     def put(body: bytes) -> int:
         path, host = f"/{bucket}/chunks", records.info.endpoint.removeprefix("http://")
         headers = {"Host": host, "X-Amz-Decoded-Content-Length": "12", "Content-Encoding": "aws-chunked"}
-        made: Any = AWSRequest("PUT", f"http://{host}{path}", headers, b"")
+        request: Any = AWSRequest("PUT", f"http://{host}{path}", headers, b"")
         signer: Any = S3SigV4Auth(
             Credentials(records.info.access_key_id, records.info.secret_access_key), "s3", "us-east-1"
         )
         signer.payload = lambda _: kind
-        signer.add_auth(made)
-        line = http.client.HTTPConnection(host)
-        line.request("PUT", path, body, dict(made.headers))
-        return line.getresponse().status
+        signer.add_auth(request)
+        connection = http.client.HTTPConnection(host)
+        connection.request("PUT", path, body, dict(request.headers))
+        return connection.getresponse().status
 
     assert put(body) == 200
     assert records.client("s3").get_object(Bucket=bucket, Key="chunks")["Body"].read() == b"hello, world"
@@ -306,13 +306,13 @@ def test_a_body_may_come_in_signed_or_unsigned_chunks(records: Cloud, bucket: st
         assert put(body.replace(b"world", b"World")) == 400
 
 
-def test_a_cut_leaves_nothing_and_a_lost_reply_leaves_all(records: Cloud, bucket: str) -> None:
+def test_a_cut_put_leaves_nothing_and_a_lost_reply_leaves_the_object(records: Cloud, bucket: str) -> None:
     s3, body = records.client("s3"), os.urandom(4 * MB)
     fault_add(records.info, "PutObject", "cut", times=2, only="one")
-    for cut in (body, b""):
+    for data in (body, b""):
         with pytest.raises((ConnectionClosedError, HTTPClientError)):
-            s3.put_object(Bucket=bucket, Key="one", Body=cut)
-    assert keys(s3, bucket) == []
+            s3.put_object(Bucket=bucket, Key="one", Body=data)
+    assert list_keys(s3, bucket) == []
     assert not list(CloudPaths(records.home).uploads.iterdir())
     fault_add(records.info, "PutObject", "lost", times=1)
     with pytest.raises(ConnectionClosedError):
@@ -327,17 +327,17 @@ def test_a_cut_leaves_nothing_and_a_lost_reply_leaves_all(records: Cloud, bucket
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
 
 
-def test_everybody_reads_a_public_bucket_and_nobody_anothers(records: Cloud, bucket: str) -> None:
-    s3, nobody = records.client("s3"), records.client("s3", config=Config(signature_version=UNSIGNED))
+def test_a_bucket_is_readable_by_its_owner_or_if_it_is_public(records: Cloud, bucket: str) -> None:
+    s3, anonymous = records.client("s3"), records.client("s3", config=Config(signature_version=UNSIGNED))
     s3.put_object(Bucket=bucket, Key="one", Body=b"1")
-    assert refusal(nobody.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    assert refusal(anonymous.get_object, Bucket=bucket, Key="one") == "AccessDenied"
     s3.put_bucket_acl(Bucket=bucket, ACL="public-read")
-    assert nobody.get_object(Bucket=bucket, Key="one")["Body"].read() == b"1"
-    assert refusal(nobody.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
+    assert anonymous.get_object(Bucket=bucket, Key="one")["Body"].read() == b"1"
+    assert refusal(anonymous.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
     file = CloudPaths(records.home).buckets / bucket / "bucket.json"
-    ours, pays = json.loads(file.read_text()), {"public": True, "requester_pays": True}
-    file.write_text(json.dumps({**ours, "owner": "999999999999", **pays}))
-    assert refusal(nobody.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    document, changes = json.loads(file.read_text()), {"public": True, "requester_pays": True}
+    file.write_text(json.dumps({**document, "owner": "999999999999", **changes}))
+    assert refusal(anonymous.get_object, Bucket=bucket, Key="one") == "AccessDenied"
     assert refusal(s3.get_object, Bucket=bucket, Key="one") == "AccessDenied"
     assert s3.get_object(Bucket=bucket, Key="one", RequestPayer="requester")["Body"].read() == b"1"
     assert refusal(s3.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
@@ -359,13 +359,13 @@ def test_a_bucket_of_another_region_redirects(records: Cloud, bucket: str) -> No
     assert regions == ["301 eu-west-1", "200 eu-west-1"]
 
 
-def test_what_is_not_carried_out_and_who_is_not_known(records: Cloud, bucket: str) -> None:
-    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
-    assert refusal(s3.copy_object, **named, CopySource=named) == "NotImplemented"
-    assert refusal(s3.put_object, **named, StorageClass="GLACIER") == "NotImplemented"
-    assert refusal(s3.put_object, **named, ACL="public-read") == "NotImplemented"
-    assert refusal(s3.put_object, **named, ContentEncoding="gzip") == "NotImplemented"
-    assert refusal(s3.delete_object, **named, IfMatch="*") == "NotImplemented"
+def test_unsupported_requests_and_unknown_credentials_are_refused(records: Cloud, bucket: str) -> None:
+    s3, target = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    assert refusal(s3.copy_object, **target, CopySource=target) == "NotImplemented"
+    assert refusal(s3.put_object, **target, StorageClass="GLACIER") == "NotImplemented"
+    assert refusal(s3.put_object, **target, ACL="public-read") == "NotImplemented"
+    assert refusal(s3.put_object, **target, ContentEncoding="gzip") == "NotImplemented"
+    assert refusal(s3.delete_object, **target, IfMatch="*") == "NotImplemented"
     assert refusal(s3.get_bucket_versioning, Bucket=bucket) == "NotImplemented"
     assert refusal(s3.create_bucket, Bucket=bucket) == "BucketAlreadyOwnedByYou"
     assert refusal(s3.list_objects_v2, Bucket="no-such-bucket") == "NoSuchBucket"
@@ -379,7 +379,7 @@ def test_what_is_not_carried_out_and_who_is_not_known(records: Cloud, bucket: st
     assert (rule["ID"], rule["Expiration"]) == ("old", {"Days": 3})
 
 
-def test_the_aws_cli_copies_there_and_back(records: Cloud, bucket: str, tmp_path: Path) -> None:
+def test_the_aws_cli_uploads_and_downloads(records: Cloud, bucket: str, tmp_path: Path) -> None:
     environ = {
         **os.environ,
         "AWS_ACCESS_KEY_ID": records.info.access_key_id,
@@ -388,8 +388,8 @@ def test_the_aws_cli_copies_there_and_back(records: Cloud, bucket: str, tmp_path
         "AWS_ENDPOINT_URL": records.info.endpoint,
     }
 
-    def aws(*words: str) -> str:
-        command = [Path(sys.executable).with_name("aws"), "s3", *words]
+    def aws(*arguments: str) -> str:
+        command = [Path(sys.executable).with_name("aws"), "s3", *arguments]
         return subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
 
     body = os.urandom(9 * MB)
@@ -400,7 +400,7 @@ def test_the_aws_cli_copies_there_and_back(records: Cloud, bucket: str, tmp_path
     assert (tmp_path / "back/one").read_bytes() == body
 
 
-def test_stopping_takes_the_buckets_away(tmp_path: Path) -> None:
+def test_stop_removes_the_buckets(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     cloud.client("s3").create_bucket(Bucket="short-lived")
     assert cloud.info.node_s3 is None

@@ -9,21 +9,21 @@ from tests.support.local_cloud import Cloud
 from tests.support.multipart import in_parts
 
 
-def test_nobody_else_reads_the_files_of_the_local_s3(tmp_path: Path) -> None:
+def test_files_of_the_local_s3_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    place = CloudPaths(tmp_path)
-    place.buckets.mkdir(mode=0o755)
+    paths = CloudPaths(tmp_path)
+    paths.buckets.mkdir(mode=0o755)
     umask = os.umask(0)
     try:
         cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     finally:
         os.umask(umask)
     try:
-        s3, named = cloud.client("s3"), {"Bucket": "mine", "Key": "one"}
+        s3, target = cloud.client("s3"), {"Bucket": "mine", "Key": "one"}
         s3.create_bucket(Bucket="mine")
-        s3.put_object(**named, Body=b"1")
-        in_parts(s3, named, b"part")
-        files = [path for at in (place.buckets, place.uploads) for path in (at, *at.rglob("*"))]
+        s3.put_object(**target, Body=b"1")
+        in_parts(s3, target, b"part")
+        files = [path for folder in (paths.buckets, paths.uploads) for path in (folder, *folder.rglob("*"))]
         modes = {(path.is_dir(), oct(path.stat().st_mode & 0o777)) for path in files}
         assert (modes, len(files)) == ({(True, "0o700"), (False, "0o600")}, 10)
     finally:

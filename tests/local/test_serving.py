@@ -35,62 +35,62 @@ def server() -> Iterator[Any]:
 
 
 @pytest.fixture
-def line(server: Any) -> Iterator[http.client.HTTPConnection]:
-    made = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    yield made
-    made.close()
+def connection(server: Any) -> Iterator[http.client.HTTPConnection]:
+    client = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    yield client
+    client.close()
 
 
-def ask(line: http.client.HTTPConnection, path: str, body: Any = b"") -> tuple[int, bytes, bool]:
-    """Status and body of a reply, and whether its connection carries another request."""
-    line.request("PUT", path, body)
-    reply = line.getresponse()
-    return reply.status, reply.read(), line.sock is not None
+def send(connection: http.client.HTTPConnection, path: str, body: Any = b"") -> tuple[int, bytes, bool]:
+    """Return status and body of a reply, and True if its connection is still open."""
+    connection.request("PUT", path, body)
+    reply = connection.getresponse()
+    return reply.status, reply.read(), connection.sock is not None
 
 
-def test_a_connection_carries_several_requests(line: http.client.HTTPConnection) -> None:
-    line.connect()
-    first = line.sock
-    assert ask(line, "/read", b"one") == (200, b"one", True)
-    assert ask(line, "/unread", bytes(3 << 20)) == (403, b"refused", True)
-    assert ask(line, "/read", b"two") == (200, b"two", True)
-    assert line.sock is first
+def test_a_connection_carries_several_requests(connection: http.client.HTTPConnection) -> None:
+    connection.connect()
+    first = connection.sock
+    assert send(connection, "/read", b"one") == (200, b"one", True)
+    assert send(connection, "/unread", bytes(3 << 20)) == (403, b"refused", True)
+    assert send(connection, "/read", b"two") == (200, b"two", True)
+    assert connection.sock is first
 
 
-def test_a_connection_ends_with_a_reply_that_is_cut(line: http.client.HTTPConnection) -> None:
+def test_a_connection_ends_with_an_incomplete_reply(connection: http.client.HTTPConnection) -> None:
     with pytest.raises(http.client.IncompleteRead):
-        ask(line, "/short")
+        send(connection, "/short")
 
 
 @pytest.mark.parametrize(
     ("path", "body", "reply"), [("/read", iter([b"one"]), (200, b"one")), ("/broken", b"", (500, None))]
 )
-def test_a_connection_ends_where_its_next_request_may_not_begin(
-    line: http.client.HTTPConnection, path: str, body: Any, reply: tuple[int, bytes | None]
+def test_a_connection_is_closed_after_a_chunked_body_and_after_an_error(
+    connection: http.client.HTTPConnection, path: str, body: Any, reply: tuple[int, bytes | None]
 ) -> None:
-    line.connect()
-    first: Any = line.sock
-    status, found, _ = ask(line, path, body)
-    assert (status, found if reply[1] else None) == reply
+    connection.connect()
+    first: Any = connection.sock
+    status, data, _ = send(connection, path, body)
+    assert (status, data if reply[1] else None) == reply
     assert first.fileno() == -1 or first.recv(1) == b""
 
 
 @pytest.mark.parametrize("length", ["-1", "x", ""])
-def test_a_length_that_is_no_number_is_refused(line: http.client.HTTPConnection, length: str) -> None:
-    line.request("PUT", "/read", headers={"Content-Length": length})
-    assert line.getresponse().status == 400
+def test_an_invalid_content_length_is_refused(connection: http.client.HTTPConnection, length: str) -> None:
+    connection.request("PUT", "/read", headers={"Content-Length": length})
+    assert connection.getresponse().status == 400
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_reply_is_no_error(
-    server: Any, line: http.client.HTTPConnection, monkeypatch: pytest.MonkeyPatch
+def test_a_client_that_disconnects_during_a_reply_is_no_error(
+    server: Any, connection: http.client.HTTPConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors, over = [], threading.Event()
-    monkeypatch.setattr(server, "handle_error", lambda *given: errors.append(given))
-    monkeypatch.setattr(server, "shutdown_request", lambda request: over.set())
-    line.request("GET", "/large")
-    reply = line.getresponse()
+    errors, closed = [], threading.Event()
+    monkeypatch.setattr(server, "handle_error", lambda *arguments: errors.append(arguments))
+    monkeypatch.setattr(server, "shutdown_request", lambda request: closed.set())
+    connection.request("GET", "/large")
+    reply = connection.getresponse()
     reply.read(1)
     reply.close()
-    line.close()
-    assert over.wait(30)
+    connection.close()
+    assert closed.wait(30)
     assert errors == []
