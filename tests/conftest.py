@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
 _TYPED: set[str] = set()
 _NUMBERS = itertools.count()
-_KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_SEED", "AWSDDP_TORCH_INDEX")
+_ALLOWED = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_SEED", "AWSDDP_TORCH_INDEX")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how long each file took, how many cases ran and how many did not, and what the matrices counted."""
+    """Write the seconds of each file, the counts of cases, and the lines that tests reported."""
     seconds = _seconds(terminalreporter)
     for file in sorted(seconds, key=lambda file: -seconds[file]) if len(seconds) > 1 else ():
         terminalreporter.write_line(f"{seconds[file]:7.1f} s  {file}")
-    count = {outcome: len(found) for outcome, found in terminalreporter.stats.items()}
+    count = {outcome: len(reports) for outcome, reports in terminalreporter.stats.items()}
     ran = sum(count.get(outcome, 0) for outcome in ("passed", "failed"))
     for report in terminalreporter.stats.get("passed", ()):
-        for told in dict(report.user_properties).get("says", "").splitlines():
-            terminalreporter.write_line(told)
+        for line in dict(report.user_properties).get("says", "").splitlines():
+            terminalreporter.write_line(line)
     drawn = f", drawn with AWSDDP_SEED={SEED}" if config.option.markexpr == "prove" else ""
     terminalreporter.write_line(f"{ran} cases ran, {count.get('skipped', 0)} skipped{drawn}")
 
@@ -52,7 +52,7 @@ def _seconds(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator["Server"]:
-    """The moto server of tests/aws and tests/cluster: it patches moto once. Who needs none imports none."""
+    """The moto server of tests/aws and tests/cluster: patches moto once, and only if a test needs it."""
     from tests.support.moto_fixtures import serving
 
     yield from serving()
@@ -60,11 +60,11 @@ def server() -> Iterator["Server"]:
 
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give each test a home and a command line of its own; take every way to the user's accounts away."""
-    # Numbered here: pytest would look through all the homes that there are for the next number.
+    """Give each test its own home and command line, and no access to the user's accounts."""
+    # Numbered by a counter: pytest would search all existing homes for the next number.
     home = tmp_path_factory.mktemp(f"home{next(_NUMBERS)}", numbered=False)
     for name in list(os.environ):
-        if name.startswith(_DANGEROUS) and name not in _KEPT:
+        if name.startswith(_DANGEROUS) and name not in _ALLOWED:
             monkeypatch.delenv(name)
     for name, value in vars(CommandState()).items():
         monkeypatch.setattr(COMMAND, name, value)
@@ -81,15 +81,15 @@ def advice_is_typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Type the commands of every `next` that an error of the test has into the parser."""
     from tests.support.advice_lines import type_in
 
-    said: set[str] = set()
+    advice: set[str] = set()
     make = AwsddpError.__init__
 
-    def made(self: AwsddpError, *args: str, **words: str) -> None:
-        make(self, *args, **words)
-        said.add(self.next)
+    def record_advice(self: AwsddpError, *args: str, **options: str) -> None:
+        make(self, *args, **options)
+        advice.add(self.next)
 
-    monkeypatch.setattr(AwsddpError, "__init__", made)
+    monkeypatch.setattr(AwsddpError, "__init__", record_advice)
     yield
-    for text in said - _TYPED:
+    for text in advice - _TYPED:
         type_in(text)
-    _TYPED.update(said)
+    _TYPED.update(advice)

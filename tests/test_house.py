@@ -1,4 +1,4 @@
-"""The house itself: which room may import which, and that the wheel carries everything."""
+"""The package as a whole: which room may import which, and what the wheel contains."""
 
 import ast
 import subprocess
@@ -40,38 +40,38 @@ OWNERS = {
     "rich": {"cli"},
     "torch": set(),
 }
-"""The rooms that may import a package of others."""
+"""The rooms that may import a third-party package."""
 
 
-def imports_of(file: Path) -> set[str]:
+def find_imports(file: Path) -> set[str]:
     """Return every module that a file imports: at its top, inside a function, or for types alone."""
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            imported |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: a relative import"
             inside = {f"{node.module}.{name.name}" for name in node.names}
-            modules = {name for name in inside if _file_of(name) is not None}
-            found |= modules | ({str(node.module)} if len(modules) < len(inside) else set())
-    return found
+            modules = {name for name in inside if _find_file(name) is not None}
+            imported |= modules | ({str(node.module)} if len(modules) < len(inside) else set())
+    return imported
 
 
-def _file_of(module: str) -> Path | None:
+def _find_file(module: str) -> Path | None:
     """Return the file of a module of this repository, None where there is none."""
     path = ROOT.joinpath(*module.split("."))
-    found = (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
-    return next(found, None)
+    candidates = (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())
+    return next(candidates, None)
 
 
-def room_of(file: Path) -> str:
+def find_room(file: Path) -> str:
     """Return the room of a file of awsddp: the folder, or the file at the root."""
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def circles(files: set[Path]) -> list[str]:
-    """Return the files that need themselves, over what they import."""
-    needs = {file: {_file_of(name) for name in imports_of(file)} & files - {file} for file in files}
+def find_import_cycles(files: set[Path]) -> list[str]:
+    """Return the files that import themselves through others."""
+    needs = {file: {_find_file(name) for name in find_imports(file)} & files - {file} for file in files}
     while free := [file for file, needed in needs.items() if not needed & needs.keys()]:
         for file in free:
             del needs[file]
@@ -82,11 +82,11 @@ ALL = sorted(PACKAGE.rglob("*.py"))
 
 
 @pytest.mark.parametrize("file", ALL, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_imports_go_down_only(file: Path) -> None:
-    room = room_of(file)
-    for name in imports_of(file):
-        top, _, rest = name.partition(".")
-        target = rest.partition(".")[0]
+def test_a_file_imports_only_from_its_room_and_the_floors_below(file: Path) -> None:
+    room = find_room(file)
+    for name in find_imports(file):
+        top, _, inner = name.partition(".")
+        target = inner.partition(".")[0]
         if top in OWNERS:
             assert room in OWNERS[top], f"{room} imports {top}"
         if top != "awsddp" or room in ("__init__", "__main__", target):
@@ -98,26 +98,26 @@ def test_imports_go_down_only(file: Path) -> None:
         )
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
-    assert circles(set(ALL)) == []
-    assert circles(set((ROOT / "train").rglob("*.py"))) == []
+def test_there_are_no_import_cycles() -> None:
+    assert find_import_cycles(set(ALL)) == []
+    assert find_import_cycles(set((ROOT / "train").rglob("*.py"))) == []
 
 
-def test_the_agent_runs_on_a_node_by_itself() -> None:
-    """Its answers' types are those of the model, and are not there when it runs."""
+def test_the_agent_imports_only_itself_and_the_model() -> None:
+    """The model has the types of its answers, and is not on a node."""
     for file in (PACKAGE / "agent").rglob("*.py"):
-        rooms = {name.split(".")[1] for name in imports_of(file) if name.startswith("awsddp.")}
+        rooms = {name.split(".")[1] for name in find_imports(file) if name.startswith("awsddp.")}
         assert rooms <= {"agent", "model"}, f"{file.name} imports of {rooms}"
 
 
-def test_the_agents_client_takes_its_messages_and_what_judges_them_only() -> None:
+def test_the_agent_client_imports_only_messages_log_stream_and_diagnosis_of_the_agent() -> None:
     pure = {"awsddp.agent", "awsddp.agent.messages", "awsddp.agent.log_stream"}
     for file in (PACKAGE / "agent_client").rglob("*.py"):
-        taken = {name for name in imports_of(file) if name.startswith("awsddp.agent.")}
+        taken = {name for name in find_imports(file) if name.startswith("awsddp.agent.")}
         assert all(name in pure or name.startswith("awsddp.agent.diagnosis.") for name in taken), file.name
 
 
-def test_the_root_holds_the_rooms_and_little_else() -> None:
+def test_the_root_of_the_package_has_rooms_and_at_most_6_files() -> None:
     files = sorted(path.name for path in PACKAGE.glob("*") if path.is_file())
     assert len(files) <= 6, files
     assert {
@@ -125,17 +125,17 @@ def test_the_root_holds_the_rooms_and_little_else() -> None:
     } <= FLOOR.keys()
 
 
-def test_no_name_of_a_module_is_in_three_rooms() -> None:
+def test_no_module_name_is_used_in_three_rooms() -> None:
     rooms: dict[str, set[str]] = defaultdict(set)
     for file in ALL:
         if file.name not in ("__init__.py", "__main__.py"):
             rooms[file.stem].add(str(file.parent.relative_to(PACKAGE)))
-    assert {name: sorted(where) for name, where in rooms.items() if len(where) > 2} == {}
+    assert {name: sorted(folders) for name, folders in rooms.items() if len(folders) > 2} == {}
 
 
-def test_training_programs_do_not_know_awsddp() -> None:
+def test_training_programs_do_not_import_awsddp() -> None:
     for file in (ROOT / "train").rglob("*.py"):
-        assert not any(name.split(".")[0] == "awsddp" for name in imports_of(file)), file
+        assert not any(name.split(".")[0] == "awsddp" for name in find_imports(file)), file
 
 
 @pytest.mark.prove
@@ -154,18 +154,18 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(site)
     needs = {path.parent for path in map(Path, sys.path) if path.name == "site-packages"}
     assert needs
-    own = next(path for path in sys.path if path.endswith("site-packages"))
+    site_packages = next(path for path in sys.path if path.endswith("site-packages"))
     for package in ("click", "msgspec"):
-        (site / package).symlink_to(Path(own) / package)
+        (site / package).symlink_to(Path(site_packages) / package)
     program = (
         "import sys; from awsddp.util.shipped_files import shipped_folder, template; "
         "assert (shipped_folder('train') / 'main.py').is_file() and template('ssh_config'); "
         "from awsddp.cli.main import main; sys.argv = ['awsddp', '--help']; main()"
     )
-    shown = subprocess.run(
+    process = subprocess.run(
         [empty / "bin" / "python", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert "train" in shown.stdout
+    assert "train" in process.stdout
 
 
 def test_help_needs_neither_aws_nor_ssh_nor_torch() -> None:

@@ -1,4 +1,4 @@
-"""No page and no message has a line that installs what somebody else may have put there."""
+"""No page and no message installs awsddp by a name or from a path that another user may control."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ _FROM_AN_INDEX = re.compile(
 )
 
 
-def installs_by_name(text: str) -> list[str]:
+def find_installs_by_name(text: str) -> list[str]:
     """Return the lines that install the package awsddp by its name."""
     return [line.strip() for line in text.splitlines() if _FROM_AN_INDEX.search(line)]
 
@@ -37,17 +37,17 @@ def installs_by_name(text: str) -> list[str]:
         "uv tool install awsddp",
     ],
 )
-def test_a_line_that_installs_by_name_is_seen(line: str) -> None:
-    assert installs_by_name(line)
+def test_a_line_that_installs_by_name_is_detected(line: str) -> None:
+    assert find_installs_by_name(line)
 
 
-def test_nothing_installs_awsddp_by_a_name_that_is_free_for_anybody_to_take() -> None:
+def test_no_text_installs_awsddp_by_its_unregistered_name() -> None:
     texts = {
         path: path.read_text(errors="replace") for path in TEXTS if path.is_file() and path.suffix != ".pyc"
     }
     read = {str(path.relative_to(ROOT)) for path in texts}
     assert {"README.md", "docs/local.md", "awsddp/nodes/login.py", "templates/prepare.py"} <= read
-    assert {path: lines for path, text in texts.items() if (lines := installs_by_name(text))} == {}
+    assert {path: lines for path, text in texts.items() if (lines := find_installs_by_name(text))} == {}
     assert [
         path for path, text in texts.items() if re.search(r"(?:-o\s*|-\w*o |> )/tmp/\S+\.(deb|rpm|sh)", text)
     ] == []

@@ -1,8 +1,8 @@
-"""tests/ mirrors the tree: a test lies in the folder of what it tests, and bears its name.
+"""tests/ mirrors the tree: a test is in the folder of the code that it tests, and has its name.
 
 `tests/storage/test_datasets.py` and `tests/storage/test_datasets_WHAT.py` test `awsddp/storage/datasets.py`,
-`tests/ROOM/test_ROOM.py` a package itself. So it is with train/, tools/, templates/, docs/,
-benchmarks/. Stories, hosts, campaigns and gangs are in tests/system, what helps tests in tests/support.
+`tests/ROOM/test_ROOM.py` a package itself. The same holds for train/, tools/, templates/,
+docs/, benchmarks/. End-to-end tests are in tests/system, helpers in tests/support.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 PACKAGE = ROOT / "awsddp"
 WHOLE = {"house", "mirror", "plain_words"}
-"""What tests the tree as a whole, in tests/ itself."""
+"""Tests of the tree as a whole, in tests/ itself."""
 FREE = {"support", "system"}
 OTHERS = ("benchmarks", "docs", "templates", "tools", "train")
 NO_CODE = {"__init__", "__main__"}
@@ -34,8 +34,8 @@ ELSEWHERE = {
 """Modules without a test file of their own, by the test that runs them."""
 
 
-def sources(room: Path) -> set[str]:
-    """Return the names that a test in `tests/ROOM` may bear: its modules and packages, and the room's own."""
+def list_names(room: Path) -> set[str]:
+    """Return the names that a test in `tests/ROOM` may have: its modules and packages, and the room's own."""
     if not room.parts:
         return {path.stem for path in PACKAGE.glob("[a-z]*.py")} | WHOLE
     source = PACKAGE / room if (PACKAGE / room).is_dir() else ROOT / room
@@ -45,28 +45,28 @@ def sources(room: Path) -> set[str]:
     return inside | {source.name}
 
 
-def subject(test: str, names: set[str]) -> str | None:
+def find_subject(test: str, names: set[str]) -> str | None:
     """Return the longest of `names` that `test` begins with, as in `test_NAME` and `test_NAME_ASPECT`."""
-    found = [name for name in names if f"{test}_".startswith(f"test_{name}_")]
-    return max(found, key=len, default=None)
+    matches = [name for name in names if f"{test}_".startswith(f"test_{name}_")]
+    return max(matches, key=len, default=None)
 
 
-def misplaced(tests: Path) -> list[str]:
-    """Return the Python files below `tests` that bear no name of what the tree has there."""
+def find_misplaced(tests: Path) -> list[str]:
+    """Return the Python files below `tests` that have no name of code in their folder."""
     wrong = []
     for path in sorted(tests.rglob("*.py")):
         room = path.relative_to(tests).parent
         exempt = path.stem in {"__init__", "conftest"} or {*room.parts[:1]} & FREE
-        if not exempt and subject(path.stem, sources(room)) is None:
+        if not exempt and find_subject(path.stem, list_names(room)) is None:
             wrong.append(path.relative_to(tests).as_posix())
     return wrong
 
 
-def test_every_test_lies_where_the_tree_has_what_it_tests() -> None:
-    assert misplaced(TESTS) == []
+def test_every_test_file_is_in_the_folder_of_its_code() -> None:
+    assert find_misplaced(TESTS) == []
 
 
-def test_stories_are_tests_and_helpers_are_none() -> None:
+def test_tests_system_has_only_tests_and_tests_support_has_none() -> None:
     for path in (TESTS / "system").rglob("*.py"):
         assert path.parent.name == "system" and path.stem.startswith(("test_", "conftest", "__init__")), path
     assert [*(TESTS / "support").rglob("test_*.py")] == []
@@ -82,23 +82,23 @@ def test_stories_are_tests_and_helpers_are_none() -> None:
         "s3/test_store.py",
     ],
 )
-def test_a_test_in_the_wrong_place_is_found(tmp_path: Path, name: str) -> None:
+def test_a_misplaced_test_file_is_detected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    assert misplaced(tmp_path) == [name]
+    assert find_misplaced(tmp_path) == [name]
 
 
-def test_every_module_has_a_test_of_its_name_or_is_told_where_it_is_tested() -> None:
+def test_every_module_has_a_test_file_or_a_row_of_elsewhere() -> None:
     modules = {
         path.relative_to(PACKAGE).with_suffix("").as_posix()
         for path in PACKAGE.rglob("*.py")
         if path.stem not in NO_CODE
     }
-    found = set()
+    tested = set()
     for path in TESTS.rglob("test_*.py"):
         room = path.relative_to(TESTS).parent
         if (PACKAGE / room).is_dir():
-            found.add((room / str(subject(path.stem, sources(room)))).as_posix())
-    told = {module: test for test, names in ELSEWHERE.items() for module in names.split()}
-    assert modules - found == set(told), "without a test, and told though it has one or is gone"
+            tested.add((room / str(find_subject(path.stem, list_names(room)))).as_posix())
+    elsewhere = {module: test for test, names in ELSEWHERE.items() for module in names.split()}
+    assert modules - tested == set(elsewhere), "without a test, or in ELSEWHERE though it has one or is gone"
     assert [test for test in ELSEWHERE if not (TESTS / test).is_file()] == []

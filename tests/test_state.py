@@ -49,37 +49,37 @@ def folder(tmp_path: Path) -> ClusterFolder:
     return ClusterFolder(tmp_path, "default")
 
 
-def test_what_is_written_is_read_back(folder: ClusterFolder) -> None:
+def test_a_record_is_read_as_it_was_written(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     assert folder.read() == RECORD
 
 
-def test_a_record_that_an_older_awsddp_wrote_is_read_and_written_with_all_that_it_has(
+def test_a_record_of_an_older_awsddp_is_read_and_written_without_loss(
     folder: ClusterFolder,
 ) -> None:
-    """It is of November 2026, of the version before modules moved into rooms."""
+    """The record is of November 2026, before modules moved into rooms."""
     written = json.loads((Path(__file__).parent / "old_cluster.json").read_text())
     write_private(folder.path / "cluster.json", json.dumps(written).encode())
     record = folder.read()
-    assert record is not None and [one.nic for one in record.prepared] == ["ens5", "ens5"]
+    assert record is not None and [node.nic for node in record.prepared] == ["ens5", "ens5"]
     assert [job.state for job in record.jobs] == ["cancelled"]
     folder.write(record)
     assert json.loads((folder.path / "cluster.json").read_text()) == written
 
 
-def test_a_record_cut_at_any_byte_reads_as_lost_never_as_an_error(folder: ClusterFolder) -> None:
+def test_a_truncated_record_reads_as_lost_and_raises_nothing(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     file = folder.path / "cluster.json"
-    whole = file.read_bytes()
-    for length in range(len(whole) - 1):
-        file.write_bytes(whole[:length])
+    content = file.read_bytes()
+    for length in range(len(content) - 1):
+        file.write_bytes(content[:length])
         assert folder.read() is None, length
 
 
 @pytest.mark.parametrize(
     "text", ["", "null", "[]", "7", '"x"', "{}", '{"version": 1, "id": 5}', '{"version": "x"}']
 )
-def test_a_record_that_is_no_record_reads_as_lost(folder: ClusterFolder, text: str) -> None:
+def test_an_invalid_record_reads_as_lost(folder: ClusterFolder, text: str) -> None:
     folder.path.mkdir(parents=True)
     (folder.path / "cluster.json").write_text(text)
     assert folder.read() is None
@@ -93,7 +93,7 @@ def test_a_record_of_a_newer_awsddp_is_refused(folder: ClusterFolder) -> None:
         folder.read()
 
 
-def test_private_files_are_the_owners_alone(folder: ClusterFolder) -> None:
+def test_files_of_a_cluster_are_private_to_their_owner(folder: ClusterFolder) -> None:
     previous = os.umask(0)
     try:
         folder.write(RECORD)
@@ -106,23 +106,21 @@ def test_private_files_are_the_owners_alone(folder: ClusterFolder) -> None:
         write_private(folder.key, b"secret")
     finally:
         os.umask(previous)
-    made = [folder.root, *folder.root.rglob("*")]
+    paths = [folder.root, *folder.root.rglob("*")]
     assert {"clusters", "history", "locks", "key", "ledger.jsonl", "ssh_config"} <= {
-        path.name for path in made
+        path.name for path in paths
     }
-    assert {path for path in made if path.stat().st_mode & 0o077} == set()
+    assert {path for path in paths if path.stat().st_mode & 0o077} == set()
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error_and_leaves_nothing(
-    folder: ClusterFolder, tmp_path: Path
-) -> None:
+def test_an_unwritable_folder_is_an_error_and_leaves_nothing(folder: ClusterFolder, tmp_path: Path) -> None:
     (tmp_path / "clusters").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot write"):
         folder.write(RECORD)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clusters"]
 
 
-def _hold(
+def _hold_lock(
     root: Path, ready: "multiprocessing.synchronize.Event", release: "multiprocessing.synchronize.Event"
 ) -> None:
     with ClusterFolder(root, "default").lock("up"):
@@ -130,12 +128,12 @@ def _hold(
         release.wait(30)
 
 
-def test_a_second_client_is_told_who_holds_the_cluster_and_the_lock_ends_with_its_holder(
+def test_the_error_of_a_locked_cluster_names_the_holder_and_the_lock_ends_with_it(
     folder: ClusterFolder, tmp_path: Path
 ) -> None:
     context = multiprocessing.get_context("spawn")
     ready, release = context.Event(), context.Event()
-    holder = context.Process(target=_hold, args=(tmp_path, ready, release))
+    holder = context.Process(target=_hold_lock, args=(tmp_path, ready, release))
     holder.start()
     assert ready.wait(30)
     with pytest.raises(ConfigError) as raised, folder.lock("down"):
@@ -148,7 +146,7 @@ def test_a_second_client_is_told_who_holds_the_cluster_and_the_lock_ends_with_it
         pass
 
 
-def test_after_down_the_ledger_stays_and_the_key_does_not(folder: ClusterFolder, tmp_path: Path) -> None:
+def test_archive_keeps_the_ledger_and_removes_the_key(folder: ClusterFolder, tmp_path: Path) -> None:
     folder.write(RECORD)
     write_private(folder.key, b"secret")
     folder.append_event("launched", instances=["i-1"])
@@ -158,13 +156,13 @@ def test_after_down_the_ledger_stays_and_the_key_does_not(folder: ClusterFolder,
     assert json.loads(line)["event"] == "launched"
 
 
-def test_the_common_ssh_config_holds_the_clusters_that_live(folder: ClusterFolder, tmp_path: Path) -> None:
+def test_the_common_ssh_config_has_the_existing_clusters(folder: ClusterFolder, tmp_path: Path) -> None:
     other = ClusterFolder(tmp_path, "other")
     common = tmp_path / "ssh_config"
-    for one in (folder, other):
-        one.write(RECORD)
-        one.write_ssh_config("Host {}node0\n".format)
-        assert one.ssh_config.read_text() == "Host node0\n"
+    for cluster_folder in (folder, other):
+        cluster_folder.write(RECORD)
+        cluster_folder.write_ssh_config("Host {}node0\n".format)
+        assert cluster_folder.ssh_config.read_text() == "Host node0\n"
     assert common.read_text().splitlines()[1:] == ["Host default-node0", "Host other-node0"]
     assert stat.S_IMODE(common.stat().st_mode) == 0o600
     other.write_ssh_config(lambda *_: "")
@@ -175,7 +173,7 @@ def test_the_common_ssh_config_holds_the_clusters_that_live(folder: ClusterFolde
     assert line.startswith("# ") and f"Include {common}" in line
 
 
-def test_a_cluster_that_was_retired_meanwhile_comes_back_neither_as_a_record_nor_as_an_entry(
+def test_an_archived_cluster_is_restored_neither_in_its_record_nor_in_ssh_config(
     folder: ClusterFolder, tmp_path: Path
 ) -> None:
     folder.write(RECORD)
@@ -187,23 +185,21 @@ def test_a_cluster_that_was_retired_meanwhile_comes_back_neither_as_a_record_nor
     assert "Host" not in (tmp_path / "ssh_config").read_text()
 
 
-def _remember(root: Path, number: int) -> None:
-    for one in range(10):
-        ClusterFolder(root, "default").save_jobs(replace(RECORD.jobs[0], job=f"{number}-{one}"))
+def _save_jobs(root: Path, number: int) -> None:
+    for index in range(10):
+        ClusterFolder(root, "default").save_jobs(replace(RECORD.jobs[0], job=f"{number}-{index}"))
 
 
-def test_commands_at_once_lose_nothing_that_another_wrote_to_the_record(
-    folder: ClusterFolder, tmp_path: Path
-) -> None:
+def test_simultaneous_commands_lose_no_change_of_the_record(folder: ClusterFolder, tmp_path: Path) -> None:
     folder.write(RECORD)
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_remember, args=(tmp_path, number)) for number in range(4)]
+    writers = [context.Process(target=_save_jobs, args=(tmp_path, number)) for number in range(4)]
     for writer in writers:
         writer.start()
     for _ in range(10):
         folder.update(lambda record: replace(record, nodes=record.nodes + 1))
     for writer in writers:
         writer.join(60)
-    found = folder.read()
-    assert found is not None
-    assert (found.nodes, len(found.jobs)) == (RECORD.nodes + 10, 41)
+    result = folder.read()
+    assert result is not None
+    assert (result.nodes, len(result.jobs)) == (RECORD.nodes + 10, 41)

@@ -1,4 +1,4 @@
-"""A cluster of records, in the folder of its file."""
+"""A lab in records mode, and its environment."""
 
 import os
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from tests.support.lab import Lab
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab whose local cloud keeps records only."""
-    made = Lab(tmp_path_factory.mktemp("api"))
-    assert made.run("local", "start", "--no-hosts").returncode == 0
-    yield made
-    made.close()
+    lab = Lab(tmp_path_factory.mktemp("api"))
+    assert lab.run("local", "start", "--no-hosts").returncode == 0
+    yield lab
+    lab.close()
 
 
 @pytest.fixture
-def here(records: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    """This process in the lab's home and project."""
+def active_lab(records: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """Return the lab, after this process took over its environment and project folder."""
     for key in [key for key in os.environ if key not in records.environ]:
         monkeypatch.delenv(key)
     for key, value in records.environ.items():

@@ -1,4 +1,4 @@
-"""The Python API in a local cloud: consent, errors, events; and that importing it costs nothing."""
+"""The Python API in a local cloud: consent, errors, events, and the time of its import."""
 
 import re
 import subprocess
@@ -12,18 +12,16 @@ import awsddp
 from tests.support.lab import Lab
 
 
-def test_a_cluster_is_planned_made_found_again_and_ended_without_a_word(
-    here: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_up_status_and_down_print_nothing(active_lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     events: list[awsddp.Event] = []
     cluster = awsddp.Cluster("demo", local=True, on_event=events.append)
     plan = cluster.plan(nodes=3, instance_type="g6.12xlarge")
     assert plan.price_usd_per_hour == plan.launch.price_usd_per_hour
     assert "<td>3 x g6.12xlarge, 4 GPUs each</td>" in plan._repr_html_()
     assert cluster.up(plan)["state"] == "ready"
-    again = awsddp.Cluster("demo")
-    assert [node["node"] for node in again.status()["nodes"]] == [0, 1, 2]
-    assert again.up(nodes=2)["state"] == "ready"
+    reopened = awsddp.Cluster("demo")
+    assert [node["node"] for node in reopened.status()["nodes"]] == [0, 1, 2]
+    assert reopened.up(nodes=2)["state"] == "ready"
     with pytest.raises(awsddp.ConfigError, match="cluster demo already exists"), awsddp.run("demo"):
         pass
     assert cluster.down()["state"] == "absent"
@@ -31,7 +29,7 @@ def test_a_cluster_is_planned_made_found_again_and_ended_without_a_word(
     assert capfd.readouterr() == ("", "")
 
 
-def test_events_of_up_and_down_arrive_on_the_thread_that_calls_them(here: Lab) -> None:
+def test_events_of_up_and_down_arrive_on_the_thread_that_calls_them(active_lab: Lab) -> None:
     threads: dict[threading.Thread, list[str]] = {}
 
     def on_event(event: awsddp.Event) -> None:
@@ -47,7 +45,7 @@ def test_events_of_up_and_down_arrive_on_the_thread_that_calls_them(here: Lab) -
     assert kinds >= {"key pair imported", "security group made", "placement group made"}
 
 
-def test_an_error_recommends_commands_that_select_its_cluster(here: Lab) -> None:
+def test_an_error_recommends_commands_that_select_its_cluster(active_lab: Lab) -> None:
     cluster = awsddp.Cluster("missing", local=True)
     for call in (cluster.jobs, cluster.train, lambda: cluster.job("j")):
         with pytest.raises(awsddp.NotFoundError) as refused:
@@ -55,7 +53,7 @@ def test_an_error_recommends_commands_that_select_its_cluster(here: Lab) -> None
         assert refused.value.next.startswith("awsddp -c missing up --local")
 
 
-def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: Lab) -> None:
+def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(active_lab: Lab) -> None:
     with pytest.raises(awsddp.UsageError, match="unknown keyword 'node'") as refused:
         awsddp.Cluster("demo", local=True).plan(node=2)  # type: ignore[call-arg]
     assert refused.value.next == "did you mean 'nodes'?"
@@ -63,7 +61,7 @@ def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: L
         awsddp.Cluster("no name")
 
 
-def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> None:
+def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(active_lab: Lab) -> None:
     from awsddp.api.cluster import consent
 
     local = awsddp.Cluster("priced", local=True)
@@ -89,7 +87,7 @@ def test_a_cluster_reads_nothing_before_its_first_use(
     assert cluster.folder.path == tmp_path / "later/clusters/late"
 
 
-def test_methods_work_on_any_thread(here: Lab) -> None:
+def test_methods_work_on_any_thread(active_lab: Lab) -> None:
     states: list[str] = []
     threads = [
         threading.Thread(
@@ -107,15 +105,15 @@ def test_methods_work_on_any_thread(here: Lab) -> None:
         awsddp.Cluster(name, local=True).down()
 
 
-def test_importing_awsddp_costs_no_more_than_half_an_import_of_click_beside_it() -> None:
-    def seconds(module: str) -> float:
-        words = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
-        lines = subprocess.run(words, capture_output=True, text=True, check=True).stderr.splitlines()
-        (own,) = [line for line in lines if line.rpartition("|")[2].rstrip() == f" {module}"]
-        return float(re.findall(r"\d+", own)[1])
+def test_importing_awsddp_takes_at_most_half_as_long_again_as_click() -> None:
+    def measure_import(module: str) -> float:
+        command = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+        (row,) = [line for line in lines if line.rpartition("|")[2].rstrip() == f" {module}"]
+        return float(re.findall(r"\d+", row)[1])
 
-    pairs = [(seconds("awsddp"), seconds("click")) for _ in range(3)]
-    assert min(own for own, _ in pairs) <= 1.5 * min(click for _, click in pairs)
+    pairs = [(measure_import("awsddp"), measure_import("click")) for _ in range(3)]
+    assert min(package for package, _ in pairs) <= 1.5 * min(click for _, click in pairs)
 
 
 def test_the_package_is_typed_and_lists_its_names() -> None:

@@ -36,8 +36,8 @@ with awsddp.run("short", node=2):
 """
 
 
-def module() -> str:
-    """Return the module with the rows of its keys made anew."""
+def render_module() -> str:
+    """Return the module with the rows of its keys regenerated."""
     text = "".join(
         f"    {name}: {_type(_hint(key))}\n" for name, key in KEYWORDS.items() if name not in _ELSEWHERE
     )
@@ -50,18 +50,18 @@ def _hint(key: str) -> Any:
 
 
 def _type(hint: Any) -> str:
-    """Return a type as it is written; where settings/spec.py has a tuple, any sequence may be given."""
+    """Return the source of a type, with any sequence for a tuple of settings/spec.py."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(map(_type, args))
     if origin is Literal:
-        return f"Literal[{', '.join(json.dumps(one) for one in args)}]"
-    known = {tuple: "Sequence[str]", dict: "dict[str, str]"}
-    return "None" if hint is type(None) else known.get(origin, getattr(hint, "__name__", ""))
+        return f"Literal[{', '.join(json.dumps(value) for value in args)}]"
+    containers = {tuple: "Sequence[str]", dict: "dict[str, str]"}
+    return "None" if hint is type(None) else containers.get(origin, getattr(hint, "__name__", ""))
 
 
 def test_the_keywords_are_the_keys_of_spec_py() -> None:
-    assert MODULE.read_text() == module(), "run: python -m tests.api.test_keywords"
+    assert MODULE.read_text() == render_module(), "run: python -m tests.api.test_keywords"
 
 
 NAMES = {
@@ -72,7 +72,7 @@ NAMES = {
     "Plan": awsddp.Plan,
     "documents": documents,
 }
-"""What is imported for its types alone."""
+"""Names that are imported for types only."""
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_a_method_takes_every_key_as_a_keyword(function: Any, keys: Any) -> None
 def test_mypy_sees_a_keyword_that_does_not_exist_and_a_wrong_type(tmp_path: Path) -> None:
     file = tmp_path / "snippet.py"
     file.write_text(SNIPPET)
-    words = [sys.executable, "-m", "mypy", "--strict", str(file)]
-    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout
-    found = [
-        line.split(": ", 1)[1] for line in shown.splitlines() if "snippet.py:" in line and "error" in line
+    command = [sys.executable, "-m", "mypy", "--strict", str(file)]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    errors = [
+        line.split(": ", 1)[1] for line in output.splitlines() if "snippet.py:" in line and "error" in line
     ]
-    assert len(found) == 4, shown
-    assert 'Unexpected keyword argument "world_sise" for "train"' in found[0]
-    assert 'Argument "nodes" to "plan"' in found[1]
-    assert 'Unexpected keyword argument "name" for "up"' in found[2]
-    assert 'Unexpected keyword argument "node" for "run"' in found[3]
+    assert len(errors) == 4, output
+    assert 'Unexpected keyword argument "world_sise" for "train"' in errors[0]
+    assert 'Argument "nodes" to "plan"' in errors[1]
+    assert 'Unexpected keyword argument "name" for "up"' in errors[2]
+    assert 'Unexpected keyword argument "node" for "run"' in errors[3]
 
 
 if __name__ == "__main__":
-    MODULE.write_text(module())
+    MODULE.write_text(render_module())

@@ -6,7 +6,7 @@ import awsddp
 from tests.support.lab import Lab
 
 
-def test_run_ends_on_leaving_and_keeps_the_error_of_its_block(here: Lab) -> None:
+def test_run_terminates_the_cluster_after_its_block_and_keeps_the_error(active_lab: Lab) -> None:
     with pytest.raises(ZeroDivisionError), awsddp.run("short", nodes=2, local=True) as cluster:
         assert cluster.status()["idle"] == "10m"
         1 / 0  # noqa: B018

@@ -1,4 +1,4 @@
-"""The programs behind the figures of benchmarks/README.md still run. What they measure is no test."""
+"""The programs behind the figures of benchmarks/README.md still run. Their results are not tested."""
 
 import os
 import random
@@ -45,9 +45,9 @@ SHORTEST = {
     "campaigns/saves": "--runs 1",
     "campaigns/trees": "--runs 1 --parallel 1",
 }
-"""What measures least, by program."""
+"""The arguments with which each program measures least."""
 CHEAP = ("start", "startup", "campaigns/hostile_node")
-"""What takes seconds, and needs no host."""
+"""Programs that take seconds and need no host."""
 OF_TORCH = ("train_ddp", "train_gpu", "train_input", "train_processes")
 EACH_OF_TORCH = """
 import os, runpy, sys
@@ -61,17 +61,18 @@ for name in sys.argv[1:]:
 """
 
 
-def run(name: str, *words: str, timeout: float) -> str:
+def run_benchmark(name: str, *arguments: str, timeout: float) -> str:
     module = f"benchmarks.{name.replace('/', '.')}"
-    return started(*(["-m", module] if "/" in name else [f"benchmarks/{name}.py"]), *words, timeout=timeout)
+    program = ["-m", module] if "/" in name else [f"benchmarks/{name}.py"]
+    return run_python(*program, *arguments, timeout=timeout)
 
 
-def started(*words: str, timeout: float) -> str:
+def run_python(*arguments: str, timeout: float) -> str:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_HOME"))}
     done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=timeout
+        [sys.executable, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=timeout
     )
-    assert done.returncode == 0, f"{words[0]}: {done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{arguments[0]}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -81,30 +82,30 @@ def test_every_program_has_a_shortest_form() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SHORTEST) - set(CHEAP) - set(OF_TORCH)))
-def test_a_program_starts_and_knows_the_words_of_its_shortest_form(name: str) -> None:
-    check_usage(name, run(name, "--help", timeout=60))
+def test_a_program_has_the_options_of_its_shortest_form(name: str) -> None:
+    check_usage(name, run_benchmark(name, "--help", timeout=60))
 
 
 @pytest.mark.prove
-def test_programs_that_import_torch_start_and_know_the_words_of_their_shortest_form() -> None:
-    shown = started("-c", EACH_OF_TORCH, *OF_TORCH, timeout=100).split("usage: ")[1:]
-    for name, usage in zip(OF_TORCH, shown, strict=True):
+def test_programs_that_import_torch_have_the_options_of_their_shortest_form() -> None:
+    usages = run_python("-c", EACH_OF_TORCH, *OF_TORCH, timeout=100).split("usage: ")[1:]
+    for name, usage in zip(OF_TORCH, usages, strict=True):
         check_usage(name, f"usage: {usage}")
 
 
 def check_usage(name: str, usage: str) -> None:
     assert usage.startswith(f"usage: {name.rpartition('/')[2]}.py ")
-    assert [word for word in SHORTEST[name].split() if word.startswith("-") and word not in usage] == []
+    assert [part for part in SHORTEST[name].split() if part.startswith("-") and part not in usage] == []
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.prove] * (name == "start")) for name in CHEAP]
 )
 def test_a_program_that_needs_no_host_runs(name: str) -> None:
-    assert run(name, *SHORTEST[name].split(), timeout=100)
+    assert run_benchmark(name, *SHORTEST[name].split(), timeout=100)
 
 
 @pytest.mark.prove
-def test_a_program_still_runs() -> None:
+def test_a_random_program_runs() -> None:
     name = random.Random(f"benchmark/{SEED}").choice(sorted(set(SHORTEST) - set(CHEAP)))
-    run(name, *SHORTEST[name].split(), timeout=500)
+    run_benchmark(name, *SHORTEST[name].split(), timeout=500)

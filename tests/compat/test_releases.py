@@ -28,7 +28,7 @@ K80_IMAGE = "Deep Learning AMI GPU PyTorch 1.10.0 (Ubuntu 18.04) 20211208"
 PROPRIETARY = "Deep Learning Base Proprietary Nvidia Driver GPU AMI (Amazon Linux 2) Version 71.6"
 
 
-def fitting(gpu: Architecture, driver: int | None) -> list[tuple[str, str]]:
+def list_fitting(gpu: Architecture, driver: int | None) -> list[tuple[str, str]]:
     return [
         (row.torch, cuda)
         for row in RELEASES
@@ -38,9 +38,9 @@ def fitting(gpu: Architecture, driver: int | None) -> list[tuple[str, str]]:
 
 
 def row(torch: str) -> Release:
-    found = find_release(torch)
-    assert found is not None
-    return found
+    release = find_release(torch)
+    assert release is not None
+    return release
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def row(torch: str) -> Release:
 def test_the_newest_torch_of_each_gpu_with_a_driver(
     name: str, driver: int | None, newest: tuple[str, str]
 ) -> None:
-    assert fitting(gpu(name), driver)[0] == newest
+    assert list_fitting(gpu(name), driver)[0] == newest
 
 
 @pytest.mark.parametrize(
-    ("torch", "cuda", "name", "told"),
+    ("torch", "cuda", "name", "expected"),
     [
         ("2.12", "12.8", "T4", "no wheel for CUDA 12.8"),
         ("2.12", "13.0", "V100", "no code for the V100"),
@@ -80,9 +80,9 @@ def test_the_newest_torch_of_each_gpu_with_a_driver(
         ("1.10", "11.3", "K80", ""),
     ],
 )
-def test_why_a_wheel_does_not_fit_a_gpu(torch: str, cuda: str, name: str, told: str) -> None:
-    why = find_wheel_problem(row(torch), cuda, gpu(name))
-    assert (told in why) if told else why == ""
+def test_a_wheel_fits_a_gpu_or_has_a_reason_why_not(torch: str, cuda: str, name: str, expected: str) -> None:
+    reason = find_wheel_problem(row(torch), cuda, gpu(name))
+    assert (expected in reason) if expected else reason == ""
 
 
 def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
@@ -93,7 +93,7 @@ def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "driver", "module", "told"),
+    ("name", "driver", "module", "expected"),
     [
         ("K80", 580, "proprietary", "driver 580 is too new for the K80"),
         ("K80", 470, "open", "open-source driver does not know the K80"),
@@ -104,15 +104,15 @@ def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
         ("T4", None, None, ""),
     ],
 )
-def test_why_a_driver_does_not_drive_a_gpu(
-    name: str, driver: int | None, module: KernelModule | None, told: str
+def test_a_driver_supports_a_gpu_or_has_a_reason_why_not(
+    name: str, driver: int | None, module: KernelModule | None, expected: str
 ) -> None:
-    why = find_driver_problem(gpu(name), driver=driver, module=module)
-    assert (told in why) if told else why == ""
+    reason = find_driver_problem(gpu(name), driver=driver, module=module)
+    assert (expected in reason) if expected else reason == ""
 
 
 @pytest.mark.parametrize(
-    ("type_", "image", "told"),
+    ("type_", "image", "expected"),
     [
         ("p3dn.24xlarge", DLAMI.format("2.12", "24.04"), "open-source driver"),
         ("p3dn.24xlarge", PROPRIETARY, ""),
@@ -132,9 +132,9 @@ def test_why_a_driver_does_not_drive_a_gpu(
         ("g6.48xlarge", "an image of one's own", ""),
     ],
 )
-def test_which_image_fits_which_type(type_: str, image: str, told: str) -> None:
+def test_an_image_fits_a_type_or_has_a_reason_why_not(type_: str, image: str, expected: str) -> None:
     why = find_image_problem(GPU_TYPES[type_], image)
-    assert (told in why) if told else why == ""
+    assert (expected in why) if expected else why == ""
 
 
 @pytest.mark.parametrize("type_", ["g5g.xlarge", "p5.48xlarge"])
@@ -155,7 +155,7 @@ def test_the_notes_of_the_images_for_arm64_list_other_families(type_: str) -> No
         ("ours, PyTorch 2.99", False, ""),
     ],
 )
-def test_which_images_the_table_has(name: str, is_known: bool, unknown: str) -> None:
+def test_an_image_is_looked_up_in_the_table_by_its_name(name: str, is_known: bool, unknown: str) -> None:
     assert (in_table(name), find_unknown_torch(name)) == (is_known, unknown)
 
 
@@ -183,8 +183,8 @@ def test_the_login_user_is_read_from_the_name_or_not_guessed(name: str, user: st
 
 
 def test_every_gpu_has_some_torch_that_runs_on_it() -> None:
-    for one in ARCHITECTURES:
-        assert fitting(one, None), one
+    for architecture in ARCHITECTURES:
+        assert list_fitting(architecture, None), architecture
 
 
 def test_a_torch_version_finds_its_row() -> None:
@@ -196,7 +196,7 @@ def test_a_torch_version_finds_its_row() -> None:
     assert find_release("nightly") is None
 
 
-def test_images_that_are_gone_are_explained() -> None:
+def test_deregistered_images_are_explained() -> None:
     assert "deregistered" in explain_missing_image("Deep Learning AMI (Ubuntu) Version 14.0")
     assert "deregistered" in explain_missing_image(K80_IMAGE)
     assert explain_missing_image(DLAMI.format("2.12", "24.04")) == ""

@@ -7,7 +7,7 @@ from awsddp.compat.types import GPU_TYPES, RETIRED, Market, find_quota
 from tests.support.gpus import gpu
 
 
-def test_a_part_of_a_gpu_is_shown_as_one_and_priced_by_its_own_date() -> None:
+def test_a_part_of_a_gpu_is_shown_as_a_fraction_and_priced_by_its_own_date() -> None:
     eighth, half, whole = (GPU_TYPES[name] for name in ("g6f.xlarge", "gr6f.4xlarge", "g6.xlarge"))
     assert [kind.gpu_shown for kind in (eighth, half, whole)] == ["1/8 L4", "1/2 L4", "L4"]
     assert (eighth.gpus, eighth.memory_gb, eighth.price_date) == (1, 2.8, "2026-02-09")

@@ -20,7 +20,7 @@ GROUPS = {
 
 
 @functools.cache
-def page() -> str:
+def render_page() -> str:
     """Return the page with new sections; the text before them is unchanged."""
     sections = [PAGE.read_text().partition("\n## awsddp\n")[0], _section()]
     sections += [_section(verb) for verb in VERBS]
@@ -28,14 +28,14 @@ def page() -> str:
     return "\n".join(sections)
 
 
-def _section(*words: str) -> str:
-    text = _help(*words)
-    if words:
+def _section(*command: str) -> str:
+    text = _help(*command)
+    if command:
         text = _REPEATED.sub("", text)
-    if words in {("plan",), ("run",)}:
+    if command in {("plan",), ("run",)}:
         repeated = {_squeezed(option) for verb in ("up", "train") for option in _OPTION.findall(_help(verb))}
         text = _OPTION.sub(lambda option: "" if _squeezed(option[0]) in repeated else option[0], text)
-    return f"## {' '.join(('awsddp', *words))}\n\n```\n{text.rstrip()}\n```\n"
+    return f"## {' '.join(('awsddp', *command))}\n\n```\n{text.rstrip()}\n```\n"
 
 
 def _squeezed(text: str) -> str:
@@ -43,13 +43,13 @@ def _squeezed(text: str) -> str:
 
 
 @functools.cache
-def _help(*words: str) -> str:
+def _help(*command: str) -> str:
     environ = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100"}
-    return quick_start.run([*words, "--help"], cwd=PAGE.parent, env=environ, text="", timeout=60).stdout
+    return quick_start.run([*command, "--help"], cwd=PAGE.parent, env=environ, text="", timeout=60).stdout
 
 
-def test_the_page_of_commands_is_what_help_says() -> None:
-    assert PAGE.read_text() == page(), "run: python -m tests.docs.test_commands"
+def test_commands_md_has_the_output_of_help() -> None:
+    assert PAGE.read_text() == render_page(), "run: python -m tests.docs.test_commands"
 
 
 def test_the_design_names_every_exit_code() -> None:
@@ -68,4 +68,4 @@ def test_no_help_page_shows_more_than_18_options() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(render_page())

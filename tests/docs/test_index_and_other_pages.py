@@ -24,7 +24,7 @@ CHEAP = "awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def lines(text: str) -> set[str]:
+def list_command_lines(text: str) -> set[str]:
     """Return the command lines in the code of a page: of blocks, and between backquotes."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     blocks += re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
@@ -41,7 +41,7 @@ def lines(text: str) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_line_of_a_page_is_parsed(page: Path) -> None:
     wrong = {}
-    for line in sorted(lines(page.read_text(encoding="utf-8"))):
+    for line in sorted(list_command_lines(page.read_text(encoding="utf-8"))):
         try:
             parse(line)
         except (click.UsageError, ValueError) as error:
@@ -50,7 +50,7 @@ def test_every_line_of_a_page_is_parsed(page: Path) -> None:
 
 
 def test_a_line_with_a_wrong_verb_option_or_key_is_found() -> None:
-    assert lines("x `awsddp up --nodes 2` y\n\n    awsddp down   # now\n") == {
+    assert list_command_lines("x `awsddp up --nodes 2` y\n\n    awsddp down   # now\n") == {
         "awsddp up --nodes 2",
         "awsddp down   # now",
     }
@@ -69,22 +69,22 @@ def test_every_toml_block_of_a_page_is_valid(page: Path, tmp_path: Path) -> None
         load(file=tmp_path / "awsddp.toml", environ={})
 
 
-def test_first_screen_has_the_cheap_line_with_and_without_a_rehearsal_and_fits_the_width() -> None:
+def test_the_first_screen_has_the_cheap_command_with_and_without_local_and_fits() -> None:
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         text = page.read_text(encoding="utf-8")
-        head, _, rest = text.partition("\n    ")
-        block = [*takewhile(lambda row: row.startswith("    "), f"    {rest}".splitlines())]
+        head, _, tail = text.partition("\n    ")
+        block = [*takewhile(lambda row: row.startswith("    "), f"    {tail}".splitlines())]
         assert "Never run on a real AWS account yet" in head
         assert [f"    {CHEAP} --local", f"    {CHEAP}"] == [row for row in block if " run " in row]
         assert max(map(len, block)) <= 80
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_badges_say_what_the_package_says() -> None:
+def test_badges_match_the_package() -> None:
     package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     badges = re.findall(r"shields\.io/badge/(\S+?)-\w+\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    said = [unquote(badge).replace("--", "\0").replace("-", " ").replace("_", " ") for badge in badges]
-    assert [one.replace("\0", "-") for one in said] == [
+    labels = [unquote(badge).replace("--", "\0").replace("-", " ").replace("_", " ") for badge in badges]
+    assert [label.replace("\0", "-") for label in labels] == [
         f"version {__version__} unreleased",
         f"python {package['requires-python'].removeprefix('>=')}+",
         f"license {package['license']}",
@@ -94,7 +94,7 @@ def test_badges_say_what_the_package_says() -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_recording_is_short_small_and_names_nothing_of_the_machine_it_was_made_on(theme: str) -> None:
+def test_the_recording_is_short_and_small_and_names_no_path_of_its_machine(theme: str) -> None:
     file = ROOT / "docs" / f"recording-{theme}.svg"
     text = file.read_text(encoding="utf-8")
     rows = ["".join(row.itertext()) for row in ElementTree.fromstring(text).iter(f"{SVG}g")]
@@ -102,5 +102,5 @@ def test_recording_is_short_small_and_names_nothing_of_the_machine_it_was_made_o
     assert file.stat().st_size < 300_000
     assert any("loss 0." in row for row in rows) and any("SIGKILL" in row for row in rows)
     assert any("nothing is left" in row for row in rows)
-    for told in ("/tmp", "/home", "/root", Path.home().name + "@", str(ROOT)):
-        assert told not in "\n".join(rows)
+    for name in ("/tmp", "/home", "/root", Path.home().name + "@", str(ROOT)):
+        assert name not in "\n".join(rows)

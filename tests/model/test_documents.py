@@ -1,4 +1,4 @@
-"""The JSON documents have published types. Every test that reads a verb's --json holds it against them."""
+"""The JSON documents have published types. Every test that reads a verb's --json checks it against them."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.support import schema
 from tests.support.lab import Lab
 
 
-def test_the_published_schema_is_what_the_types_say() -> None:
+def test_the_published_schema_matches_the_types() -> None:
     assert schema.PAGE.read_text() == schema.schema(), "run: python -m tests.support.schema"
 
 
@@ -19,14 +19,14 @@ def test_every_verb_has_a_type() -> None:
     json.loads(schema.schema())
 
 
-def test_a_key_beside_the_type_is_found() -> None:
+def test_a_key_that_the_type_lacks_is_an_error() -> None:
     with pytest.raises(AssertionError, match="newer"):
         schema.check({"schema": 1, "stopped": True, "newer": 1}, "local", "stop")
     with pytest.raises(AssertionError):
         schema.check({"schema": 2, "stopped": True}, "local", "stop")
 
 
-def test_every_error_has_a_kind_of_its_own_which_the_docs_list() -> None:
+def test_every_error_has_a_unique_kind_that_the_docs_list() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     ours = [kind.kind for kind in kinds if issubclass(kind, errors.AwsddpError)]
     assert len(ours) == len(set(ours))
@@ -35,7 +35,7 @@ def test_every_error_has_a_kind_of_its_own_which_the_docs_list() -> None:
         assert f"| `{kind}` |" in page, kind
 
 
-def test_the_verbs_are_those_of_the_files() -> None:
+def test_each_command_has_the_name_of_its_verb() -> None:
     from click import Context
 
     commands = [cli.get_command(Context(cli), name) for name in VERBS]
@@ -43,7 +43,7 @@ def test_the_verbs_are_those_of_the_files() -> None:
 
 
 @pytest.mark.prove
-def test_records_of_the_local_cloud_show_every_document_without_hosts(records: Lab) -> None:
+def test_records_mode_returns_every_document_that_needs_no_host(records: Lab) -> None:
     records.json("status", "--local")
     records.json("plan", "--local")
     records.json("plan", "--local", "--offers")

@@ -1,11 +1,11 @@
-"""Rows of metrics, whatever a program writes."""
+"""Rows of metrics, valid or not."""
 
 from awsddp.job.report_page import summarize_metrics
 from awsddp.model.metric_rows import as_number, parse_json_lines, read_last_value
 from awsddp.storage.loss_plot import plot_loss
 
 
-def test_the_loss_of_a_job_is_that_of_its_first_rank_whoever_wrote_last() -> None:
+def test_the_loss_of_a_job_is_that_of_its_lowest_rank() -> None:
     rows = [
         {"rank": 0, "loss": 3.0},
         {"rank": 1, "loss": 1.0},
@@ -20,7 +20,7 @@ def test_the_loss_of_a_job_is_that_of_its_first_rank_whoever_wrote_last() -> Non
     assert read_last_value([{"loss": 4.0}, {"rank": 1, "loss": 5.0}], "loss") == 4.0
 
 
-def test_whatever_a_program_writes_down_as_its_metrics_can_be_shown() -> None:
+def test_invalid_rows_of_metrics_are_ignored() -> None:
     rows = parse_json_lines(
         '{"loss": 1, "step": "x"}\n{"loss": NaN}\n{"loss": 1e999, "accuracy": Infinity}\n[1]\nhalf {\n'
         f'{{"loss": 2, "step": {"9" * 400}, "accuracy": 0.5}}\n'

@@ -1,4 +1,4 @@
-"""Nothing that a node says is used before it was checked against what was asked."""
+"""An answer of a node is validated against its request before it is used."""
 
 import json
 from datetime import datetime
@@ -64,56 +64,59 @@ ANSWERS: list[tuple[Request[Any], dict[str, Any]]] = [
 ]
 
 
-def check(request: Request[Any], answer: Any) -> Any:
-    said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return calls.parse_response(MAGIC + said, request=request, node=1)
+def parse_answer(request: Request[Any], answer: Any) -> Any:
+    payload = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    return calls.parse_response(MAGIC + payload, request=request, node=1)
 
 
-def inspected(facts: dict[str, Any]) -> node_answers.InspectionResult:
+def parse_facts(facts: dict[str, Any]) -> node_answers.InspectionResult:
     return node_answers.read_answer(json.dumps(facts).encode(), node_answers.InspectionResult, node=1)
 
 
-def holds(found: Any, told: Any) -> bool:
-    """Tell whether a converted answer holds all that was told."""
-    if isinstance(told, dict):
+def has_values(parsed: Any, expected: Any) -> bool:
+    """Return True if a parsed answer has all the expected values."""
+    if isinstance(expected, dict):
         return all(
-            holds(found[key] if isinstance(found, dict) else getattr(found, key), told[key]) for key in told
+            has_values(parsed[key] if isinstance(parsed, dict) else getattr(parsed, key), expected[key])
+            for key in expected
         )
-    if isinstance(told, list):
-        return len(found) == len(told) and all(map(holds, found, told))
-    return bool(found == (datetime.fromisoformat(told) if isinstance(found, datetime) else told))
+    if isinstance(expected, list):
+        return len(parsed) == len(expected) and all(map(has_values, parsed, expected))
+    return bool(parsed == (datetime.fromisoformat(expected) if isinstance(parsed, datetime) else expected))
 
 
-def refused(request: Request[Any], answer: Any) -> str:
-    """Return what is told to be wrong with an answer."""
+def get_refusal(request: Request[Any], answer: Any) -> str:
+    """Return the reason why an answer is refused."""
     with pytest.raises(NodeError, match="node1 gave a malformed answer") as caught:
-        check(request, answer)
+        parse_answer(request, answer)
     return caught.value.why
 
 
 @pytest.mark.parametrize(("request_", "answer"), ANSWERS)
-def test_what_an_honest_node_says_is_taken_as_it_is(request_: Request[Any], answer: dict[str, Any]) -> None:
-    assert holds(check(request_, answer), answer)
+def test_a_valid_answer_is_parsed_unchanged(request_: Request[Any], answer: dict[str, Any]) -> None:
+    assert has_values(parse_answer(request_, answer), answer)
     newer = {**answer, "newer": {"key": [1.5, None, "x"]}}
-    assert holds(check(request_, newer), answer)
-    assert holds(inspected({**FACTS, "newer": []}), FACTS)
+    assert has_values(parse_answer(request_, newer), answer)
+    assert has_values(parse_facts({**FACTS, "newer": []}), FACTS)
 
 
 @pytest.mark.parametrize(("request_", "answer"), [*ANSWERS, (None, FACTS)])
 @pytest.mark.parametrize("value", [None, -1, 1e999, 2**80, "x\n", "", [], {}, True, ["x"], [[]]])
-def test_no_key_takes_any_value(request_: Request[Any] | None, answer: dict[str, Any], value: object) -> None:
-    """Each key takes some of these values at most, and says so of the others as an error of the node."""
+def test_no_key_accepts_all_values(
+    request_: Request[Any] | None, answer: dict[str, Any], value: object
+) -> None:
+    """Each key accepts some of these values at most, and raises NodeError for the others."""
     for key in answer:
         try:
             changed = {**answer, key: value}
-            check(request_, changed) if request_ else inspected(changed)
+            parse_answer(request_, changed) if request_ else parse_facts(changed)
         except NodeError:
             continue
         assert value in (None, "", [], {}, True, 0, "x\n"), f"{key}: {value!r}"
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("payload", "reason"),
     [
         (b"{", "Expecting"),
         (b"[]", "not a JSON object"),
@@ -130,23 +133,23 @@ def test_no_key_takes_any_value(request_: Request[Any] | None, answer: dict[str,
         (b'{"error": "x"}', "error"),
     ],
 )
-def test_what_is_no_answer_is_refused(said: bytes, why: str) -> None:
-    assert why in refused(messages.Slots(), said)
+def test_an_invalid_answer_is_refused(payload: bytes, reason: str) -> None:
+    assert reason in get_refusal(messages.Slots(), payload)
 
 
-def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_over_the_maximum_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_answers, "MAX_BYTES", 1 << 20)
-    assert refused(messages.Slots(), b"{" + b" " * (1 << 20)) == "over 1 MB"
+    assert get_refusal(messages.Slots(), b"{" + b" " * (1 << 20)) == "over 1 MB"
 
 
 @pytest.mark.parametrize("key", ["metrics", "samples"])
-def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
+def test_metrics_of_a_rank_of_another_node_are_refused_with_the_reason(key: str) -> None:
     numbers = {"step": 1, "loss": 0.5, "steps_per_second": 1.0, "fraction": None} if key == "metrics" else {}
     ranks = [RANK, {**RANK, "rank": 2, "node": 0}]
-    own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **numbers}]} for rank in (0, 2))
-    assert holds(check(messages.State(), {"jobs": [own]}).jobs, [own])
-    why = refused(messages.State(), {"jobs": [other]})
-    assert why == f"{key} of a rank that does not run there"
+    valid, foreign = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **numbers}]} for rank in (0, 2))
+    assert has_values(parse_answer(messages.State(), {"jobs": [valid]}).jobs, [valid])
+    reason = get_refusal(messages.State(), {"jobs": [foreign]})
+    assert reason == f"{key} of a rank that does not run there"
 
 
 @pytest.mark.parametrize(
@@ -173,15 +176,15 @@ def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
         {"cause": {**CAUSE, "explanation": "\ud800"}},
     ],
 )
-def test_a_job_is_the_one_that_was_asked_for_and_has_the_types_of_one(change: dict[str, Any]) -> None:
-    refused(messages.Cancel(job="j"), {**DOCUMENT, **change})
-    refused(messages.Cancel(job="j"), {**DOCUMENT, **change})
+def test_a_job_with_another_name_or_invalid_values_is_refused(change: dict[str, Any]) -> None:
+    get_refusal(messages.Cancel(job="j"), {**DOCUMENT, **change})
+    get_refusal(messages.Cancel(job="j"), {**DOCUMENT, **change})
 
 
-def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
+def test_invalid_and_repeated_names_of_jobs_are_refused() -> None:
     for name in ("../../victim/.ssh", "..", "", "a/b", "a\0", ".hidden", "x" * 200, "j\n"):
-        refused(messages.State(), {"jobs": [{**DOCUMENT, "job": name}]})
-    assert "duplicate job" in refused(messages.State(), {"jobs": [DOCUMENT, DOCUMENT]})
+        get_refusal(messages.State(), {"jobs": [{**DOCUMENT, "job": name}]})
+    assert "duplicate job" in get_refusal(messages.State(), {"jobs": [DOCUMENT, DOCUMENT]})
 
 
 @pytest.mark.parametrize(
@@ -200,15 +203,15 @@ def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
         {"complaint": None},
     ],
 )
-def test_what_a_node_says_of_itself_has_its_form(change: dict[str, Any]) -> None:
+def test_invalid_facts_of_a_node_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(NodeError, match="node1 gave a malformed answer"):
-        inspected({**FACTS, **change})
+        parse_facts({**FACTS, **change})
 
 
-def listed(told: dict[str, Any]) -> node_answers.Manifest:
-    """Return a list of results of node 1, where rank 0 runs, as it is used."""
-    found: node_answers.Manifest = check(messages.Manifest(job="j", ranks=[(0, 1), (1, 0)]), told)
-    return found
+def parse_manifest(answer: dict[str, Any]) -> node_answers.Manifest:
+    """Parse a manifest of node 1, on which rank 0 runs."""
+    manifest: node_answers.Manifest = parse_answer(messages.Manifest(job="j", ranks=[(0, 1), (1, 0)]), answer)
+    return manifest
 
 
 @pytest.mark.parametrize(
@@ -236,21 +239,22 @@ def listed(told: dict[str, Any]) -> node_answers.Manifest:
         "node1/\ud800",
     ],
 )
-def test_a_place_that_is_not_the_nodes_own_is_refused(home: str) -> None:
+def test_a_home_outside_the_nodes_own_folder_is_refused(home: str) -> None:
     for entry in (FILE, LINK):
         with pytest.raises(NodeError, match="node1"):
-            listed({**LIST, "files": [{**entry, "home": home}]})
+            parse_manifest({**LIST, "files": [{**entry, "home": home}]})
 
 
-def test_a_name_is_as_long_as_a_file_may_have_it() -> None:
-    (file,) = listed({**LIST, "files": [{**FILE, "home": home} for home in ["node1/" + "x" * 255]]}).files
+def test_a_file_name_of_255_characters_is_accepted() -> None:
+    files = [{**FILE, "home": home} for home in ["node1/" + "x" * 255]]
+    (file,) = parse_manifest({**LIST, "files": files}).files
     assert len(file.home) == 261
 
 
 @pytest.mark.parametrize("path", ["relative", "/a/../etc/shadow", "/a\0b", "", "/", "//x", "/a/\ud800"])
-def test_a_path_on_a_node_is_absolute_and_plain(path: str) -> None:
+def test_an_invalid_path_on_a_node_is_refused(path: str) -> None:
     with pytest.raises(NodeError, match="node1"):
-        listed({**LIST, "files": [{**FILE, "path": path}]})
+        parse_manifest({**LIST, "files": [{**FILE, "path": path}]})
 
 
 @pytest.mark.parametrize(
@@ -274,18 +278,18 @@ def test_a_path_on_a_node_is_absolute_and_plain(path: str) -> None:
 )
 def test_a_link_that_leads_out_of_the_nodes_folder_is_refused(target: str) -> None:
     with pytest.raises(NodeError, match="node1"):
-        listed({**LIST, "files": [{**LINK, "target": target}]})
+        parse_manifest({**LIST, "files": [{**LINK, "target": target}]})
 
 
-def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
+def test_files_of_the_node_and_logs_of_its_ranks_are_accepted() -> None:
     homes = ["node1/x", "node1/odd \udcff\n", "logs/rank0.log", ".awsddp/supervisor1.log"]
-    told = {**LIST, "files": [{**FILE, "home": home} for home in homes]}
-    assert [file.home for file in listed(told).files] == homes
+    answer = {**LIST, "files": [{**FILE, "home": home} for home in homes]}
+    assert [file.home for file in parse_manifest(answer).files] == homes
     targets = ["node1", "node1/odd \udcff\n/x", "logs/rank0.log", ".awsddp/samples1.json"]
-    told = {**LIST, "files": [{**LINK, "target": target} for target in targets]}
-    assert [file.target for file in listed(told).files] == targets
+    answer = {**LIST, "files": [{**LINK, "target": target} for target in targets]}
+    assert [file.target for file in parse_manifest(answer).files] == targets
     with pytest.raises(NodeError, match="node1"):
-        listed({**LIST, "files": [{**LINK, "home": "logs/rank0.log"}]})
+        parse_manifest({**LIST, "files": [{**LINK, "home": "logs/rank0.log"}]})
 
 
 @pytest.mark.parametrize(
@@ -299,15 +303,15 @@ def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
         {**FILE, "data": "%"},
     ],
 )
-def test_a_file_has_a_size_and_a_hash(file: dict[str, Any]) -> None:
+def test_a_file_without_a_valid_size_or_hash_is_refused(file: dict[str, Any]) -> None:
     with pytest.raises(NodeError, match="node1"):
-        listed({**LIST, "files": [file]})
+        parse_manifest({**LIST, "files": [file]})
 
 
 @pytest.mark.parametrize("key", ["metrics", "samples"])
-def test_a_node_speaks_for_no_rank_of_another_node(key: str) -> None:
+def test_metrics_and_samples_of_a_rank_of_another_node_are_refused(key: str) -> None:
     row = {"step": None, "loss": 1.0, "steps_per_second": None, "fraction": None} if key == "metrics" else {}
     ranks = [{**DOCUMENT["ranks"][0], "rank": rank, "node": rank} for rank in (0, 1)]
-    own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **row}]} for rank in (1, 0))
-    check(messages.State(), {"jobs": [own]})
-    assert "of a rank that does not run there" in refused(messages.State(), {"jobs": [other]})
+    valid, foreign = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **row}]} for rank in (1, 0))
+    parse_answer(messages.State(), {"jobs": [valid]})
+    assert "of a rank that does not run there" in get_refusal(messages.State(), {"jobs": [foreign]})

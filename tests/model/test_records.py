@@ -23,7 +23,7 @@ from awsddp.model.records import (
         ((0, 2, 3, 7, 8, 9), "0,2,3,7-9"),
     ],
 )
-def test_node_numbers_as_the_tag_holds_them(numbers: tuple[int, ...], text: str) -> None:
+def test_node_numbers_are_formatted_as_ranges(numbers: tuple[int, ...], text: str) -> None:
     assert format_node_numbers(numbers) == text
 
 

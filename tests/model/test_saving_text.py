@@ -1,4 +1,4 @@
-"""How far results are in S3, in words."""
+"""The progress of uploads to S3 as text."""
 
 import pytest
 
@@ -25,5 +25,5 @@ from awsddp.model.saving_text import describe_saving
         ),
     ],
 )
-def test_how_far_results_are_in_s3_is_one_line(saving: Saving, text: str) -> None:
+def test_the_progress_of_uploads_is_one_line(saving: Saving, text: str) -> None:
     assert describe_saving(saving) == text

@@ -1,4 +1,4 @@
-"""Advice is read as commands and what stands between them, and written as it was."""
+"""Messages are parsed into commands and the text between them, and formatted unchanged."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from awsddp.session.advice import parse_message
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("awsddp down && awsddp up   # anew", "awsddp -c a down && awsddp -c b up   # anew"),
         ("awsddp up; awsddp logs 'a b'", "awsddp -c a up; awsddp -c a logs 'a b'"),
@@ -17,7 +17,7 @@ from awsddp.session.advice import parse_message
         ("aws s3 ls\nawsddp fetch", "aws s3 ls\nawsddp -c a fetch"),
     ],
 )
-def test_options_go_into_each_command_and_the_rest_is_as_it_was_read(text: str, said: str) -> None:
+def test_options_are_added_to_each_command_and_other_text_is_unchanged(text: str, expected: str) -> None:
     advice = parse_message(text)
     assert "\n".join(map(str, advice)) == text
-    assert "\n".join(str(line.with_options(["-c", "a"], ["-c", "b"])) for line in advice) == said
+    assert "\n".join(str(line.with_options(["-c", "a"], ["-c", "b"])) for line in advice) == expected

@@ -1,4 +1,4 @@
-"""A cluster that exists keeps its settings, whatever awsddp.toml says by now."""
+"""An existing cluster keeps its settings, whatever awsddp.toml says."""
 
 from pathlib import Path
 
@@ -12,31 +12,31 @@ from tests.support.machine import On
 from tests.support.moto_cloud import Cloud
 
 
-def test_what_was_not_said_again_is_as_at_the_launch(
+def test_settings_that_are_not_repeated_are_those_of_the_launch(
     on: On, cloud: Cloud, aws: AwsClient, tmp_path: Path
 ) -> None:
-    made = aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    key_pair = aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
     vpc = aws.paginate("DescribeSubnets", {}, "Subnets")[0]["VpcId"]
     group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own", "VpcId": vpc})[
         "GroupId"
     ]
-    own = tmp_path / "mine.pem"
-    own.touch(mode=0o600)
-    own.write_text(made["KeyMaterial"])
+    key_file = tmp_path / "mine.pem"
+    key_file.touch(mode=0o600)
+    key_file.write_text(key_pair["KeyMaterial"])
     laptop = on("laptop")
-    laptop.first(access__key_file=str(own), network__security_group=group, tags__team="vision")
+    laptop.first(access__key_file=str(key_file), network__security_group=group, tags__team="vision")
     laptop.up(cluster__nodes=3)
-    [sent] = cloud.sent("RunInstances")
-    assert sent["KeyName"] == "mine"
-    assert sent["NetworkInterface.1.SecurityGroupId.1"] == group
-    assert "vision" in sent.values()
+    [request] = cloud.sent("RunInstances")
+    assert request["KeyName"] == "mine"
+    assert request["NetworkInterface.1.SecurityGroupId.1"] == group
+    assert "vision" in request.values()
     assert cloud.sent("CreateSecurityGroup") == []
-    down(laptop.context(), confirm=lambda what: None)
+    down(laptop.context(), confirm=lambda question: None)
     assert aws.call("DescribeSecurityGroups", {"GroupIds": [group]})["SecurityGroups"]
-    assert own.read_text() == made["KeyMaterial"]
+    assert key_file.read_text() == key_pair["KeyMaterial"]
 
 
-def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
+def test_a_wrong_login_name_can_be_corrected(on: On) -> None:
     laptop = on("laptop")
     laptop.first(access__user="nobody")
     for keys in ({"access__user": "ubuntu"}, {}):
@@ -45,15 +45,15 @@ def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
 
 
 @pytest.mark.prove
-def test_ssh_moves_to_a_jump_host_which_is_remembered(
+def test_up_switches_ssh_to_a_jump_host_and_remembers_it(
     on: On, aws: AwsClient, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     laptop = on(str(tmp_path_factory.mktemp("short")))  # a socket's path is limited to about 100 characters
     laptop.first()
     with pytest.raises(ConfigError, match=r"network\.ssh_cidr"):
         laptop.up(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0")
-    made = {"GroupName": "bastion", "Description": "the user's own"}
-    group = aws.call("CreateSecurityGroup", made)["GroupId"]
+    parameters = {"GroupName": "bastion", "Description": "the user's own"}
+    group = aws.call("CreateSecurityGroup", parameters)["GroupId"]
     laptop.up(network__jump="bastion", network__ssh_cidr=group)
     assert laptop.cluster.ssh_cidrs == (group,)
     laptop.up()
@@ -67,19 +67,19 @@ def test_ssh_moves_to_a_jump_host_which_is_remembered(
     aws.call("DeleteSecurityGroup", {"GroupId": group})
 
 
-def test_a_cluster_is_as_requested_in_a_folder_whose_file_asks_for_another(on: On, cloud: Cloud) -> None:
+def test_a_file_that_requests_another_cluster_does_not_change_an_existing_one(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
     before = laptop.first(cluster__nodes=1)
     laptop.file.write_text('[cluster]\nnodes = 2\ninstance_type = "g6.xlarge"\nexpires = "48h"\n')
-    made = plan(laptop.context())
-    assert (made.exists, made.steps, made.nodes) == (True, (), 1)
+    document = plan(laptop.context())
+    assert (document.exists, document.steps, document.nodes) == (True, (), 1)
     laptop.up()
     assert cloud.sent("RunInstances") == laptop.questions == []
     assert laptop.cluster == before
 
 
 @pytest.mark.prove
-def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on: On) -> None:
+def test_up_reports_settings_of_the_file_that_differ_and_the_options_that_apply_them(on: On) -> None:
     laptop = on("laptop")
     laptop.first(cluster__nodes=1)
     laptop.file.write_text('[cluster]\ninstance_type = "g5.xlarge"\nnodes = 1\nexpires = "24h"\n')
@@ -95,10 +95,10 @@ def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on:
     for verb in (laptop.up, lambda: plan(laptop.context())):
         laptop.said.clear()
         verb()
-        assert [said for said in laptop.said if "awsddp.toml" in said] == [line]
+        assert [text for text in laptop.said if "awsddp.toml" in text] == [line]
     laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\n')
     for keys in ({"cluster__nodes": 2, "cluster__expires": "48h"}, {}):
         laptop.said.clear()
         laptop.up(**keys)
-        assert [said for said in laptop.said if "awsddp.toml" in said] == []
+        assert [text for text in laptop.said if "awsddp.toml" in text] == []
     assert len(laptop.cluster.live) == 2

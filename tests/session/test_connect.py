@@ -1,4 +1,4 @@
-"""Nodes that can be reached, and those that cannot."""
+"""Connecting to nodes, of which some do not answer."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.support.folder_nodes import World, start
 from tests.support.owed_results import at_home
 
 
-def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
+def test_a_node_that_loses_its_connection_does_not_hide_the_other(owed: World) -> None:
     owed.cut = {1}
     [job] = jobs(owed.session())["jobs"]
     assert (job["job"], job["nodes"][1].instance_id) == ("j", "i-1")
@@ -22,10 +22,10 @@ def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
 
 
-def test_no_node_chooses_a_folder_of_the_users(world: World) -> None:
+def test_a_job_that_nodes_list_is_ignored_if_its_results_folder_exists(world: World) -> None:
     start(world, "", name="mine")
     world.homes.wait("mine")
-    world.folder.write(replace(world.record, jobs=()))  # as where another machine has started it
+    world.folder.write(replace(world.record, jobs=()))  # as if another client had started it
     assert [job.job for job in list_jobs_on_nodes(world.connected())] == ["mine"]
     (world.project / "runs/mine").mkdir(parents=True)
     assert list_jobs_on_nodes(world.connected()) == ()

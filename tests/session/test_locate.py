@@ -1,4 +1,4 @@
-"""Where a cluster is, and what is said where another command has ended it."""
+"""Locating a cluster, and errors if another command has terminated it."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.support.folder_nodes import World
 from tests.support.machine import On
 
 
-def test_a_verb_whose_cluster_another_command_terminated_says_so(
+def test_an_error_says_that_another_command_has_terminated_the_cluster(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locate, "_search", lambda *_, **__: world.located())
@@ -24,7 +24,7 @@ def test_a_verb_whose_cluster_another_command_terminated_says_so(
     assert refused.value.next.startswith("awsddp up")
 
 
-def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(
+def test_nodes_that_another_command_terminates_are_reported_with_their_state(
     on: On, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     laptop = on("laptop")

@@ -1,4 +1,4 @@
-"""What a message tells to type means this cluster, and names what may still cost money."""
+"""Commands in messages select this cluster, and messages name what may still cost money."""
 
 import json
 import shlex
@@ -38,22 +38,22 @@ from tests.support.launched_cluster import RECORD
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterFolder]:
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
     monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
-    made = ClusterFolder(tmp_path, "second")
+    cluster_folder = ClusterFolder(tmp_path, "second")
     session = Session(name="second", home=tmp_path, settings=load("second", environ={}))
     monkeypatch.setattr(COMMAND, "session", session)
-    yield made
+    yield cluster_folder
 
 
-def asked(
+def make_session(
     folder: ClusterFolder, local: bool = False, verb: Literal["train", "run"] = "train", **keys: object
 ) -> Session:
-    """What is asked by a command line that sets these keys."""
+    """Return the session of a command line that sets these keys."""
     settings = load(folder.name, environ={}, overrides=keys)
     return Session(name=folder.name, home=folder.root, settings=settings, local=local, verb=verb)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (Globals(), "awsddp up   # continue"),
         (Globals(cluster="second"), "awsddp -c second up   # continue"),
@@ -64,27 +64,28 @@ def asked(
         (Globals(local=True), "awsddp --local up   # continue"),
     ],
 )
-def test_a_command_carries_the_options_that_it_needs(
-    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
+def test_a_recommended_command_has_the_global_options_that_it_needs(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, options: Globals, expected: str
 ) -> None:
     monkeypatch.setattr(COMMAND, "options", options)
-    monkeypatch.setattr(COMMAND, "session", None)  # nothing of the verb is known yet
-    assert with_global_options("awsddp up   # continue") == said
+    monkeypatch.setattr(COMMAND, "session", None)  # before the verb is parsed
+    assert with_global_options("awsddp up   # continue") == expected
     assert with_global_options("awsddp -c other-name up") == "awsddp -c other-name up"
 
 
-def test_what_a_cluster_remembers_is_not_said_again(
+def test_options_that_the_record_has_are_not_repeated(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write(RECORD)
-    for profile, said in (("work", ""), ("other", " --profile other")):
+    for profile, option in (("work", ""), ("other", " --profile other")):
         keys = {"cluster.region": "eu-west-1", "cluster.profile": profile}
-        assert complete_commands(asked(folder, **keys), "awsddp down") == f"awsddp -c second{said} down"
+        line = complete_commands(make_session(folder, **keys), "awsddp down")
+        assert line == f"awsddp -c second{option} down"
 
 
-def test_no_advice_of_a_rehearsal_goes_to_aws(folder: ClusterFolder, tmp_path: Path) -> None:
+def test_commands_of_a_rehearsal_do_not_address_aws(folder: ClusterFolder, tmp_path: Path) -> None:
     make = "aws s3 mb s3://b --region us-east-1   # or another --save-to"
-    on_aws, rehearsed = asked(folder), asked(folder, local=True)
+    on_aws, rehearsed = make_session(folder), make_session(folder, local=True)
     assert complete_commands(on_aws, make) == make
     assert complete_commands(rehearsed, make).startswith("awsddp local start   #")
     info = control.start(tmp_path, mode="records")
@@ -97,25 +98,25 @@ def test_no_advice_of_a_rehearsal_goes_to_aws(folder: ClusterFolder, tmp_path: P
         control.stop(tmp_path)
 
 
-@pytest.mark.parametrize("json", [False, True])
-def test_credentials_that_ended_name_what_runs_on_and_how_to_end_it(
-    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
+@pytest.mark.parametrize("is_json", [False, True])
+def test_expired_credentials_are_reported_with_running_nodes_and_how_to_end_them(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_json: bool
 ) -> None:
     from botocore.exceptions import ClientError
 
     folder.write(RECORD)
-    monkeypatch.setattr(COMMAND, "options", Globals(cluster="second", json=json))
+    monkeypatch.setattr(COMMAND, "options", Globals(cluster="second", json=is_json))
     reply = {"Error": {"Code": "ExpiredToken", "Message": "expired"}, "ResponseMetadata": {}}
     error = translate_error(
         ClientError(reply, "DescribeInstances"), "DescribeInstances", location="eu-west-1"
     )
     assert failures.show_error(error) == 4
-    shown = "".join(capsys.readouterr())
-    assert "2 x p4d.24xlarge may run in eu-west-1, at $65.54 per hour (i-0, i-1)" in shown
-    assert "awsddp -c second down" in shown
+    output = "".join(capsys.readouterr())
+    assert "2 x p4d.24xlarge may run in eu-west-1, at $65.54 per hour (i-0, i-1)" in output
+    assert "awsddp -c second down" in output
 
 
-def test_a_refusal_that_no_login_helps_says_nothing_of_it(
+def test_a_refusal_unrelated_to_credentials_names_no_running_nodes(
     folder: ClusterFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.write(replace(RECORD))
@@ -123,7 +124,7 @@ def test_a_refusal_that_no_login_helps_says_nothing_of_it(
     assert "may run" not in capsys.readouterr().err
 
 
-def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab, tmp_path: Path) -> None:
+def test_rsync_older_than_3_is_refused_before_a_launch(lab: Lab, tmp_path: Path) -> None:
     old = tmp_path / "bin" / "rsync"
     old.parent.mkdir()
     old.write_text(
@@ -137,7 +138,7 @@ def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab,
     assert lab.json("status", "--local")["state"] == "absent"
 
 
-# Lines of which a part is an option or a verb, made beside them.
+# Files with lines whose option or verb is inserted later.
 BUILT = {
     "plan/selection.py",
     "cluster/inventory.py",
@@ -147,18 +148,18 @@ BUILT = {
 }
 
 
-def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
+def test_every_line_of_a_message_that_starts_as_a_command_is_valid() -> None:
     wrong = {}
-    for place, text in texts("1"):
+    for location, text in texts("1"):
         try:
             type_in(text)
         except Exception as error:
-            wrong[place] = f"{text!r}: {error}"
-    assert {place.partition(":")[0] for place in wrong} <= BUILT, wrong
+            wrong[location] = f"{text!r}: {error}"
+    assert {location.partition(":")[0] for location in wrong} <= BUILT, wrong
 
 
 @pytest.mark.prove
-def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab) -> None:
+def test_the_next_step_after_a_rehearsal_uses_the_local_cloud_again(records: Lab) -> None:
     records.json("up", "--local", "--nodes", "1", "-y")
     records.json("down", "-y")
     refused = records.json("train", code=7)["error"]
@@ -168,7 +169,7 @@ def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab
     records.json("down", "-y")
 
 
-def test_the_line_after_an_interrupted_up_launches_no_second_node(records: Lab) -> None:
+def test_the_next_step_of_an_interrupted_up_launches_no_second_node(records: Lab) -> None:
     file = records.project / "awsddp.toml"
     file.write_text("[cluster]\nnodes = 2\n")
     try:
@@ -178,9 +179,9 @@ def test_the_line_after_an_interrupted_up_launches_no_second_node(records: Lab) 
             "up", "--local", *["--nodes", "1", "--instance-type", "g6.xlarge"], "-y", "--json"
         )
         assert client.stderr is not None
-        while b"asking for 1 x" not in (said := client.stderr.readline()):
-            assert said
-        time.sleep(0.5)  # until the machine is launched; where it is not yet, the line has to launch it
+        while b"asking for 1 x" not in (line := client.stderr.readline()):
+            assert line
+        time.sleep(0.5)  # time for the launch; the next step launches the node if this was too short
         client.send_signal(signal.SIGINT)
         error = json.loads(client.communicate(timeout=60)[0])["error"]
         assert records.run("local", "fault", "clear").returncode == 0
@@ -200,7 +201,7 @@ def test_the_line_after_an_interrupted_up_launches_no_second_node(records: Lab) 
         (["status"], ["awsddp logs -f one", "awsddp down"]),
     ],
 )
-def test_the_next_step_of_a_command_that_was_cut_is_that_command(
+def test_the_next_step_of_a_terminated_command_is_that_command(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: list[str]
 ) -> None:
     job = JobRecord(job="one", state="running", cause=None, ranks=(), home="")
@@ -219,7 +220,7 @@ def test_the_next_step_of_a_command_that_was_cut_is_that_command(
     assert [line for line, start in zip(lines, expected, strict=True) if not line.startswith(start)] == []
 
 
-def test_an_up_that_goes_on_has_the_options_that_were_typed(
+def test_the_next_step_of_an_interrupted_up_has_the_typed_options(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWSDDP_CLUSTER", "second")
@@ -233,17 +234,17 @@ def test_an_up_that_goes_on_has_the_options_that_were_typed(
         "job.results": "out",
         "job.save_to": "s3://results/runs",
     }
-    ctx = asked(folder, **keys)
+    ctx = make_session(folder, **keys)
     up, down = type_in(complete_commands(ctx, make_interrupted_error(ctx).next))
     needs = "--nodes 1 --instance-type g6.xlarge -o local.gpus=off"
     assert up == f"awsddp up {needs} -o job.results=out --save-to s3://results/runs"
     assert down == "awsddp down -o job.results=out"
 
 
-def test_advice_for_other_machines_names_no_instance_that_is_gone(folder: ClusterFolder) -> None:
+def test_advice_to_create_the_cluster_again_names_no_old_instance(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     [line] = complete_commands(
-        asked(folder, **{"cluster.replace": ["i-1"]}), "awsddp down && awsddp up"
+        make_session(folder, **{"cluster.replace": ["i-1"]}), "awsddp down && awsddp up"
     ).split("\n")
     assert line.endswith(" up") and "i-1" not in line
 
@@ -263,7 +264,7 @@ TYPED: dict[str, object] = {"job.results": "out", "env.variables.LR": "2", "env.
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("awsddp fetch first   # again", "awsddp fetch -o job.results=out first   # again"),
         (
@@ -289,28 +290,28 @@ TYPED: dict[str, object] = {"job.results": "out", "env.variables.LR": "2", "env.
         ("awsddp train SCRIPT   # yours", f"awsddp train {AGAIN} SCRIPT   # yours"),
     ],
 )
-def test_advice_repeats_what_was_asked_and_is_said_once(
-    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+def test_advice_repeats_the_requested_settings_once(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
 ) -> None:
     monkeypatch.setenv("AWSDDP_CLUSTER", "second")
     folder.write(replace(RECORD, nodes=3, asked={"cluster.idle": "off"}))
-    ctx = asked(folder, **TYPED)
-    assert complete_commands(ctx, text, job=JOB) == said
-    assert complete_commands(ctx, said, job=JOB) == said
-    type_in(said)
+    ctx = make_session(folder, **TYPED)
+    assert complete_commands(ctx, text, job=JOB) == expected
+    assert complete_commands(ctx, expected, job=JOB) == expected
+    type_in(expected)
 
 
-def test_what_follows_a_run_is_a_run(folder: ClusterFolder) -> None:
+def test_the_next_step_after_run_is_run(folder: ClusterFolder) -> None:
     folder.write(RECORD)
-    ctx = asked(folder, verb="run", **TYPED, **{"cluster.nodes": 1, "cluster.spot": True})
+    ctx = make_session(folder, verb="run", **TYPED, **{"cluster.nodes": 1, "cluster.spot": True})
     [line] = type_in(complete_commands(ctx, "awsddp train --env requirements.txt", job=JOB))
-    place = "-c second --profile work --region eu-west-1"
-    assert line == (f"awsddp {place} run --nodes 1 --spot {AGAIN} --env requirements.txt t.py -- --lr 'a b'")
+    select = "-c second --profile work --region eu-west-1"
+    assert line == (f"awsddp {select} run --nodes 1 --spot {AGAIN} --env requirements.txt t.py -- --lr 'a b'")
 
 
-def test_what_a_node_says_of_a_job_sets_no_key_of_the_cluster(folder: ClusterFolder) -> None:
+def test_options_of_a_job_from_a_node_set_no_key_of_the_cluster(folder: ClusterFolder) -> None:
     forged = replace(JOB, options=("-o", 'network.ssh_cidr=["0.0.0.0/0"]', "-o", "job.world_size=4"))
-    line = complete_commands(asked(folder, verb="run"), "awsddp train", job=forged)
+    line = complete_commands(make_session(folder, verb="run"), "awsddp train", job=forged)
     assert line == "awsddp -c second run --world-size 4 t.py -- --lr 'a b'"
 
 
@@ -318,26 +319,27 @@ def test_each_verb_has_the_options_that_advice_gives_it() -> None:
     for verb, sections in HAS_OPTION.items():
         command = cli.get_command(click.Context(cli), verb)
         assert command is not None
-        known = {name for param in command.params for name in param.opts}
-        with_option = {key for key in OPTIONS if option_arguments(key, "x")[0] in known}
+        names = {name for param in command.params for name in param.opts}
+        with_option = {key for key in OPTIONS if option_arguments(key, "x")[0] in names}
         assert with_option == {key for key in OPTIONS if key.startswith(sections)}, verb
 
 
 @pytest.mark.parametrize(
-    ("target", "said"), [("local", " on this machine, free"), ("aws", " in eu-west-1, at $65.54 per hour")]
+    ("target", "expected"),
+    [("local", " on this machine, free"), ("aws", " in eu-west-1, at $65.54 per hour")],
 )
-def test_words_on_money_are_those_of_the_target(target: TargetName, said: str) -> None:
-    assert describe_cost(replace(RECORD, target=Target(name=target, region="eu-west-1"))) == said
+def test_the_description_of_the_cost_depends_on_the_target(target: TargetName, expected: str) -> None:
+    assert describe_cost(replace(RECORD, target=Target(name=target, region="eu-west-1"))) == expected
 
 
-def test_the_local_cloud_that_does_not_answer_is_not_called_aws() -> None:
+def test_an_error_of_the_local_cloud_does_not_name_aws() -> None:
     error = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
-    told = translate_error(error, "DescribeInstances", location="http://127.0.0.1:1", is_local=True)
-    assert told.message.startswith("could not reach the local cloud for")
-    assert type_in(told.next) == ["awsddp local status"]
+    failure = translate_error(error, "DescribeInstances", location="http://127.0.0.1:1", is_local=True)
+    assert failure.message.startswith("could not reach the local cloud for")
+    assert type_in(failure.next) == ["awsddp local status"]
 
 
-def test_a_lost_connection_is_told_in_one_line() -> None:
+def test_the_summary_of_a_lost_connection_is_one_line() -> None:
     error = NodeFailure(1, "lost", "connection lost", "no answer\nfor 12 s")
     assert error.summary == "node1: connection lost (no answer; for 12 s)"
 
@@ -347,7 +349,7 @@ def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: Cluster
     assert type_in(JobFailed(Job(cluster, "j"), "failed", None).next) == ["awsddp -c second --local logs j"]
 
 
-NEEDS = """
+SCRIPT = """
 import os
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -367,18 +369,18 @@ dist.destroy_process_group()
     ["train", "-c once run --local --nodes 1 --instance-type g4dn.12xlarge -o local.gpus=off"],
     ids=["train", "run"],
 )
-def test_the_line_after_a_file_that_was_not_sent_runs_the_same_job(
+def test_the_next_step_after_an_unsent_file_runs_the_same_job(
     cluster: Lab, tmp_path: Path, verb: str
 ) -> None:
-    (tmp_path / "letters.py").write_text(NEEDS)
+    (tmp_path / "letters.py").write_text(SCRIPT)
     (tmp_path / ".gitignore").write_text("data/\n")
     letters = tmp_path / "data" / "letters"
     letters.mkdir(parents=True)
     for name in ("train", "val"):
         (letters / f"{name}.txt").write_text(name)
     yes = ["-y"] if "run" in verb else []
-    words = [*verb.split(), *yes, "--world-size", "2", "--env-var", "WIDTH=8", "--json", "letters.py"]
-    failed = cluster.run(*words, timeout=300, cwd=tmp_path)
+    arguments = [*verb.split(), *yes, "--world-size", "2", "--env-var", "WIDTH=8", "--json", "letters.py"]
+    failed = cluster.run(*arguments, timeout=300, cwd=tmp_path)
     document = json.loads(failed.stdout)
     cause = (document.get("train") or document)["cause"]
     assert cause["kind"] == "file_not_found", failed.stderr

@@ -1,4 +1,4 @@
-"""How a script takes the checkpoint to continue from."""
+"""How a script receives the checkpoint from which it resumes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.support.resuming import NOTE, session_of
         ("gone.py", None, (), f"gone.py{NOTE}"),
     ],
 )
-def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_must_read_it(
+def test_the_resume_command_passes_the_checkpoint_or_notes_that_the_script_must_read_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     script: str,
@@ -48,4 +48,4 @@ def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_mu
         started="2026-11-28T00:00:00Z",
     )
     assert resume_command(job) == f"awsddp train --env requirements.txt --resume oom {expected}"
-    assert "--after hang" in resume_command(replace(job, started=None)), "what it waits for may still run"
+    assert "--after hang" in resume_command(replace(job, started=None)), "the other job may still run"

@@ -28,8 +28,8 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
     return VALUE
 
 
-def holding(text: str, *folders: Path) -> Iterator[Path]:
-    """Yield the files below folders that hold a text, in their name or in what they hold."""
+def find_files_with(text: str, *folders: Path) -> Iterator[Path]:
+    """Yield the files below folders that have a text in their name or content."""
     for folder in folders:
         for path in folder.rglob("*"):
             is_file = path.is_file() and not path.is_symlink()
@@ -38,15 +38,15 @@ def holding(text: str, *folders: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("launcher", ["ssh", pytest.param("torchrun", marks=pytest.mark.prove)])
-def test_secret_is_in_the_ranks_and_in_no_file(fleet: "Fleet", token: str, launcher: str) -> None:
+def test_a_secret_is_in_the_ranks_and_in_no_file(fleet: "Fleet", token: str, launcher: str) -> None:
     job = fleet.run(SCRIPT, secrets=("OWN_TOKEN",), variables={"PLAIN": "in the open"}, launcher=launcher)
     assert job.state == "succeeded", job.cause
     assert fleet.log(3) == b"length 13 in the open\n"
-    assert list(holding("in the open", *fleet.homes))
-    assert list(holding(token, *fleet.homes)) == []
+    assert list(find_files_with("in the open", *fleet.homes))
+    assert list(find_files_with(token, *fleet.homes)) == []
 
 
-def test_secret_that_is_not_set_is_refused_with_what_to_type() -> None:
+def test_a_secret_that_is_not_set_is_refused_with_the_command_that_sets_it() -> None:
     key = "env.secrets.ABSENT"
     spec = load(environ={}, overrides={key: None}, labels={key: "--env-var"})[1]
     with pytest.raises(ConfigError, match="--env-var: ABSENT not set") as refused:
@@ -55,7 +55,7 @@ def test_secret_that_is_not_set_is_refused_with_what_to_type() -> None:
     assert with_secrets(spec, {"ABSENT": "x"}).env.variables == {"ABSENT": "x"}
 
 
-def test_a_variable_is_a_secret_or_has_a_value_as_the_last_setting_says(tmp_path: Path) -> None:
+def test_the_last_setting_decides_if_a_variable_is_a_secret(tmp_path: Path) -> None:
     file = tmp_path / "awsddp.toml"
     file.write_text('[env]\nsecrets = ["A", "B"]\nvariables = { C = "1" }\n')
     env = load(file=file, environ={}, overrides={"env.variables.A": "2", "env.secrets.C": None})[1].env
@@ -69,7 +69,7 @@ def test_a_variable_is_a_secret_or_has_a_value_as_the_last_setting_says(tmp_path
         ('secrets = ["A"]\nvariables = { A = "1" }', "A is also in env.variables"),
     ],
 )
-def test_what_is_no_secret_is_refused_unseen(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_secret_is_refused_and_not_shown(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "awsddp.toml"
     file.write_text(f"[env]\n{text}\n")
     with pytest.raises(ConfigError, match=message) as refused:

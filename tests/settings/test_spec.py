@@ -15,7 +15,7 @@ from awsddp.settings.loader import (
 from awsddp.settings.spec import KEYS
 
 
-def written(folder: Path, text: str) -> Path:
+def write_settings(folder: Path, text: str) -> Path:
     file = folder / "awsddp.toml"
     file.write_text(text)
     return file
@@ -36,7 +36,7 @@ def test_a_variable_may_be_a_number_and_is_text(tmp_path: Path) -> None:
         load(file=file, environ={})
 
 
-def test_a_version_without_quotes_is_the_one_that_was_written(tmp_path: Path) -> None:
+def test_a_version_without_quotes_keeps_its_digits(tmp_path: Path) -> None:
     file = tmp_path / "awsddp.toml"
     file.write_text('[env]\nkind = "venv"\npython = 3.10\nvariables = { CUDA = 12.0 }\n')
     env = load(file=file, environ={})[1].env
@@ -48,8 +48,8 @@ def test_a_version_without_quotes_is_the_one_that_was_written(tmp_path: Path) ->
         load(file=file, environ={})
 
 
-def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path, '[cluster]\nnodes = 3\ndisk_gb = 300\nexpires = "1h"\n')
+def test_options_override_variables_and_variables_override_the_file(tmp_path: Path) -> None:
+    file = write_settings(tmp_path, '[cluster]\nnodes = 3\ndisk_gb = 300\nexpires = "1h"\n')
     environ = {"AWSDDP_CLUSTER_NODES": "4", "AWSDDP_CLUSTER_DISK_GB": "400"}
     cluster, _ = load(file=file, environ=environ, overrides={"cluster.nodes": 5})
     assert (cluster.cluster.nodes, cluster.cluster.disk_gb, cluster.cluster.expires) == (5, 400, "1h")
@@ -72,7 +72,7 @@ def test_lists_and_tables_are_read_as_toml_and_a_bare_word_is_a_list_of_one() ->
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "hint"),
+    ("text", "location", "hint"),
     [
         ("[cluster]\nnodse = 2\n", "[cluster] nodse", "'nodes'"),
         ("[clutser]\nnodes = 2\n", "[clutser] nodes", "'cluster'"),
@@ -86,22 +86,22 @@ def test_lists_and_tables_are_read_as_toml_and_a_bare_word_is_a_list_of_one() ->
         ("[cluster]\nnodes = 2\nnodes = 3\n", "awsddp.toml", "fix the file"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_place_and_what_would_be_right(
-    tmp_path: Path, text: str, place: str, hint: str
+def test_an_invalid_file_is_refused_with_the_location_and_a_hint(
+    tmp_path: Path, text: str, location: str, hint: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        load(file=written(tmp_path, text), environ={})
-    assert place in raised.value.message
+        load(file=write_settings(tmp_path, text), environ={})
+    assert location in raised.value.message
     assert hint in raised.value.next
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "awsddp.toml"
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
         load(file=file, environ={})
     file.unlink()
-    file.symlink_to(tmp_path / "moved.toml")  # no defaults that nobody chose
+    file.symlink_to(tmp_path / "moved.toml")  # defaults must not replace a file that cannot be read
     with pytest.raises(ConfigError, match="cannot read"):
         load(file=file, environ={})
 
@@ -113,7 +113,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "1a", "a" * 32, "a b", "$(touch canary)", "a\n", "../x", "-a"])
-def test_a_name_that_is_no_name_is_refused(name: str) -> None:
+def test_an_invalid_cluster_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="invalid cluster name"):
         load(name, environ={})
 
@@ -134,9 +134,7 @@ def test_a_duration_of_more_than_a_year_is_refused_with_the_range(text: str) -> 
         ("job.heartbeat_timeout", "4s", "5s"),
     ],
 )
-def test_a_limit_that_ends_at_once_what_was_just_paid_for_is_refused_before(
-    key: str, short: str, least: str
-) -> None:
+def test_a_limit_that_is_too_short_is_refused(key: str, short: str, least: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: '{short}' is too short") as refused:
         load(environ={}, overrides={key: short})
     assert refused.value.next == f"use {least} or more"
@@ -162,33 +160,33 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_the_key_takes(
     assert refused.value.next == form
 
 
-def test_each_key_says_what_it_takes() -> None:
+def test_each_key_accepts_an_invalid_value_or_raises_config_error() -> None:
     for key in KEYS:
         with contextlib.suppress(ConfigError):
             load(environ={}, overrides={key: "\0"})
 
 
 def test_each_setting_names_its_source(tmp_path: Path) -> None:
-    file = written(tmp_path, "[cluster]\nnodes = 3\ndisk_gb = 300\n[job]\nscript = 'a.py'\n")
+    file = write_settings(tmp_path, "[cluster]\nnodes = 3\ndisk_gb = 300\n[job]\nscript = 'a.py'\n")
     environ = {"AWSDDP_CLUSTER_DISK_GB": "400", "AWSDDP_JOB_GRACE": "5s"}
     cluster, job = load(file=file, environ=environ, overrides={"cluster.spot": True, "tags.team": "vision"})
-    asked = {"cluster.disk_gb": 500, "access.user": "me", "tags.team": "x", "tags.cost": "y"}
+    recorded = {"cluster.disk_gb": 500, "access.user": "me", "tags.team": "x", "tags.cost": "y"}
     cluster = with_cluster_settings(cluster, {})
-    found = {key: (value, source) for key, value, source in list_settings(cluster, job)}
-    assert found["cluster.nodes"] == (3, str(file))
-    cluster = with_cluster_settings(cluster, asked | {"cluster.nodes": 9})
-    found = {key: (value, source) for key, value, source in list_settings(cluster, job)}
-    assert found["cluster.nodes"] == (9, "cluster")
-    assert found["cluster.disk_gb"] == (400, "AWSDDP_CLUSTER_DISK_GB")
-    assert found["cluster.spot"] == (True, "option")
-    assert found["cluster.idle"] == ("60m", "default")
-    assert found["access.user"] == ("me", "cluster")
-    assert (found["tags.team"], found["tags.cost"]) == (("vision", "option"), ("y", "cluster"))
-    assert (found["job.script"], found["job.grace"]) == (("a.py", str(file)), ("5s", "AWSDDP_JOB_GRACE"))
-    assert "cluster.gpus" not in found
+    values = {key: (value, source) for key, value, source in list_settings(cluster, job)}
+    assert values["cluster.nodes"] == (3, str(file))
+    cluster = with_cluster_settings(cluster, recorded | {"cluster.nodes": 9})
+    values = {key: (value, source) for key, value, source in list_settings(cluster, job)}
+    assert values["cluster.nodes"] == (9, "cluster")
+    assert values["cluster.disk_gb"] == (400, "AWSDDP_CLUSTER_DISK_GB")
+    assert values["cluster.spot"] == (True, "option")
+    assert values["cluster.idle"] == ("60m", "default")
+    assert values["access.user"] == ("me", "cluster")
+    assert (values["tags.team"], values["tags.cost"]) == (("vision", "option"), ("y", "cluster"))
+    assert (values["job.script"], values["job.grace"]) == (("a.py", str(file)), ("5s", "AWSDDP_JOB_GRACE"))
+    assert "cluster.gpus" not in values
 
 
-def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_path: Path) -> None:
+def test_awsddp_toml_changes_only_limits_and_consent_of_a_cluster(tmp_path: Path) -> None:
     text = """
     [cluster]
     nodes = 4
@@ -204,13 +202,13 @@ def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_pat
     [tags]
     team = "vision"
     """
-    cluster, _ = load(file=written(tmp_path, text), environ={"AWSDDP_CLUSTER_IDLE": "30m"})
-    asked = {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge", "cluster.max_price_usd": 9.0}
-    standing = with_cluster_settings(cluster, asked)
-    default, _ = load(environ={}, overrides=asked | {"cluster.idle": "30m", "cluster.max_price_usd": 3.5})
-    assert standing == replace(default, capacity=replace(default.capacity, experimental=True))
-    assert standing.explicit == default.explicit | {"capacity.experimental"}
-    assert with_cluster_settings(standing, asked) == standing
+    cluster, _ = load(file=write_settings(tmp_path, text), environ={"AWSDDP_CLUSTER_IDLE": "30m"})
+    recorded = {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge", "cluster.max_price_usd": 9.0}
+    configured = with_cluster_settings(cluster, recorded)
+    default, _ = load(environ={}, overrides=recorded | {"cluster.idle": "30m", "cluster.max_price_usd": 3.5})
+    assert configured == replace(default, capacity=replace(default.capacity, experimental=True))
+    assert configured.explicit == default.explicit | {"capacity.experimental"}
+    assert with_cluster_settings(configured, recorded) == configured
 
 
 @pytest.mark.parametrize(
@@ -223,23 +221,21 @@ def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_pat
         ("job.on", "--on 0"),
     ],
 )
-def test_what_holds_for_one_command_is_typed_and_not_in_the_file(
-    tmp_path: Path, key: str, typed: str
-) -> None:
+def test_a_setting_of_a_single_command_is_refused_in_the_file(tmp_path: Path, key: str, typed: str) -> None:
     section, _, name = key.partition(".")
     text = typed.partition("=")[2].strip("'") or typed.split()[1]
     value = text if text in ("true", '["i-1"]') else f'"{text}"'
     with pytest.raises(ConfigError, match=rf"\[{section}\] {name} holds for one command") as refused:
-        load(file=written(tmp_path, f"[{section}]\n{name} = {value}\n"), environ={})
+        load(file=write_settings(tmp_path, f"[{section}]\n{name} = {value}\n"), environ={})
     assert refused.value.next.startswith(f"awsddp ... {typed}   #")
     variable = f"AWSDDP_{section}_{name}".upper()
     with pytest.raises(ConfigError, match=f"{variable} holds for one command"):
         load(environ={variable: text})
 
 
-def test_several_types_and_spot_first_are_tried_in_their_order(tmp_path: Path) -> None:
+def test_instance_types_and_markets_keep_their_order(tmp_path: Path) -> None:
     text = '[cluster]\ninstance_type = "p4d.24xlarge, g5.48xlarge"\nspot = "first"\n'
-    cluster = load(file=written(tmp_path, text), environ={})[0].cluster
+    cluster = load(file=write_settings(tmp_path, text), environ={})[0].cluster
     assert cluster.types == ("p4d.24xlarge", "g5.48xlarge")
     assert cluster.markets == ("spot", "on-demand")
     typed = load(environ={"AWSDDP_CLUSTER_SPOT": "true"})[0].cluster
@@ -248,15 +244,15 @@ def test_several_types_and_spot_first_are_tried_in_their_order(tmp_path: Path) -
         load(environ={"AWSDDP_CLUSTER_SPOT": "last"})
 
 
-def test_a_typed_type_stands_before_that_of_the_cluster_and_of_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path, '[cluster]\ninstance_type = "g5.xlarge"\n')
+def test_a_typed_instance_type_overrides_the_cluster_and_the_file(tmp_path: Path) -> None:
+    file = write_settings(tmp_path, '[cluster]\ninstance_type = "g5.xlarge"\n')
     cluster, _ = load(file=file, environ={}, overrides={"cluster.gpus": "L4:1"})
-    standing = with_cluster_settings(cluster, {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge"})
-    assert (standing.cluster.instance_type, standing.cluster.gpus) == (None, "L4:1")
+    configured = with_cluster_settings(cluster, {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge"})
+    assert (configured.cluster.instance_type, configured.cluster.gpus) == (None, "L4:1")
 
 
-def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
-    given = {
+def test_arguments_of_a_job_give_the_same_job_and_no_secret() -> None:
+    overrides = {
         "job.timeout": "1h",
         "job.world_size": 4,
         "job.outputs": ["a b", "c"],
@@ -265,13 +261,13 @@ def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
         "env.index_url": "https://user:secret@index",
         "env.variables.TOKEN": "secret",
     }
-    _, job = load(environ={}, overrides=given)
-    words = job_arguments(job)
-    assert "secret" not in " ".join(words)
-    assert words[-2:] == ("--env-var", "TOKEN")
-    again = dict(word.split("=", 1) for word in words[1:-2:2])
-    _, same = load(environ={}, overrides=again)
+    _, job = load(environ={}, overrides=overrides)
+    arguments = job_arguments(job)
+    assert "secret" not in " ".join(arguments)
+    assert arguments[-2:] == ("--env-var", "TOKEN")
+    parsed = dict(argument.split("=", 1) for argument in arguments[1:-2:2])
+    _, same = load(environ={}, overrides=parsed)
     assert same.job == job.job
     assert same.env.file == "requirements.txt"
-    _, last = load(environ={}, overrides={**parse_job_arguments(words), "env.variables.TOKEN": "secret"})
+    _, last = load(environ={}, overrides={**parse_job_arguments(arguments), "env.variables.TOKEN": "secret"})
     assert (last.job, last.env.variables) == (job.job, {"TOKEN": "secret"})

@@ -9,18 +9,18 @@ from awsddp.settings.values import parse_data_sources, parse_duration, parse_jum
 @pytest.mark.parametrize(
     ("text", "value"), [("90", 90), ("30s", 30), ("1.5h", 5400), ("7d", 604800), ("2 m", 120)]
 )
-def test_durations(text: str, value: float) -> None:
+def test_a_duration_is_parsed_into_seconds(text: str, value: float) -> None:
     assert parse_duration(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1s", "1y", "1h30m", "nan", "1e3"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_duration(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("s3://my-bucket/a/b/", ("b", "s3", "my-bucket", "a/b")),
         ("s3://my-bucket", ("my-bucket", "s3", "my-bucket", "")),
@@ -31,8 +31,8 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         ("./folder/", ("folder", "folder", "./folder/", "")),
     ],
 )
-def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
-    assert parse_data_sources([text]) == (told,)
+def test_a_data_source_is_parsed(text: str, expected: tuple[str, ...]) -> None:
+    assert parse_data_sources([text]) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
         ["a=s3://my-bucket", "s3://my-bucket/a"],
     ],
 )
-def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
+def test_an_invalid_data_source_is_refused(texts: list[str]) -> None:
     with pytest.raises(ConfigError):
         parse_data_sources(texts)
 
@@ -65,5 +65,5 @@ def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
         ("u@[2001:db8::1]:22", "u@2001:db8::1", 22),
     ],
 )
-def test_a_jump_host_is_called_as_ssh_takes_it(name: str, destination: str, port: int | None) -> None:
+def test_a_jump_host_is_split_at_its_port(name: str, destination: str, port: int | None) -> None:
     assert parse_jump_host(name) == (destination, port)

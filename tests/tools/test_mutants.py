@@ -11,17 +11,17 @@ import pytest
 TREE = Path(__file__).resolve().parents[2]
 
 
-def program() -> Any:
+def load_program() -> Any:
     spec = importlib.util.spec_from_file_location("mutants", TREE / "tools/mutants.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module  # its dataclass looks for itself there
+    sys.modules["mutants"] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
 
-MUTANTS = program().mutants()
+MUTANTS = load_program().mutants()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.file)
@@ -41,4 +41,4 @@ def test_a_mutation_whose_text_is_gone_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file.py").write_text("a = 1\na = 1\n")
     for before in ("b = 1", "a = 1"):
         with pytest.raises(ValueError, match=r"file\.py holds"):
-            program().Mutant("file.py", before, "", "test").apply(tmp_path)
+            load_program().Mutant("file.py", before, "", "test").apply(tmp_path)

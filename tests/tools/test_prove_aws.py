@@ -28,9 +28,9 @@ STEPS = [
 ]
 
 
-def prove(lab: Lab, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_program(lab: Lab, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(PROGRAM), *words],
+        [sys.executable, str(PROGRAM), *arguments],
         env={**lab.environ, **environ},
         capture_output=True,
         text=True,
@@ -38,18 +38,18 @@ def prove(lab: Lab, *words: str, **environ: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_nothing_is_launched_on_an_account_unless_it_is_asked_for(lab: Lab) -> None:
-    refused = prove(lab)
+def test_nothing_is_launched_on_an_account_without_awsddp_real(lab: Lab) -> None:
+    refused = run_program(lab)
     assert refused.returncode == 2
     assert "AWSDDP_REAL=cpu make prove-aws" in refused.stdout
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(500)
-def test_every_step_in_the_local_cloud(lab: Lab, tmp_path: Path) -> None:
+def test_every_step_runs_in_the_local_cloud(lab: Lab, tmp_path: Path) -> None:
     page = tmp_path / "proven.md"
-    shown = prove(lab, "--local", "--to", str(page))
-    assert shown.returncode == 0, shown.stdout + shown.stderr
+    process = run_program(lab, "--local", "--to", str(page))
+    assert process.returncode == 0, process.stdout + process.stderr
     text = page.read_text()
     assert re.search(r"^## \d{4}-\d\d-\d\d: 2 x \S+ in us-east-1 \(local\)$", text, re.MULTILINE)
     assert re.findall(r"^\| (.*) \| \d+ \|$", text, re.MULTILINE) == STEPS

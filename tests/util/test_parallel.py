@@ -1,4 +1,4 @@
-"""Several nodes side by side: their failures become one error."""
+"""Calls on several nodes in parallel: their failures become one error."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from awsddp.nodes.node_failures import NodeFailure
 from awsddp.util.parallel import NodesFailed, results_or_raise
 
 
-def test_nodes_to_which_the_same_happened_share_a_line() -> None:
+def test_nodes_with_the_same_failure_share_a_line() -> None:
     same = {node: NodeFailure(node, "command", "no numpy", "ERROR: none\nfound") for node in (3, 0)}
     with pytest.raises(NodesFailed) as caught:
         results_or_raise({1: "result", **same, 2: NodeFailure(2, "lost", "no answer")})

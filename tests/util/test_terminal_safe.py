@@ -1,4 +1,4 @@
-"""What a node says can do nothing to the terminal that shows it."""
+"""Output of a node cannot control the terminal that shows it."""
 
 import contextlib
 import io
@@ -27,7 +27,7 @@ def test_control_characters_are_made_visible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("raw", "safe"),
     [
         (b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\n", b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\x1b[0m\n"),
         (b"\x1b[30;40mhidden\nnext\r\n", b"\x1b[30;40mhidden\x1b[0m\nnext\r\n"),
@@ -46,25 +46,25 @@ def test_control_characters_are_made_visible() -> None:
         (b"\xff\xfe binary\n", b"\xff\xfe binary\n"),
     ],
 )
-def test_of_what_a_rank_says_a_terminal_gets_colours_and_text(said: bytes, shown: bytes) -> None:
-    assert terminal_safe.keep_colours(said) == shown
+def test_a_terminal_gets_only_colours_and_text_of_the_output_of_a_rank(raw: bytes, safe: bytes) -> None:
+    assert terminal_safe.keep_colours(raw) == safe
 
 
-def test_an_error_a_table_and_an_event_show_what_a_node_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_a_table_and_an_event_escape_the_text_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
     failures.show_error(NodeError(NASTY + "\nnext: rm -rf", f"why {NASTY}\nmore", NASTY))
     table.table(("name",), [[NASTY]])
     table.line(NASTY)
     Screen(Globals()).show_event(Event(NASTY + "\n", "node1"))
     Screen(Globals()).show_event(Event(NASTY))
-    said = capsys.readouterr()
-    for text in (said.out, said.err):
+    output = capsys.readouterr()
+    for text in (output.out, output.err):
         assert SHOWN in text
         assert not set(text) & set("\x1b\x9b\u202e\udcff\r\x08\x07")
-    assert "\nnext: rm" not in said.err
+    assert "\nnext: rm" not in output.err
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bytes]:
-    """Make stdout and stderr a terminal, and return what reads what was written there."""
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bytes]:
+    """Make stdout and stderr a terminal, and return a function that reads what was written."""
     leader, follower = pty.openpty()
     stream = io.TextIOWrapper(io.FileIO(follower, "w"), write_through=True)
     monkeypatch.setattr(sys, "stdout", stream)
@@ -72,26 +72,26 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bytes]:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
 
-    def written() -> bytes:
+    def read_output() -> bytes:
         stream.close()
-        said = b""
+        output = b""
         with contextlib.suppress(OSError):  # EIO is the end
             while data := os.read(leader, 100_000):
-                said += data
+                output += data
         os.close(leader)
-        return said
+        return output
 
-    return written
+    return read_output
 
 
 def test_a_terminal_gets_no_sequences_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_terminal(monkeypatch)
+    terminal = open_terminal(monkeypatch)
     Screen(Globals()).lines(b"[rank 0 @ node0] \x1b[31ma\x1b[0m\x1b]0;owned\x07b\n")
     assert terminal() == b"[rank 0 @ node0] \x1b[31ma\x1b[0mb\x1b[0m\r\n"
 
 
 def test_live_lines_take_no_markup_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_terminal(monkeypatch)
+    terminal = open_terminal(monkeypatch)
     show = Screen(Globals())
     show.show_event(Event("x[/nothing][red]y", "node[/b]1"))
     show.pause()
@@ -101,14 +101,14 @@ def test_live_lines_take_no_markup_of_a_node(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_pipe_gets_every_byte_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
-    said = b"\x1b]0;owned\x07\x1b[2J\xff\n"
-    Screen(Globals()).lines(said)
-    assert out.getvalue() == said
+    data = b"\x1b]0;owned\x07\x1b[2J\xff\n"
+    Screen(Globals()).lines(data)
+    assert out.getvalue() == data
 
 
-def test_a_question_shows_what_a_node_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_a_question_escapes_the_text_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr("click.confirm", lambda question, **_: questions.append(question))
     Screen(Globals()).confirm(NASTY)
-    assert asked == [SHOWN]
+    assert questions == [SHOWN]
