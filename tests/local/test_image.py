@@ -28,7 +28,8 @@ print(*libraries, sep="\\n")
 @needs_root
 def test_hosts_that_boot_at_once_use_the_same_python_library() -> None:
     process = subprocess.run([sys.executable, "-c", LIBRARIES], capture_output=True, text=True, check=True)
-    assert len(process.stdout.splitlines()) == 1
+    [library] = process.stdout.splitlines()
+    assert Path(library).exists()
 
 
 BACKEND_MODULE = """
