@@ -1,4 +1,4 @@
-"""Hosts to test against: see ssh_hosts.py."""
+"""Hosts with a real sshd (tests/support/ssh_hosts.py), and what nodes have."""
 
 import os
 import sys
@@ -15,11 +15,11 @@ from tests.support.ssh_hosts import Host, Lab, make_host
 
 
 @pytest.fixture
-def lab(tmp_path: Path, isolated: Path) -> Iterator[Callable[[int], Lab]]:
-    """Makes N hosts that run, known by their host keys. Their folder's name holds a space and a quote."""
+def make_lab(tmp_path: Path, isolated: Path) -> Iterator[Callable[[int], Lab]]:
+    """A function that starts N hosts with known host keys, in a folder whose name needs quoting."""
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's own demand; systemd makes it elsewhere
-    made: list[Host] = []
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd requires it; usually systemd creates it
+    hosts: list[Host] = []
 
     def make(count: int) -> Lab:
         folder = tmp_path / "a lab's"
@@ -28,21 +28,21 @@ def lab(tmp_path: Path, isolated: Path) -> Iterator[Callable[[int], Lab]]:
         key = folder / "key"
         key.touch(mode=0o600)
         key.write_text(login.private)
-        made.extend(make_host(tmp_path, node, login) for node in range(count))
+        hosts.extend(make_host(tmp_path, node, login) for node in range(count))
         known_hosts = folder / "known hosts"
-        hostkeys.add_keys(known_hosts, {host.endpoint.instance_id: host.seed.public for host in made})
-        for host in made:
+        hostkeys.add_keys(known_hosts, {host.endpoint.instance_id: host.seed.public for host in hosts})
+        for host in hosts:
             host.start()
-        return Lab(folder, list(made), key, known_hosts)
+        return Lab(folder, list(hosts), key, known_hosts)
 
     yield make
-    for host in made:
+    for host in hosts:
         host.stop()
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A python environment with something that calls itself torch."""
+    """A Python environment with a stand-in for torch."""
     folder = tmp_path_factory.mktemp("pytorch")
     venv.create(folder, with_pip=False, symlinks=True)
     torch = folder / f"lib/python3.{sys.version_info.minor}/site-packages/torch"
@@ -54,7 +54,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def catalog(monkeypatch: pytest.MonkeyPatch) -> Catalog:
-    """A catalog of all that nodes fetch; this machine has no proxy."""
+    """A catalog that grants all downloads of nodes, on a machine without a proxy."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return Catalog(everything=True, key=b"key")

@@ -1,4 +1,4 @@
-"""Connections that are begun while AWS is still asked."""
+"""Connections that start before AWS has answered."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +15,11 @@ from tests.support.ssh_hosts import Host, Lab, wait_until
 MakeLab = Callable[[int], Lab]
 
 
-def logins(host: Host) -> int:
+def count_logins(host: Host) -> int:
     return (host.root / "log").read_text().count("Accepted publickey")
 
 
-def hung_up(host: Host) -> bool:
+def has_disconnected(host: Host) -> bool:
     return "Connection closed by" in (host.root / "log").read_text()
 
 
@@ -27,42 +27,40 @@ def preconnect_to(lab: Lab) -> Preconnect:
     return preconnect([host.endpoint for host in lab.hosts], lab.login())
 
 
-def test_a_fleet_goes_on_with_the_connections_that_were_begun(lab: MakeLab) -> None:
-    two = lab(2)
-    with two.fleet(preconnect=preconnect_to(two)) as fleet:
-        said = fleet.run(["pwd"], timeout_s=20)
+def test_fleet_uses_the_connections_of_preconnect(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    with lab.fleet(preconnect=preconnect_to(lab)) as fleet:
+        results = fleet.run(["pwd"], timeout_s=20)
         fleet.reconnect([0])
-    assert {node: result.stdout.decode().strip() for node, result in said.items()} == {
-        host.node: str(host.home) for host in two.hosts
+    assert {node: result.stdout.decode().strip() for node, result in results.items()} == {
+        host.node: str(host.home) for host in lab.hosts
     }
-    assert [logins(host) for host in two.hosts] == [2, 1]
+    assert [count_logins(host) for host in lab.hosts] == [2, 1]
 
 
-def test_a_node_that_is_elsewhere_now_is_connected_to_there_and_the_other_connection_is_cut(
-    lab: MakeLab,
-) -> None:
-    two = lab(2)
-    here, there = two.hosts
-    hostkeys.add_keys(two.known_hosts, {here.endpoint.instance_id: there.seed.public})
-    begun = preconnect([replace(here.endpoint, host=there.host, port=there.port)], two.login())
-    wait_until(lambda: logins(there) == 1, "the login at the old address")
-    with two.fleet(preconnect=begun) as fleet:
-        said = fleet.run(["pwd"], nodes=[0], timeout_s=20)
-    assert said[0].stdout.decode().strip() == str(here.home)
-    for connection in begun.values():
+def test_node_with_a_new_address_is_connected_there_and_the_old_connection_closes(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    current, previous = lab.hosts
+    hostkeys.add_keys(lab.known_hosts, {current.endpoint.instance_id: previous.seed.public})
+    connections = preconnect([replace(current.endpoint, host=previous.host, port=previous.port)], lab.login())
+    wait_until(lambda: count_logins(previous) == 1, "the login at the old address")
+    with lab.fleet(preconnect=connections) as fleet:
+        results = fleet.run(["pwd"], nodes=[0], timeout_s=20)
+    assert results[0].stdout.decode().strip() == str(current.home)
+    for connection in connections.values():
         connection.add_done_callback(close_when_connected)
-    wait_until(lambda: hung_up(there), "the end of the connection that nobody took")
+    wait_until(lambda: has_disconnected(previous), "the end of the unused connection")
 
 
-def test_a_host_with_another_key_gets_no_login_and_the_node_is_asked_anew(lab: MakeLab) -> None:
-    two = lab(2)
-    here, there = two.hosts
-    hostkeys.set_keys(two.known_hosts, {there.endpoint.instance_id: make_key("another").public})
-    elsewhere = replace(there.endpoint, host=here.host, port=here.port)
-    begun = preconnect([elsewhere], two.login())
+def test_host_with_another_key_gets_no_login_and_the_node_is_connected_again(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    other, node = lab.hosts
+    hostkeys.set_keys(lab.known_hosts, {node.endpoint.instance_id: make_key("another").public})
+    endpoint = replace(node.endpoint, host=other.host, port=other.port)
+    connections = preconnect([endpoint], lab.login())
     with (
         pytest.raises(NodesFailed, match="host key mismatch"),
-        Fleet([elsewhere], two.login(), preconnect=begun),
+        Fleet([endpoint], lab.login(), preconnect=connections),
     ):
         pass
-    assert (begun, logins(here)) == ({}, 0)
+    assert (connections, count_logins(other)) == ({}, 0)

@@ -1,6 +1,6 @@
-"""conda's packages on a real SSH host: solved and installed by rattler, from a channel of the true layout.
+"""conda environments on a real SSH host: rattler solves and installs from a channel like conda-forge.
 
-That miniforge installs, and that the channels of the world answer, only a network shows.
+Not covered, since it needs a network: the installation of miniforge, and public channels.
 """
 
 import json
@@ -15,14 +15,15 @@ import pytest
 from awsddp.errors import NodeError
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.settings.spec import EnvSection
-from tests.nodes.test_environments import imported, made, python
+from tests.nodes.test_environments import build_envs, python, run_python
 from tests.support.channel import MINOR, SUBDIR, VERSION, make_channel, served
 from tests.support.ssh_hosts import Lab
 from tests.support.wheels import torch_text, wheel
 
 __all__ = ["python"]
+MakeLab = Callable[[int], Lab]
 
-proved = partial(pytest.param, marks=pytest.mark.prove)
+prove_case = partial(pytest.param, marks=pytest.mark.prove)
 PROGRAM = Path(__file__).parents[1] / "support" / "conda_program.py"
 BUILD = f"py{MINOR.replace('.', '')}h64a7726_0"
 
@@ -42,7 +43,7 @@ def mirror(channels: Path) -> Iterator[str]:
 
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
-    """Where pip finds all that it finds."""
+    """The only packages that pip finds."""
     folder = tmp_path / "index"
     wheel(folder, "small", requires=("tiny",))
     wheel(folder, "tiny")
@@ -52,52 +53,52 @@ def index(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(lab: Callable[[int], Lab], mirror: str) -> Lab:
-    """A node with a conda, whose pip asks no index."""
-    here = lab(1)
-    host = here.hosts[0]
+def conda_lab(make_lab: MakeLab, mirror: str) -> Lab:
+    """A host with conda, whose pip uses no index."""
+    lab = make_lab(1)
+    host = lab.hosts[0]
     host.script(
         "conda",
         "#!/bin/sh\necho \"$@\" >> '{home}/conda.log'\n"
-        "export no_proxy=127.0.0.1 NO_PROXY=127.0.0.1\n"  # as for the true mirror, whose URL is https
+        "export no_proxy=127.0.0.1 NO_PROXY=127.0.0.1\n"  # as for the real mirror, whose URL is https
         f"export CONDA_MIRROR='{mirror}' CONDA_CACHE='{{home}}/cache'\n"
         f"exec '{sys.executable}' '{PROGRAM}' \"$@\"\n",
     )
     (host.home / ".config/pip").mkdir(parents=True)
     (host.home / ".config/pip/pip.conf").write_text("[global]\nno-index = true\n")
-    return here
+    return lab
 
 
-def planned(**keys: object) -> EnvironmentPlan:
+def make_plan(**keys: object) -> EnvironmentPlan:
     return make_environment_plan(EnvSection(kind="conda", **keys), internet=True, driver=None)  # type: ignore[arg-type]
 
 
-def installed(prefix: Path) -> dict[str, tuple[str, str]]:
+def read_installed(prefix: Path) -> dict[str, tuple[str, str]]:
     """Return the packages that conda recorded, each with its version and where it came from."""
     records = [json.loads(path.read_text()) for path in (prefix / "conda-meta").glob("*.json")]
-    return {one["name"]: (one["version"], one["url"].rpartition("/")[0]) for one in records}
+    return {record["name"]: (record["version"], record["url"].rpartition("/")[0]) for record in records}
 
 
 FORGE = "https://conda.anaconda.org/conda-forge"
 
 
 @pytest.mark.prove
-def test_what_awsddp_asks_for_by_itself_is_solved_and_installed(
-    here: Lab, index: Path, python: str, tmp_path: Path
+def test_default_conda_packages_are_solved_and_installed(
+    conda_lab: Lab, index: Path, python: str, tmp_path: Path
 ) -> None:
     (tmp_path / "requirements.txt").write_text(f"--find-links {index}\n")
-    plan = planned(python=MINOR, file=str(tmp_path / "requirements.txt"))
-    found = made(here, plan, python)[0]
-    assert found.python and found.facts["torch"] == "2.13.0" and found.facts["python"] == VERSION
-    packages = installed(Path(found.python).parents[1])
+    plan = make_plan(python=MINOR, file=str(tmp_path / "requirements.txt"))
+    env = build_envs(conda_lab, plan, python)[0]
+    assert env.python and env.facts["torch"] == "2.13.0" and env.facts["python"] == VERSION
+    packages = read_installed(Path(env.python).parents[1])
     assert packages["python"] == (VERSION, f"{FORGE}/{SUBDIR}")
     assert packages["numpy"] == ("2.1.0", f"{FORGE}/{SUBDIR}")
     assert packages["pip"][1] == f"{FORGE}/noarch"
-    words = "import numpy, torchvision; print(numpy.VERSION, torchvision.VERSION)"
-    assert imported(found.python, words) == "2.1.0 0.28.0"
+    code = "import numpy, torchvision; print(numpy.VERSION, torchvision.VERSION)"
+    assert run_python(env.python, code) == "2.1.0 0.28.0"
 
 
-OWN = f"""\
+PROJECT_FILE = f"""\
 %YAML 1.1
 --- # as many projects have it
 name: mine
@@ -117,17 +118,17 @@ variables: {{RATIO: 0.5, MODE: "on"}}
 """
 
 
-def test_a_projects_own_environment_yml_is_solved_and_installed(
-    here: Lab, index: Path, python: str, tmp_path: Path
+def test_environment_yml_of_a_project_is_solved_and_installed(
+    conda_lab: Lab, index: Path, python: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "environment.yml"
-    file.write_bytes(OWN.replace("\n", "\r\n").encode())
+    file.write_bytes(PROJECT_FILE.replace("\n", "\r\n").encode())
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements/base.txt").write_text(f"small>=1  # brings tiny\n--find-links {index}\n")
-    plan = planned(file=str(file))
-    found = made(here, plan, python)[0]
-    assert found.python
-    packages = installed(Path(found.python).parents[1])
+    plan = make_plan(file=str(file))
+    env = build_envs(conda_lab, plan, python)[0]
+    assert env.python
+    packages = read_installed(Path(env.python).parents[1])
     assert {name: version for name, (version, _) in packages.items() if name != "pip"} == {
         "python": VERSION,
         "numpy": "1.26.4",
@@ -136,81 +137,83 @@ def test_a_projects_own_environment_yml_is_solved_and_installed(
         "library": "1.0",
     }
     assert all(url.startswith(FORGE) for _, url in packages.values())
-    assert imported(found.python, "import small, tiny, numpy; print(numpy.VERSION)") == "1.26.4"
+    assert run_python(env.python, "import small, tiny, numpy; print(numpy.VERSION)") == "1.26.4"
     assert plan.variables == {"RATIO": "0.5", "MODE": "on"}
-    Path(found.python).parents[1].joinpath("ready.json").unlink()  # as an interrupted build leaves it
-    assert made(here, plan, python)[0].python == found.python
-    calls = (here.hosts[0].home / "conda.log").read_text().splitlines()
+    Path(env.python).parents[1].joinpath("ready.json").unlink()  # as an interrupted build leaves it
+    assert build_envs(conda_lab, plan, python)[0].python == env.python
+    calls = (conda_lab.hosts[0].home / "conda.log").read_text().splitlines()
     assert [call.split()[:2] for call in calls] == [["env", "create"], ["env", "update"]]
 
 
 @pytest.mark.parametrize(
-    ("lines", "words"),
+    ("lines", "reason"),
     [
         ("- nope>=7", "environment.yml: no channel has a nope that fits"),
-        proved(f"- python={MINOR}\n- numpy>=7", "environment.yml: no channel has a numpy that fits"),
-        proved("- greedy", "environment.yml: no channel has a numpy that fits"),
+        prove_case(f"- python={MINOR}\n- numpy>=7", "environment.yml: no channel has a numpy that fits"),
+        prove_case("- greedy", "environment.yml: no channel has a numpy that fits"),
         (f"- numpy=1.26.4={BUILD}\n- numpy>=2", "environment.yml: its packages have conflicting versions"),
-        proved("- other::numpy", "environment.yml: its packages have conflicting versions"),
-        proved("- library", "No python: environment.yml names no package with one"),
+        prove_case("- other::numpy", "environment.yml: its packages have conflicting versions"),
+        prove_case("- library", "No python: environment.yml names no package with one"),
         (f"- python={MINOR}\n- pip:\n  - small>7", "environment.yml: no small>7 for this Python"),
     ],
 )
-def test_what_no_channel_can_meet_is_named(
-    here: Lab, index: Path, python: str, tmp_path: Path, lines: str, words: str
+def test_environment_that_no_channel_can_satisfy_is_refused_with_the_reason(
+    conda_lab: Lab, index: Path, python: str, tmp_path: Path, lines: str, reason: str
 ) -> None:
     file = tmp_path / "environment.yml"
     lines = lines.replace("- pip:", f"- pip:\n  - --find-links {index}")
     file.write_text(f"channels: [conda-forge]\ndependencies:\n{lines}\n")
-    with pytest.raises(NodeError) as refused:
-        made(here, planned(file=str(file)), python)
-    assert refused.value.exit_code == 6
-    said = f"{refused.value.message}\n{refused.value.why}".replace(f"{tmp_path}/", "")
-    assert said.startswith("node0: making the environment by conda: environment.yml") and words in said
+    with pytest.raises(NodeError) as error:
+        build_envs(conda_lab, make_plan(file=str(file)), python)
+    assert error.value.exit_code == 6
+    text = f"{error.value.message}\n{error.value.why}".replace(f"{tmp_path}/", "")
+    assert text.startswith("node0: making the environment by conda: environment.yml") and reason in text
 
 
-@pytest.mark.parametrize("by", ["name", "URL"])
-def test_nodes_without_internet_get_the_channels_through_this_machine(
-    lab: Callable[[int], Lab],
+@pytest.mark.parametrize("named_by", ["name", "URL"])
+def test_nodes_without_internet_get_channels_through_this_machine(
+    make_lab: MakeLab,
     mirror: str,
     index: Path,
     python: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    by: str,
+    named_by: str,
 ) -> None:
-    """As in the local cloud: conda and its pip find what the file names, and nothing else."""
+    """conda and its pip reach only what the file names, as in the local cloud."""
     monkeypatch.setattr("awsddp.nodes.catalog._CONDA", mirror)
-    here = lab(1)
-    run = f"export CONDA_CACHE='{{home}}/cache'\nexec '{sys.executable}' '{PROGRAM}' \"$@\"\n"
-    here.hosts[0].script("conda", f"#!/bin/sh\n{run}")
-    channel = "conda-forge" if by == "name" else f"{mirror}/conda-forge"
+    lab = make_lab(1)
+    command = f"export CONDA_CACHE='{{home}}/cache'\nexec '{sys.executable}' '{PROGRAM}' \"$@\"\n"
+    lab.hosts[0].script("conda", f"#!/bin/sh\n{command}")
+    channel = "conda-forge" if named_by == "name" else f"{mirror}/conda-forge"
     file = tmp_path / "environment.yml"
     lines = f"- python={MINOR}\n- {channel}::numpy<2\n- pip:\n  - --find-links {index}\n  - small\n"
     file.write_text(f"channels: [{channel}]\ndependencies:\n{lines}")
     plan = make_environment_plan(EnvSection(file=str(file)), internet=False, driver=None)
     assert plan.packages_from == "client"
-    found = made(here, plan, python)[0]
-    assert imported(found.python, "import small, tiny, numpy; print(numpy.VERSION)") == "1.26.4"
-    here.hosts[0].script("conda", f"#!/bin/sh\nexport CONDA_CHANNEL_ALIAS={mirror}/conda-forge\n{run}")
+    env = build_envs(lab, plan, python)[0]
+    assert run_python(env.python, "import small, tiny, numpy; print(numpy.VERSION)") == "1.26.4"
+    lab.hosts[0].script("conda", f"#!/bin/sh\nexport CONDA_CHANNEL_ALIAS={mirror}/conda-forge\n{command}")
     file.write_text("channels: [other]\ndependencies: [python]\n")
     with pytest.raises(NodeError, match=mirror.removeprefix("http://")):
-        made(here, make_environment_plan(EnvSection(file=str(file)), internet=False, driver=None), python)
+        build_envs(
+            lab, make_environment_plan(EnvSection(file=str(file)), internet=False, driver=None), python
+        )
 
 
-def test_a_channel_may_be_a_folder_of_the_nodes(
-    here: Lab, channels: Path, python: str, tmp_path: Path
+def test_channel_may_be_a_folder_on_the_nodes(
+    conda_lab: Lab, channels: Path, python: str, tmp_path: Path
 ) -> None:
     """As on a shared file system."""
     file, shared = tmp_path / "environment.yml", (channels / "conda-forge").as_uri()
     file.write_text(f"channels: [{shared}, nodefaults]\ndependencies: [python={MINOR}, pip]\n")
-    found = made(here, planned(file=str(file)), python)[0]
-    assert found.python
-    assert installed(Path(found.python).parents[1])["python"] == (VERSION, f"{shared}/{SUBDIR}")
+    env = build_envs(conda_lab, make_plan(file=str(file)), python)[0]
+    assert env.python
+    assert read_installed(Path(env.python).parents[1])["python"] == (VERSION, f"{shared}/{SUBDIR}")
 
 
 @pytest.fixture(autouse=True)
-def no_cache_of_the_users(isolated: Path) -> Iterator[None]:
-    """Rattler's caches lie in the node's folder."""
+def unused_user_cache(isolated: Path) -> Iterator[None]:
+    """Checks that rattler's caches are in the node's folder, not in the user's."""
     yield
     assert not (isolated / ".cache").exists() and os.environ["HOME"] == str(isolated)

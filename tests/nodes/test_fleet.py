@@ -40,168 +40,168 @@ NASTY = [
 ]
 
 
-def layers(error: NodesFailed) -> dict[int, str]:
+def get_layers(error: NodesFailed) -> dict[int, str]:
     return {
         node: failure.layer for node, failure in error.failures.items() if isinstance(failure, NodeFailure)
     }
 
 
-def test_a_command_runs_on_all_nodes_and_each_answers_for_itself(lab: MakeLab) -> None:
-    three = lab(3)
-    with three.fleet() as fleet:
+def test_command_runs_on_all_nodes_with_one_result_per_node(make_lab: MakeLab) -> None:
+    lab = make_lab(3)
+    with lab.fleet() as fleet:
         assert fleet.nodes == (0, 1, 2)
         results = fleet.run(["sh", "-c", "pwd; echo oh >&2; cat; exit 3"], stdin=b"in", timeout_s=20)
     assert results == {
         host.node: Result(exit_code=3, stdout=f"{host.home}\nin".encode(), stderr=b"oh\n")
-        for host in three.hosts
+        for host in lab.hosts
     }
 
 
-def test_each_node_gets_its_own_words_and_stdin(lab: MakeLab) -> None:
-    with lab(2).fleet() as fleet:
-        ends = fleet.run_each({0: (["cat"], b"zero"), 1: (["rev"], b"one")}, timeout_s=20)
-    assert ends == {
+def test_each_node_gets_its_own_arguments_and_stdin(make_lab: MakeLab) -> None:
+    with make_lab(2).fleet() as fleet:
+        results = fleet.run_each({0: (["cat"], b"zero"), 1: (["rev"], b"one")}, timeout_s=20)
+    assert results == {
         0: Result(exit_code=0, stdout=b"zero", stderr=b""),
         1: Result(exit_code=0, stdout=b"eno", stderr=b""),
     }
 
 
-def test_a_command_finds_its_channel_open(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channel_opens_before_a_command_needs_it(make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[paramiko.Channel] = []
-    run: list[paramiko.Channel] = []
+    used: list[paramiko.Channel] = []
     open_session, exec_command = paramiko.Transport.open_session, paramiko.Channel.exec_command
 
-    def open_ahead(transport: paramiko.Transport, **more: int) -> paramiko.Channel:
-        opened.append(open_session(transport, **more))
+    def open_ahead(transport: paramiko.Transport, **options: int) -> paramiko.Channel:
+        opened.append(open_session(transport, **options))
         return opened[-1]
 
     def execute(channel: paramiko.Channel, line: str) -> None:
         assert channel in opened
-        run.append(channel)
+        used.append(channel)
         exec_command(channel, line)
 
     monkeypatch.setattr(paramiko.Transport, "open_session", open_ahead)
     monkeypatch.setattr(paramiko.Channel, "exec_command", execute)
-    with lab(1).fleet() as fleet:
+    with make_lab(1).fleet() as fleet:
         for count in (1, 2, 3):
             wait_until(lambda count=count: len(opened) == count, "a channel for the next command")  # type: ignore[misc]
             assert fleet.run(["echo", "up"], timeout_s=20)[0].stdout == b"up\n"
-    assert run == opened[:3]
+    assert used == opened[:3]
 
 
-def test_words_arrive_as_they_are(lab: MakeLab) -> None:
-    one = lab(1)
-    with one.fleet() as fleet:
+def test_arguments_arrive_unchanged(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    with lab.fleet() as fleet:
         result = fleet.run(["printf", "%s\\0", *NASTY], timeout_s=20)[0]
     assert result.stdout.decode().split("\0")[:-1] == NASTY
-    assert not (one.hosts[0].home / "canary").exists()
+    assert not (lab.hosts[0].home / "canary").exists()
 
 
-def test_the_command_line_is_one_quoted_word_after_the_other() -> None:
+def test_command_line_quotes_each_argument() -> None:
     assert command_line(["echo", "a b", "$x"]) == "echo 'a b' '$x'"
 
 
-def test_much_in_and_much_out_at_once_does_not_block(lab: MakeLab) -> None:
+def test_large_input_and_output_at_once_do_not_block(make_lab: MakeLab) -> None:
     data = os.urandom(2**20) * 24
-    with lab(1).fleet() as fleet:
+    with make_lab(1).fleet() as fleet:
         result = fleet.run(["sh", "-c", "tee /dev/stderr"], stdin=data, timeout_s=60)[0]
     assert result.stdout == data
     assert result.stderr == data
 
 
-def test_a_command_may_end_before_it_has_read_its_stdin(lab: MakeLab) -> None:
-    with lab(1).fleet() as fleet:
+def test_command_may_end_before_it_has_read_its_stdin(make_lab: MakeLab) -> None:
+    with make_lab(1).fleet() as fleet:
         result = fleet.run(["sh", "-c", "exit 4"], stdin=b"x" * 2**25, timeout_s=20)[0]
     assert result.exit_code == 4
 
 
-def test_a_command_that_a_signal_ends_has_the_exit_code_minus_one(lab: MakeLab) -> None:
-    with lab(1).fleet() as fleet:
+def test_command_that_a_signal_ends_has_exit_code_minus_1_or_137(make_lab: MakeLab) -> None:
+    with make_lab(1).fleet() as fleet:
         assert fleet.run(["sh", "-c", "kill -9 $$"], timeout_s=20)[0].exit_code in (-1, 137)
 
 
-def test_a_command_that_takes_too_long_is_an_error_of_its_node_alone(lab: MakeLab) -> None:
-    with lab(2).fleet() as fleet:
-        ends = fleet.run_each({0: (["sleep", "60"], b""), 1: (["echo", "here"], b"")}, timeout_s=1)
-        with pytest.raises(NodesFailed) as caught:
-            results_or_raise(ends)
-        assert layers(caught.value) == {0: "silent"}
-        assert caught.value.results[1].stdout == b"here\n"
+def test_timeout_of_a_command_is_an_error_of_its_node_only(make_lab: MakeLab) -> None:
+    with make_lab(2).fleet() as fleet:
+        results = fleet.run_each({0: (["sleep", "60"], b""), 1: (["echo", "here"], b"")}, timeout_s=1)
+        with pytest.raises(NodesFailed) as error:
+            results_or_raise(results)
+        assert get_layers(error.value) == {0: "silent"}
+        assert error.value.results[1].stdout == b"here\n"
         fleet.reconnect([0])
         assert fleet.run(["true"], timeout_s=20)[0].exit_code == 0
 
 
-@pytest.mark.parametrize("endless", ["while :; do echo y; done", "while :; do echo y >&2; done"])
-def test_endless_output_ends_at_the_deadline_too(lab: MakeLab, endless: str) -> None:
-    with lab(1).fleet() as fleet, pytest.raises(NodesFailed):
-        fleet.run(["sh", "-c", endless], timeout_s=0.5)
+@pytest.mark.parametrize("command", ["while :; do echo y; done", "while :; do echo y >&2; done"])
+def test_endless_output_ends_at_the_timeout(make_lab: MakeLab, command: str) -> None:
+    with make_lab(1).fleet() as fleet, pytest.raises(NodesFailed):
+        fleet.run(["sh", "-c", command], timeout_s=0.5)
 
 
-def test_a_host_key_that_is_not_the_known_one_ends_it_at_once(lab: MakeLab) -> None:
-    two = lab(2)
-    hostkeys.set_keys(two.known_hosts, {two.hosts[1].endpoint.instance_id: make_key("another").public})
-    with pytest.raises(NodesFailed) as caught, two.fleet(deadline_s=3600):
+def test_wrong_host_key_fails_without_retries(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    hostkeys.set_keys(lab.known_hosts, {lab.hosts[1].endpoint.instance_id: make_key("another").public})
+    with pytest.raises(NodesFailed) as error, lab.fleet(deadline_s=3600):
         pass
-    assert layers(caught.value) == {1: "host key"}
-    assert caught.value.exit_code == 6
-    assert two.hosts[1].host in str(caught.value)
+    assert get_layers(error.value) == {1: "host key"}
+    assert error.value.exit_code == 6
+    assert lab.hosts[1].host in str(error.value)
 
 
-def test_a_node_in_its_boot_may_show_another_host_key_first_and_is_sent_nothing(lab: MakeLab) -> None:
-    one = lab(1)
-    host, temporary = one.hosts[0], make_key("temporary")
-    hostkeys.set_keys(one.known_hosts, {host.endpoint.instance_id: temporary.public})
-    said: list[Event] = []
+def test_booting_node_with_another_host_key_is_sent_nothing_and_retried(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    host, boot_key = lab.hosts[0], make_key("temporary")
+    hostkeys.set_keys(lab.known_hosts, {host.endpoint.instance_id: boot_key.public})
+    events: list[Event] = []
 
-    def show_it(event: Event) -> None:
-        said.append(event)
+    def restart_with_boot_key(event: Event) -> None:
+        events.append(event)
         host.stop()
-        (host.root / "etc/ssh/ssh_host_ed25519_key").write_text(temporary.private)
+        (host.root / "etc/ssh/ssh_host_ed25519_key").write_text(boot_key.private)
         (host.root / "log").rename(host.root / "log of the foreign key")
         host.start()
 
-    login = replace(one.login(), boot_key=hostkeys.strip_comment(temporary.public))
-    with Fleet(one.endpoints(), login, deadline_s=60, on_event=show_it) as fleet:
-        assert fleet.host_key(0) == hostkeys.strip_comment(temporary.public)
-    assert said == [Event("waiting for SSH (host key)", who="node0")]
-    before = (host.root / "log of the foreign key").read_text()
-    assert "Connection from" in before
-    assert getpass.getuser() not in before, "no name was sent, and no key"
+    login = replace(lab.login(), boot_key=hostkeys.strip_comment(boot_key.public))
+    with Fleet(lab.endpoints(), login, deadline_s=60, on_event=restart_with_boot_key) as fleet:
+        assert fleet.host_key(0) == hostkeys.strip_comment(boot_key.public)
+    assert events == [Event("waiting for SSH (host key)", who="node0")]
+    log = (host.root / "log of the foreign key").read_text()
+    assert "Connection from" in log
+    assert getpass.getuser() not in log, "no name was sent, and no key"
 
 
-def test_a_foreign_host_key_is_refused_at_the_boot_deadline(lab: MakeLab) -> None:
-    one = lab(1)
-    temporary = hostkeys.strip_comment(make_key("temporary").public)
-    hostkeys.set_keys(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
-    login = replace(one.login(), boot_key=temporary)
-    with pytest.raises(NodesFailed) as caught, Fleet(one.endpoints(), login, deadline_s=1.5):
+def test_foreign_host_key_is_refused_at_the_boot_deadline(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    boot_key = hostkeys.strip_comment(make_key("temporary").public)
+    hostkeys.set_keys(lab.known_hosts, {lab.hosts[0].endpoint.instance_id: boot_key})
+    login = replace(lab.login(), boot_key=boot_key)
+    with pytest.raises(NodesFailed) as error, Fleet(lab.endpoints(), login, deadline_s=1.5):
         pass
-    assert layers(caught.value) == {0: "host key"}
+    assert get_layers(error.value) == {0: "host key"}
 
 
-def test_a_node_that_has_shown_its_last_host_key_is_in_its_boot_no_more(lab: MakeLab) -> None:
-    one = lab(1)
-    temporary, last = (hostkeys.strip_comment(make_key(name).public) for name in ("temporary", "last"))
-    hostkeys.set_keys(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
-    hostkeys.add_keys(one.known_hosts, {one.hosts[0].endpoint.instance_id: last})
-    login = replace(one.login(), boot_key=temporary)
-    with pytest.raises(NodesFailed) as caught, Fleet(one.endpoints(), login, deadline_s=3600):
+def test_node_with_a_recorded_final_host_key_is_no_longer_booting(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    boot_key, final_key = (hostkeys.strip_comment(make_key(name).public) for name in ("temporary", "last"))
+    hostkeys.set_keys(lab.known_hosts, {lab.hosts[0].endpoint.instance_id: boot_key})
+    hostkeys.add_keys(lab.known_hosts, {lab.hosts[0].endpoint.instance_id: final_key})
+    login = replace(lab.login(), boot_key=boot_key)
+    with pytest.raises(NodesFailed) as error, Fleet(lab.endpoints(), login, deadline_s=3600):
         pass
-    assert layers(caught.value) == {0: "host key"}
+    assert get_layers(error.value) == {0: "host key"}
 
 
-def test_logins_that_a_booting_node_closes_stay_below_what_sshd_locks_out_for(lab: MakeLab) -> None:
-    """sshd_config(5), PerSourcePenalties: 5 s each, taken off by the second; over 15 s the address is out."""
+def test_retries_of_closed_logins_stay_below_the_penalty_limit_of_sshd(make_lab: MakeLab) -> None:
+    """sshd_config(5), PerSourcePenalties: 5 s per login, which decay; above 15 s the address is refused."""
 
-    class Waits(threading.Event):
+    class RecordedWaits(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             pauses.append(timeout or 0.0)
             if len(pauses) == 20:
                 self.set()
             return True
 
-    one, pauses, penalty_s = lab(1), list[float](), 5.0
-    host = one.hosts[0]
+    lab, pauses, penalty_s = make_lab(1), list[float](), 5.0
+    host = lab.hosts[0]
     host.stop()
     (host.root / "authorized_keys").write_text("")
     with (host.root / "sshd_config").open("a") as config:
@@ -210,10 +210,10 @@ def test_logins_that_a_booting_node_closes_stay_below_what_sshd_locks_out_for(la
     with pytest.raises(NodeFailure, match="connection closed during login"):
         connect(
             host.endpoint,
-            key=load_key(one.key),
-            login=one.login(),
+            key=load_key(lab.key),
+            login=lab.login(),
             deadline_s=3600,
-            stop=Waits(),
+            stop=RecordedWaits(),
             on_event=ignore_event,
         )
     assert pauses[0] == 1
@@ -222,69 +222,69 @@ def test_logins_that_a_booting_node_closes_stay_below_what_sshd_locks_out_for(la
         assert penalty_s <= 15
 
 
-def test_a_node_whose_host_key_is_not_known_is_not_even_called(lab: MakeLab) -> None:
-    one = lab(1)
-    hostkeys.remove_instances(one.known_hosts, [one.hosts[0].endpoint.instance_id])
-    with pytest.raises(NodesFailed) as caught, one.fleet(deadline_s=3600):
+def test_node_without_a_known_host_key_is_refused(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    hostkeys.remove_instances(lab.known_hosts, [lab.hosts[0].endpoint.instance_id])
+    with pytest.raises(NodesFailed) as error, lab.fleet(deadline_s=3600):
         pass
-    assert layers(caught.value) == {0: "host key"}
+    assert get_layers(error.value) == {0: "host key"}
 
 
-def test_the_key_of_another_instance_does_not_vouch_for_this_one(lab: MakeLab) -> None:
-    two = lab(2)
-    ids = [host.endpoint.instance_id for host in two.hosts]
-    keys = [host.seed.public for host in two.hosts]
-    hostkeys.set_keys(two.known_hosts, {ids[0]: keys[1], ids[1]: keys[0]})
-    with pytest.raises(NodesFailed) as caught, two.fleet():
+def test_host_key_of_another_instance_is_refused(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    ids = [host.endpoint.instance_id for host in lab.hosts]
+    keys = [host.seed.public for host in lab.hosts]
+    hostkeys.set_keys(lab.known_hosts, {ids[0]: keys[1], ids[1]: keys[0]})
+    with pytest.raises(NodesFailed) as error, lab.fleet():
         pass
-    assert layers(caught.value) == {0: "host key", 1: "host key"}
-    assert str(caught.value).startswith("2 of 2 nodes failed")
+    assert get_layers(error.value) == {0: "host key", 1: "host key"}
+    assert str(error.value).startswith("2 of 2 nodes failed")
 
 
-def test_either_of_two_accepted_host_keys_is_right(lab: MakeLab) -> None:
-    one = lab(1)
-    host = one.hosts[0]
-    hostkeys.set_keys(one.known_hosts, {host.endpoint.instance_id: make_key("next").public})
-    hostkeys.add_keys(one.known_hosts, {host.endpoint.instance_id: host.seed.public})
-    with one.fleet() as fleet:
+def test_either_of_two_accepted_host_keys_is_valid(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    host = lab.hosts[0]
+    hostkeys.set_keys(lab.known_hosts, {host.endpoint.instance_id: make_key("next").public})
+    hostkeys.add_keys(lab.known_hosts, {host.endpoint.instance_id: host.seed.public})
+    with lab.fleet() as fleet:
         assert fleet.host_key(0) == hostkeys.strip_comment(host.seed.public)
 
 
-def test_a_login_key_that_is_refused_is_said_to_be(lab: MakeLab, isolated: Path) -> None:
-    one = lab(1)
+def test_refused_login_key_is_reported(make_lab: MakeLab, isolated: Path) -> None:
+    lab = make_lab(1)
     (isolated / ".ssh").mkdir()
-    one.key.rename(isolated / ".ssh/id_ed25519")  # the right key, where no one is to look for it
-    one.key.touch(mode=0o600)
-    one.key.write_text(make_key("wrong").private)
-    with pytest.raises(NodesFailed) as caught, one.fleet():
+    lab.key.rename(isolated / ".ssh/id_ed25519")  # the right key, in a file that must not be read
+    lab.key.touch(mode=0o600)
+    lab.key.write_text(make_key("wrong").private)
+    with pytest.raises(NodesFailed) as error, lab.fleet():
         pass
-    assert layers(caught.value) == {0: "login"}
+    assert get_layers(error.value) == {0: "login"}
 
 
 @pytest.mark.parametrize("text", [None, "", "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
-def test_a_login_key_that_is_none_is_a_matter_of_configuration(lab: MakeLab, text: str | None) -> None:
-    one = lab(1)
-    one.key.unlink()
+def test_missing_or_invalid_login_key_is_a_configuration_error(make_lab: MakeLab, text: str | None) -> None:
+    lab = make_lab(1)
+    lab.key.unlink()
     if text is not None:
-        one.key.write_text(text)
-    with pytest.raises(ConfigError, match="login key"), one.fleet():
+        lab.key.write_text(text)
+    with pytest.raises(ConfigError, match="login key"), lab.fleet():
         pass
 
 
-def test_a_closed_port_a_frozen_server_and_a_name_without_address_are_told_apart(lab: MakeLab) -> None:
-    four = lab(3)
-    four.hosts[0].stop()
-    four.hosts[1].freeze()
-    four.hosts[2].host = "nowhere.invalid"
-    with pytest.raises(NodesFailed) as caught, four.fleet(deadline_s=1):
+def test_closed_port_frozen_server_and_unknown_host_are_different_layers(make_lab: MakeLab) -> None:
+    lab = make_lab(3)
+    lab.hosts[0].stop()
+    lab.hosts[1].freeze()
+    lab.hosts[2].host = "nowhere.invalid"
+    with pytest.raises(NodesFailed) as error, lab.fleet(deadline_s=1):
         pass
-    assert layers(caught.value) == {0: "refused", 1: "banner", 2: "no route"}
+    assert get_layers(error.value) == {0: "refused", 1: "banner", 2: "no route"}
 
 
-def test_with_partial_the_others_are_used(lab: MakeLab) -> None:
-    two = lab(2)
-    two.hosts[0].stop()
-    with two.fleet(deadline_s=0.5, partial=True) as fleet:
+def test_partial_fleet_uses_the_nodes_that_answer(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    lab.hosts[0].stop()
+    with lab.fleet(deadline_s=0.5, partial=True) as fleet:
         assert fleet.nodes == (1,)
         assert list(fleet.failures) == [0]
         assert fleet.run(["true"], timeout_s=20)[1].exit_code == 0
@@ -292,56 +292,56 @@ def test_with_partial_the_others_are_used(lab: MakeLab) -> None:
             fleet.run(["true"], nodes=[0, 1], timeout_s=20)
 
 
-def test_a_node_that_boots_is_waited_for(lab: MakeLab) -> None:
-    two = lab(2)
-    two.hosts[1].stop()
-    said: list[Event] = []
+def test_booting_node_is_waited_for(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    lab.hosts[1].stop()
+    events: list[Event] = []
 
-    def start_it(event: Event) -> None:
-        said.append(event)
-        if len(said) == 1:
-            two.hosts[1].start()
+    def start_host(event: Event) -> None:
+        events.append(event)
+        if len(events) == 1:
+            lab.hosts[1].start()
 
-    with two.fleet(on_event=start_it) as fleet:
+    with lab.fleet(on_event=start_host) as fleet:
         assert fleet.nodes == (0, 1)
-    assert said[0] == Event("waiting for SSH (refused)", who="node1")
+    assert events[0] == Event("waiting for SSH (refused)", who="node1")
 
 
-def test_what_meanwhile_raises_ends_the_wait_for_a_node_that_does_not_boot(
-    lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+def test_error_of_on_idle_ends_the_wait_for_a_node(
+    make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "MEANWHILE_S", 0.05)
-    made = lab(1)
-    made.hosts[0].stop()
-    looks: list[int] = []
+    lab = make_lab(1)
+    lab.hosts[0].stop()
+    calls: list[int] = []
 
-    def look() -> None:
-        looks.append(len(looks))
-        if len(looks) == 3:
+    def fail_later() -> None:
+        calls.append(len(calls))
+        if len(calls) == 3:
             raise NodeError("it was stopped")
 
-    with pytest.raises(NodeError, match="it was stopped"), made.fleet(deadline_s=600, on_idle=look):
+    with pytest.raises(NodeError, match="it was stopped"), lab.fleet(deadline_s=600, on_idle=fail_later):
         pass
-    assert len(looks) == 3
+    assert len(calls) == 3
 
 
-def test_streams_are_handed_over_as_they_come(lab: MakeLab) -> None:
-    came: dict[int, bytearray] = {0: bytearray(), 1: bytearray()}
+def test_stream_passes_output_to_the_main_thread(make_lab: MakeLab) -> None:
+    received: dict[int, bytearray] = {0: bytearray(), 1: bytearray()}
     threads = set()
 
-    def take(node: int, data: bytes) -> None:
+    def add(node: int, data: bytes) -> None:
         threads.add(threading.current_thread())
-        came[node] += data
+        received[node] += data
 
     program = ["sh", "-c", "seq 200000; echo oops >&2; exit 5"]
-    with lab(2).fleet() as fleet:
-        ends = fleet.stream({0: (program, b""), 1: (["sed", "s/^/>/"], b"a\nb\n")}, take, silent_after_s=20)
-    assert ends == {
+    with make_lab(2).fleet() as fleet:
+        results = fleet.stream({0: (program, b""), 1: (["sed", "s/^/>/"], b"a\nb\n")}, add, silent_after_s=20)
+    assert results == {
         0: Result(exit_code=5, stdout=b"", stderr=b"oops\n"),
         1: Result(exit_code=0, stdout=b"", stderr=b""),
     }
-    assert came[0] == b"".join(b"%d\n" % number for number in range(1, 200001))
-    assert came[1] == b">a\n>b\n"
+    assert received[0] == b"".join(b"%d\n" % number for number in range(1, 200001))
+    assert received[1] == b">a\n>b\n"
     assert threads == {threading.main_thread()}
 
 
@@ -349,64 +349,64 @@ BEATS = ["sh", "-c", "while :; do echo beat; sleep 0.1; done"]
 
 
 @pytest.mark.prove
-def test_a_node_that_falls_silent_is_given_up_and_the_others_go_on(lab: MakeLab) -> None:
-    two = lab(2)
+def test_silent_node_is_dropped_and_the_others_continue(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
     beats = {0: 0, 1: 0}
 
     def count(node: int, data: bytes) -> None:
         beats[node] += data.count(b"\n")
-        if node == 1 and not two.hosts[1].frozen:
-            two.hosts[1].freeze()
+        if node == 1 and not lab.hosts[1].frozen:
+            lab.hosts[1].freeze()
 
     program = ["sh", "-c", "for i in $(seq 40); do echo beat; sleep 0.1; done"]
-    with two.fleet() as fleet:
-        ends = fleet.stream({0: (program, b""), 1: (BEATS, b"")}, count, silent_after_s=1.5)
+    with lab.fleet() as fleet:
+        results = fleet.stream({0: (program, b""), 1: (BEATS, b"")}, count, silent_after_s=1.5)
         assert fleet.nodes == (0,)
-    assert isinstance(ends[0], Result)
-    assert ends[0].exit_code == 0
+    assert isinstance(results[0], Result)
+    assert results[0].exit_code == 0
     assert beats[0] == 40
-    assert isinstance(ends[1], NodeFailure)
-    assert ends[1].layer == "silent"
+    assert isinstance(results[1], NodeFailure)
+    assert results[1].layer == "silent"
 
 
 @pytest.mark.prove
-def test_a_frozen_node_that_stdin_is_poured_into_holds_nobody_up(lab: MakeLab) -> None:
-    two = lab(2)
-    with two.fleet() as fleet:
-        two.hosts[1].freeze()
-        with pytest.raises(NodesFailed) as caught:
+def test_frozen_node_with_much_stdin_does_not_block_the_others(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    with lab.fleet() as fleet:
+        lab.hosts[1].freeze()
+        with pytest.raises(NodesFailed) as error:
             fleet.run(["wc", "-c"], stdin=b"x" * 2**24, timeout_s=6)
-    assert layers(caught.value) == {1: "silent"}
-    assert caught.value.results[0].stdout.split() == [b"%d" % 2**24]
+    assert get_layers(error.value) == {1: "silent"}
+    assert error.value.results[0].stdout.split() == [b"%d" % 2**24]
 
 
-def test_a_connection_that_breaks_is_told_as_lost(lab: MakeLab) -> None:
-    two = lab(2)
+def test_broken_connection_is_reported_as_lost(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
 
     def cut(node: int, data: bytes) -> None:
         if node == 1:
-            for pid in two.hosts[1].sessions():
+            for pid in lab.hosts[1].sessions():
                 os.kill(pid, signal.SIGKILL)
 
-    with two.fleet() as fleet:
-        ends = fleet.stream({0: (["echo", "hi"], b""), 1: (BEATS, b"")}, cut, silent_after_s=60)
-    assert isinstance(ends[0], Result)
-    assert isinstance(ends[1], NodeError)
-    assert isinstance(ends[1], NodeFailure)
-    assert ends[1].layer == "lost"
+    with lab.fleet() as fleet:
+        results = fleet.stream({0: (["echo", "hi"], b""), 1: (BEATS, b"")}, cut, silent_after_s=60)
+    assert isinstance(results[0], Result)
+    assert isinstance(results[1], NodeError)
+    assert isinstance(results[1], NodeFailure)
+    assert results[1].layer == "lost"
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, ValueError])
-def test_what_on_data_raises_ends_all_streams_and_the_fleet_lives_on(
-    lab: MakeLab, interrupt: type[BaseException]
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_error_of_on_data_ends_all_streams_and_the_fleet_stays_usable(
+    make_lab: MakeLab, error: type[BaseException]
 ) -> None:
-    two = lab(2)
+    lab = make_lab(2)
 
     def stop(node: int, data: bytes) -> None:
-        raise interrupt
+        raise error
 
-    with two.fleet() as fleet:
-        with pytest.raises(interrupt):
+    with lab.fleet() as fleet:
+        with pytest.raises(error):
             fleet.stream({0: (BEATS, b""), 1: (BEATS, b"")}, stop, silent_after_s=60)
         assert {result.exit_code for result in fleet.run(["true"], timeout_s=20).values()} == {0}
 
@@ -414,68 +414,68 @@ def test_what_on_data_raises_ends_all_streams_and_the_fleet_lives_on(
 ECHO = ["sh", "-c", 'read hello; while read word; do [ "$word" ] || exit 7; echo "$hello $$ $word"; done']
 
 
-def talk(
-    fleet: Fleet, words: dict[int, bytes]
+def send(
+    fleet: Fleet, messages: dict[int, bytes]
 ) -> tuple[dict[int, Result | NodeError], dict[int, list[bytes]]]:
-    """Say a line to each node's ECHO and return how that ended, and the words of each answer."""
-    said = dict.fromkeys(words, b"")
+    """Send a line to ECHO on each node; return the results, and the fields of each answer."""
+    answers = dict.fromkeys(messages, b"")
 
-    def whole(node: int, data: bytes) -> bool:
-        said[node] += data
-        return said[node].endswith(b"\n")
+    def is_complete(node: int, data: bytes) -> bool:
+        answers[node] += data
+        return answers[node].endswith(b"\n")
 
-    ends = fleet.request((ECHO, b"hi\n"), words, whole, timeout_s=20)
-    return ends, {node: answer.split() for node, answer in said.items()}
+    results = fleet.request((ECHO, b"hi\n"), messages, is_complete, timeout_s=20)
+    return results, {node: answer.split() for node, answer in answers.items()}
 
 
-def test_one_program_a_node_answers_all_messages_of_a_connection(lab: MakeLab) -> None:
-    with lab(2).fleet() as fleet:
-        first = talk(fleet, {0: b"a\n", 1: b"b\n"})[1]
-        second = talk(fleet, {0: b"c\n"})[1]
-        third = talk(fleet, {0: b"d\n", 1: b"e\n"})[1]
+def test_one_program_per_node_answers_all_messages_of_a_connection(make_lab: MakeLab) -> None:
+    with make_lab(2).fleet() as fleet:
+        first = send(fleet, {0: b"a\n", 1: b"b\n"})[1]
+        second = send(fleet, {0: b"c\n"})[1]
+        third = send(fleet, {0: b"d\n", 1: b"e\n"})[1]
     assert [first[0][0], first[0][2], first[1][2]] == [b"hi", b"a", b"b"]
     assert [second[0][2], third[0][2], third[1][2]] == [b"c", b"d", b"e"]
     assert first[0][1] == second[0][1] == third[0][1]
     assert first[1][1] == third[1][1]
 
 
-def test_a_program_that_ends_is_told_and_the_next_message_starts_another(lab: MakeLab) -> None:
-    with lab(2).fleet() as fleet:
-        before = talk(fleet, {0: b"a\n", 1: b"a\n"})[1]
-        ends, _ = talk(fleet, {0: b"\n", 1: b"b\n"})
-        after = talk(fleet, {0: b"c\n", 1: b"c\n"})[1]
-    assert ends[0] == Result(exit_code=7, stdout=b"", stderr=b"")
-    assert ends[1] == Result(exit_code=0, stdout=b"", stderr=b"")
+def test_ended_program_is_reported_and_the_next_message_starts_another(make_lab: MakeLab) -> None:
+    with make_lab(2).fleet() as fleet:
+        before = send(fleet, {0: b"a\n", 1: b"a\n"})[1]
+        results, _ = send(fleet, {0: b"\n", 1: b"b\n"})
+        after = send(fleet, {0: b"c\n", 1: b"c\n"})[1]
+    assert results[0] == Result(exit_code=7, stdout=b"", stderr=b"")
+    assert results[1] == Result(exit_code=0, stdout=b"", stderr=b"")
     assert before[0][1] != after[0][1]
     assert before[1][1] == after[1][1]
 
 
-def test_an_answer_that_was_interrupted_does_not_reach_who_asks_next(lab: MakeLab) -> None:
+def test_interrupted_answer_does_not_reach_the_next_request(make_lab: MakeLab) -> None:
     def stop(node: int, data: bytes) -> bool:
         raise KeyboardInterrupt
 
-    with lab(1).fleet() as fleet:
+    with make_lab(1).fleet() as fleet:
         with pytest.raises(KeyboardInterrupt):
             fleet.request((ECHO, b"hi\n"), {0: b"a\nb\nc\n"}, stop)
-        assert talk(fleet, {0: b"d\n"})[1][0][2:] == [b"d"]
+        assert send(fleet, {0: b"d\n"})[1][0][2:] == [b"d"]
 
 
-def test_a_node_that_does_not_answer_a_message_is_given_up(lab: MakeLab) -> None:
-    two = lab(2)
-    with two.fleet() as fleet:
-        talk(fleet, {0: b"a\n", 1: b"a\n"})
-        two.hosts[1].freeze()
-        ends = fleet.request((ECHO, b"hi\n"), {0: b"a\n", 1: b"a\n"}, lambda *_: True, timeout_s=1.5)
+def test_node_that_does_not_answer_a_message_is_dropped(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    with lab.fleet() as fleet:
+        send(fleet, {0: b"a\n", 1: b"a\n"})
+        lab.hosts[1].freeze()
+        results = fleet.request((ECHO, b"hi\n"), {0: b"a\n", 1: b"a\n"}, lambda *_: True, timeout_s=1.5)
         assert fleet.nodes == (0,)
-    assert isinstance(ends[0], Result)
-    assert isinstance(ends[1], NodeFailure)
-    assert ends[1].layer == "silent"
+    assert isinstance(results[0], Result)
+    assert isinstance(results[1], NodeFailure)
+    assert results[1].layer == "silent"
 
 
-def test_nothing_is_left_behind_by_a_fleet(lab: MakeLab) -> None:
-    two = lab(2)
-    before = set(threading.enumerate())
-    with two.fleet() as fleet:
+def test_closed_fleet_leaves_no_sessions_and_no_threads(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    threads = set(threading.enumerate())
+    with lab.fleet() as fleet:
         fleet.run(["true"], timeout_s=20)
-    wait_until(lambda: not any(host.sessions() for host in two.hosts), "the sessions' end")
-    wait_until(lambda: set(threading.enumerate()) <= before, "the threads' end")
+    wait_until(lambda: not any(host.sessions() for host in lab.hosts), "the sessions' end")
+    wait_until(lambda: set(threading.enumerate()) <= threads, "the threads' end")

@@ -11,7 +11,7 @@ from awsddp.nodes.project_files import list_files_to_send
 from tests.support.project_folder import make, names
 
 
-def test_awsddpignore_takes_the_place_of_gitignore(tmp_path: Path) -> None:
+def test_awsddpignore_replaces_gitignore(tmp_path: Path) -> None:
     make(tmp_path, "a", "b", "sub/a", "sub/b")
     (tmp_path / ".gitignore").write_text("a\n")
     assert names(tmp_path) == [".gitignore", "b", "sub/b"]
@@ -19,13 +19,13 @@ def test_awsddpignore_takes_the_place_of_gitignore(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a", "sub/a"]
 
 
-def test_an_ignore_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_ignore_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     make(tmp_path, "a", "b")
     (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfa\r\n")
     assert names(tmp_path) == [".gitignore", "b"]
 
 
-def test_patterns_of_the_configuration_win_over_the_files(tmp_path: Path) -> None:
+def test_patterns_of_the_configuration_override_ignore_files(tmp_path: Path) -> None:
     make(tmp_path, "a", "b", "sub/c")
     (tmp_path / ".gitignore").write_text("a\n.gitignore\n")
     assert names(tmp_path, "!a", "sub/") == ["a", "b"]
@@ -33,23 +33,23 @@ def test_patterns_of_the_configuration_win_over_the_files(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("below", ["", "a", "a/b"])
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_ignored_is_what_git_ignores(
+def test_sync_ignores_the_files_that_git_ignores(
     tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch, seed: int, below: str
 ) -> None:
-    """Also of a folder in a repository, by .gitignore files above it, info/exclude and core.excludesFile."""
-    dice = random.Random(seed)
+    """Also in a subfolder, by .gitignore files above it, info/exclude and core.excludesFile."""
+    rng = random.Random(seed)
     (tmp_path / below).mkdir(parents=True, exist_ok=True)
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     parts = ["a", "b", "data", "x.log", "y.py", "keep"]
     for _ in range(30):
-        path = "/".join(dice.choice(parts) for _ in range(dice.randint(1, 3)))
+        path = "/".join(rng.choice(parts) for _ in range(rng.randint(1, 3)))
         if (
             not any((tmp_path / parent).is_file() for parent in Path(path).parents)
             and not (tmp_path / path).exists()
         ):
             make(tmp_path, path)
-    pool = [
+    patterns = [
         "*.log",
         "/a",
         "data/",
@@ -65,26 +65,26 @@ def test_what_is_ignored_is_what_git_ignores(
         "k??p",
     ]
     for folder in [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]:
-        if folder == tmp_path or dice.random() < 0.4:
-            (folder / ".gitignore").write_text("\n".join(dice.sample(pool, 4)) + "\n")
+        if folder == tmp_path or rng.random() < 0.4:
+            (folder / ".gitignore").write_text("\n".join(rng.sample(patterns, 4)) + "\n")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and ".git" not in path.parts)
-    subprocess.run(["git", "-C", tmp_path, "add", "-f", *dice.sample(files, 4)], check=True)
+    subprocess.run(["git", "-C", tmp_path, "add", "-f", *rng.sample(files, 4)], check=True)
     (tmp_path / ".git/info/exclude").write_text("y.py\n")
-    everywhere = isolated / ".config/git/ignore"
-    everywhere.parent.mkdir(parents=True)
-    everywhere.write_text("!y.py\nkeep\n")
+    global_ignore = isolated / ".config/git/ignore"
+    global_ignore.parent.mkdir(parents=True)
+    global_ignore.write_text("!y.py\nkeep\n")
     git = ["git", "-C", tmp_path / below, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     expected = subprocess.run(git, capture_output=True, check=True, text=True).stdout.split("\0")[:-1]
-    found = list_files_to_send(tmp_path / below)
+    listing = list_files_to_send(tmp_path / below)
     if (
         not below
         or subprocess.run(["git", "-C", tmp_path, "check-ignore", "--no-index", "-q", below]).returncode
     ):
-        assert sorted(e.path for e in found.entries if e.kind == "f") == sorted(expected)
+        assert sorted(entry.path for entry in listing.entries if entry.kind == "f") == sorted(expected)
 
 
-def test_files_that_git_tracks_go_and_where_it_cannot_say_that_is_said(
+def test_tracked_files_are_sent_and_an_unreadable_git_index_is_reported(
     tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = tmp_path / ".venv" / "project"
@@ -100,14 +100,14 @@ def test_files_that_git_tracks_go_and_where_it_cannot_say_that_is_said(
 
 
 @pytest.mark.parametrize("kind", ["no git", "a work tree", "a submodule", "a name"])
-def test_what_git_ignores_everywhere_stays_here(
+def test_files_that_ignore_files_outside_the_project_exclude_are_not_sent(
     tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(isolated / "config"))
-    everywhere = isolated / ("mine" if kind == "a name" else ".config/git/ignore")
-    everywhere.parent.mkdir(parents=True, exist_ok=True)
-    everywhere.write_text(".env\n")
+    global_ignore = isolated / ("mine" if kind == "a name" else ".config/git/ignore")
+    global_ignore.parent.mkdir(parents=True, exist_ok=True)
+    global_ignore.write_text(".env\n")
     (isolated / "config").write_text("[core]\nexcludesFile = ~/mine\n" if kind == "a name" else "")
     make(tmp_path, "repo/proj/.env", "repo/proj/big.bin", "repo/proj/secret", "repo/proj/a.py")
     (tmp_path / "repo/.gitignore").write_text("/proj/big.bin\n")
@@ -123,15 +123,15 @@ def test_what_git_ignores_everywhere_stays_here(
         git.write_text("gitdir: ../store/worktrees/w\n")
     if kind == "no git":
         monkeypatch.setenv("PATH", str(tmp_path))
-    found = list_files_to_send(tmp_path / "repo/proj")
-    assert [one.path for one in found.entries] == ["a.py"]
-    by = dict(found.ignored)
-    assert by["big.bin"] == "../.gitignore"
-    assert by[".env"] == f"~/{everywhere.relative_to(isolated)}"
-    assert by["secret"].endswith("info/exclude")
+    listing = list_files_to_send(tmp_path / "repo/proj")
+    assert [entry.path for entry in listing.entries] == ["a.py"]
+    sources = dict(listing.ignored)
+    assert sources["big.bin"] == "../.gitignore"
+    assert sources[".env"] == f"~/{global_ignore.relative_to(isolated)}"
+    assert sources["secret"].endswith("info/exclude")
 
 
-def test_awsddpignore_takes_the_place_of_all_that_git_ignores(tmp_path: Path) -> None:
+def test_awsddpignore_replaces_ignore_files_above_the_project(tmp_path: Path) -> None:
     make(tmp_path, "proj/a", "proj/b")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / ".gitignore").write_text("a\n")
@@ -140,8 +140,8 @@ def test_awsddpignore_takes_the_place_of_all_that_git_ignores(tmp_path: Path) ->
     assert names(tmp_path / "proj") == [".awsddpignore", "a"]
 
 
-def test_a_folder_that_its_repository_ignores_is_sent(tmp_path: Path) -> None:
-    """As below a home folder that is a repository with "*" in its .gitignore."""
+def test_folder_that_its_repository_ignores_is_sent(tmp_path: Path) -> None:
+    """For example below a home folder that is a repository with "*" in its .gitignore."""
     make(tmp_path, "proj/deep/a")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     for text in ("*\n", "/proj/\n"):
@@ -149,6 +149,6 @@ def test_a_folder_that_its_repository_ignores_is_sent(tmp_path: Path) -> None:
         assert names(tmp_path / "proj/deep") == ["a"]
 
 
-def test_a_pattern_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_invalid_pattern_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pattern"):
         list_files_to_send(tmp_path, ["!"])

@@ -1,4 +1,4 @@
-"""Errors of nodes: what failed, and what to type next."""
+"""Errors of nodes: their message and next step."""
 
 from typing import get_args
 
@@ -16,7 +16,7 @@ def test_failure_of_each_layer_names_its_node_and_the_next_step(layer: Layer) ->
     assert NodeFailure(3, layer, "no answer", next_step="awsddp why").next == "awsddp why"
 
 
-def test_program_that_this_machine_lacks_is_named_with_how_to_install_it() -> None:
-    with pytest.raises(ConfigError, match="no-such-program not found on this machine") as refused:
+def test_missing_program_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(ConfigError, match="no-such-program not found on this machine") as error:
         find_program("no-such-program", "awsddp copies files with it", "apt-get install it")
-    assert (refused.value.why, refused.value.next) == ("awsddp copies files with it", "apt-get install it")
+    assert (error.value.why, error.value.next) == ("awsddp copies files with it", "apt-get install it")

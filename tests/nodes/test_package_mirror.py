@@ -1,4 +1,4 @@
-"""What nodes fetch through this machine while they install: from where, by whose leave, and when it ends."""
+"""The mirror through which nodes install packages: its sources, its access rules and its end."""
 
 import _thread
 import contextlib
@@ -22,7 +22,7 @@ from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.package_mirror import Mirror
 from awsddp.plan.indexes import Indexes
 from awsddp.util.parallel import run_in_thread
-from tests.nodes.test_environments import PLAN, imported, index, made, no_settings, python
+from tests.nodes.test_environments import PLAN, build_envs, hidden_index, index, python, run_python
 from tests.support.mirrored_node import REPLIES, Node, mirrored
 from tests.support.servers import (
     PASSWORD,
@@ -36,95 +36,95 @@ from tests.support.servers import (
 from tests.support.ssh_hosts import Lab, wait_until
 from tests.support.wheels import wheel
 
-__all__ = ["index", "no_settings", "python"]
+__all__ = ["hidden_index", "index", "python"]
 MakeLab = Callable[[int], Lab]
 
 
-def threads() -> set[int | None]:
+def list_threads() -> set[int | None]:
     return {thread.ident for thread in threading.enumerate()}
 
 
-def curl(fleet: Fleet, environ: dict[str, str], *words: str) -> str:
-    """Return the status that curl gets on node 0, and what it printed of an error."""
+def run_curl(fleet: Fleet, environ: dict[str, str], *arguments: str) -> str:
+    """Return the status that curl gets on node 0, and its error message."""
     argv = ["env", *(f"{name}={value}" for name, value in environ.items()), "curl", "-sS", "-m", "20"]
-    done = fleet.run([*argv, "-o", "/dev/null", "-w", "%{http_code} %{http_connect}", *words], timeout_s=30)[
-        0
-    ]
-    return (done.stdout + done.stderr).decode()
+    result = fleet.run(
+        [*argv, "-o", "/dev/null", "-w", "%{http_code} %{http_connect}", *arguments], timeout_s=30
+    )[0]
+    return (result.stdout + result.stderr).decode()
 
 
-def test_files_on_another_host_come_by_tls_and_by_the_proxy_of_this_machine(
-    lab: MakeLab, no_settings: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_on_another_host_come_by_tls_through_the_proxy_of_this_machine(
+    make_lab: MakeLab, hidden_index: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their certificate is known by env.ca_bundle alone; a name that only the proxy can resolve stays so."""
+    """Only env.ca_bundle has their certificate; the proxy resolves the names."""
     certificate = make_certificate(tmp_path)
-    here, before = lab(2), threads()
+    lab, threads_before = make_lab(2), list_threads()
     with (
-        serve_folder(no_settings, tls=certificate) as files,
-        serve_index(no_settings, files=f"https://localhost:{files.port}") as server,
+        serve_folder(hidden_index, tls=certificate) as files,
+        serve_index(hidden_index, files=f"https://localhost:{files.port}") as server,
         serve_proxy(password=PASSWORD) as upstream,
     ):
         monkeypatch.setenv("no_proxy", "")
         for name in ("http_proxy", "https_proxy"):
             monkeypatch.setenv(name, f"http://staff:{PASSWORD}@127.0.0.1:{upstream.port}")
-        own = f"{server.url}/simple", (f"https://localhost:{files.port}/",)
-        indexes = Indexes(index_url=own[0], find_links=own[1], ca=certificate_only(certificate))
-        found = made(here, dataclasses.replace(PLAN, indexes=indexes), python)
-    assert imported(found[1].python, "import small, tiny") == ""
+        index_url, find_links = f"{server.url}/simple", (f"https://localhost:{files.port}/",)
+        indexes = Indexes(index_url=index_url, find_links=find_links, ca=certificate_only(certificate))
+        envs = build_envs(lab, dataclasses.replace(PLAN, indexes=indexes), python)
+    assert run_python(envs[1].python, "import small, tiny") == ""
     assert upstream.asked.count(f"CONNECT localhost:{files.port}") >= 4, "two files for each of two nodes"
     assert f"GET {server.url}/simple/small/" in upstream.asked
     assert sorted(set(files.asked))[0].startswith("GET /") and len(files.asked) >= 4
-    wait_until(lambda: threads() <= before, "the end of all threads")
+    wait_until(lambda: list_threads() <= threads_before, "the end of all threads")
 
 
-def test_only_a_client_with_the_password_is_served_and_no_connection_is_its_own(
-    lab: MakeLab, catalog: Catalog, tmp_path: Path
+def test_mirror_serves_only_clients_with_its_password_and_configured_urls(
+    make_lab: MakeLab, catalog: Catalog, tmp_path: Path
 ) -> None:
     wheel(tmp_path / "wheels", "tiny")
-    shown = catalog.rewrite_links_page(str(tmp_path / "wheels"))
+    url = catalog.rewrite_links_page(str(tmp_path / "wheels"))
     with (
         serve_folder(tmp_path) as server,
         Mirror(catalog, ca="", proxy="") as mirror,
-        lab(1).fleet() as fleet,
+        make_lab(1).fleet() as fleet,
     ):
         with fleet.forward_ports([0], mirror.serve) as ports:
             environ = mirror.environ(ports[0], ())
-            other = {name: value.replace("awsddp:", "awsddp:0") for name, value in environ.items()}
-            assert curl(fleet, other, shown).startswith("407")
-            assert curl(fleet, environ, shown).startswith("200")
-            assert curl(fleet, environ, server.url).startswith("403")
-            assert curl(fleet, environ, server.url.replace("http:", "https:")).startswith("000 403")
+            wrong_login = {name: value.replace("awsddp:", "awsddp:0") for name, value in environ.items()}
+            assert run_curl(fleet, wrong_login, url).startswith("407")
+            assert run_curl(fleet, environ, url).startswith("200")
+            assert run_curl(fleet, environ, server.url).startswith("403")
+            assert run_curl(fleet, environ, server.url.replace("http:", "https:")).startswith("000 403")
             assert not server.asked
         assert f"127.0.0.1:{server.port}: no packages come from there" in mirror.explain_output("")
-        real = (tmp_path / "wheels").as_uri()
-        assert mirror.explain_output(f"{shown}x.whl").startswith(f"{real}/x.whl\n")
-        wait_until(lambda: not curl(fleet, environ, shown).startswith("200"), "the end of the forward")
+        real_url = (tmp_path / "wheels").as_uri()
+        assert mirror.explain_output(f"{url}x.whl").startswith(f"{real_url}/x.whl\n")
+        wait_until(lambda: not run_curl(fleet, environ, url).startswith("200"), "the end of the forward")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_is_sent_to_an_index(catalog: Catalog, method: str) -> None:
+def test_mirror_uploads_nothing_to_an_index(catalog: Catalog, method: str) -> None:
     with serve_replies(REPLIES) as server, mirrored(catalog) as node:
         index = catalog.rewrite_index(f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/simple")
         assert node.ask(f"{index}/small/", method, b"x")[0] in (403, 501) and not server.asked
         assert node.ask(f"{index}/small/", headers={"Content-Length": "5"})[0] == 200
         assert node.ask(node.links(f"{index}/small/")[1], headers={"Content-Length": "5"}) == (200, b"two")
-        assert all(one.startswith("GET ") for one in server.asked)
+        assert all(request.startswith("GET ") for request in server.asked)
 
 
-def test_heads_and_connections_have_a_bound(catalog: Catalog, tmp_path: Path) -> None:
-    shown = catalog.rewrite_links_page(str(tmp_path))
+def test_mirror_limits_headers_and_connections(catalog: Catalog, tmp_path: Path) -> None:
+    url = catalog.rewrite_links_page(str(tmp_path))
     with mirrored(catalog) as node, contextlib.ExitStack() as stack:
         with pytest.raises((http.client.HTTPException, OSError)):
-            node.ask(shown, headers={f"X-{number}": "x" * 10_000 for number in range(20)})
+            node.ask(url, headers={f"X-{number}": "x" * 10_000 for number in range(20)})
         for _ in range(64):
             stack.enter_context(socket.create_connection(("127.0.0.1", node.port)))
         with pytest.raises((http.client.HTTPException, OSError)):
-            node.ask(shown)
+            node.ask(url)
         stack.close()
-        wait_until(lambda: _answers(node, shown), "the end of the connections")
+        wait_until(lambda: _is_answering(node, url), "the end of the connections")
 
 
-def _answers(node: Node, url: str) -> bool:
+def _is_answering(node: Node, url: str) -> bool:
     try:
         return node.ask(url)[0] == 200
     except (http.client.HTTPException, OSError):
@@ -132,59 +132,61 @@ def _answers(node: Node, url: str) -> bool:
 
 
 @pytest.mark.parametrize("internet", [False, pytest.param(True, marks=pytest.mark.prove)])
-def test_a_host_that_no_index_names_is_told(
-    lab: MakeLab, no_settings: Path, python: str, internet: bool
+def test_host_that_no_index_names_is_reported(
+    make_lab: MakeLab, hidden_index: Path, python: str, internet: bool
 ) -> None:
-    """As a package is whose build fetches something; the advice is none that needs what nodes have not."""
-    here = lab(1)
-    here.hosts[0].script("git", "#!/bin/sh\nexec curl -fsS -m 20 https://elsewhere.example/x\n")
+    """For example a package whose build downloads a file. The next step is possible on these nodes."""
+    lab = make_lab(1)
+    lab.hosts[0].script("git", "#!/bin/sh\nexec curl -fsS -m 20 https://elsewhere.example/x\n")
     plan = dataclasses.replace(
         PLAN, lines=("git+http://127.0.0.1:9/x.git",), indexes=Indexes(no_index=True), internet=internet
     )
-    with pytest.raises(NodeError) as refused:
-        made(here, plan, python)
-    assert "needs elsewhere.example:443, where none of its indexes has files" in refused.value.message
-    assert ("packages_from" in refused.value.next) is (internet is not False)
-    assert refused.value.exit_code == 6
+    with pytest.raises(NodeError) as error:
+        build_envs(lab, plan, python)
+    assert "needs elsewhere.example:443, where none of its indexes has files" in error.value.message
+    assert ("packages_from" in error.value.next) is (internet is not False)
+    assert error.value.exit_code == 6
 
 
-def test_an_sshd_that_forwards_nothing_is_told_with_what_to_type(
-    lab: MakeLab, index: Path, python: str
+def test_sshd_without_forwarding_is_reported_with_the_next_step(
+    make_lab: MakeLab, index: Path, python: str
 ) -> None:
-    here = lab(2)
-    host = here.hosts[1]
+    lab = make_lab(2)
+    host = lab.hosts[1]
     with (host.root / "sshd_config").open("a") as stream:
         stream.write("AllowTcpForwarding no\n")
     host.stop()
     host.start()
-    with pytest.raises(NodeError, match="node1: its sshd forwards no connections") as refused:
-        made(here, PLAN, python)
-    assert "AllowTcpForwarding" not in refused.value.message and "TcpForwarding" in refused.value.next
-    assert refused.value.exit_code == 6
+    with pytest.raises(NodeError, match="node1: its sshd forwards no connections") as error:
+        build_envs(lab, PLAN, python)
+    assert "AllowTcpForwarding" not in error.value.message and "TcpForwarding" in error.value.next
+    assert error.value.exit_code == 6
 
 
 @pytest.mark.prove
-def test_a_node_that_is_lost_while_it_installs_is_told_and_the_other_is_done(
-    lab: MakeLab, no_settings: Path, python: str
+def test_node_lost_during_installation_is_reported_and_the_other_completes(
+    make_lab: MakeLab, hidden_index: Path, python: str
 ) -> None:
-    here, before = lab(2), threads()
-    with serve_index(no_settings, hold="tiny-1.0") as server:
+    lab, threads_before = make_lab(2), list_threads()
+    with serve_index(hidden_index, hold="tiny-1.0") as server:
         plan = dataclasses.replace(PLAN, indexes=Indexes(index_url=f"{server.url}/simple"))
-        making = run_in_thread(made, here, plan, python)
+        build = run_in_thread(build_envs, lab, plan, python)
         assert server.is_held.wait(60)
-        here.hosts[1].stop()
+        lab.hosts[1].stop()
         server.release.set()
         with pytest.raises(NodeError, match="node1: the connection was lost"):
-            making.result(120)
-    here.hosts[1].start()
-    assert list(here.hosts[0].home.glob("awsddp/env/*/ready.json"))
-    wait_until(lambda: threads() <= before, "the end of all threads")
-    assert made(here, dataclasses.replace(PLAN, indexes=Indexes(find_links=(str(no_settings),))), python)
+            build.result(120)
+    lab.hosts[1].start()
+    assert list(lab.hosts[0].home.glob("awsddp/env/*/ready.json"))
+    wait_until(lambda: list_threads() <= threads_before, "the end of all threads")
+    assert build_envs(
+        lab, dataclasses.replace(PLAN, indexes=Indexes(find_links=(str(hidden_index),))), python
+    )
 
 
-def test_an_interrupt_ends_what_is_open(lab: MakeLab, no_settings: Path, python: str) -> None:
-    here, before = lab(1), threads()
-    with serve_index(no_settings, hold="tiny-1.0") as server:
+def test_interrupt_ends_all_threads_of_the_mirror(make_lab: MakeLab, hidden_index: Path, python: str) -> None:
+    lab, threads_before = make_lab(1), list_threads()
+    with serve_index(hidden_index, hold="tiny-1.0") as server:
         plan = dataclasses.replace(PLAN, indexes=Indexes(index_url=f"{server.url}/simple"))
 
         def interrupt() -> None:
@@ -193,42 +195,42 @@ def test_an_interrupt_ends_what_is_open(lab: MakeLab, no_settings: Path, python:
 
         run_in_thread(interrupt)
         with pytest.raises(KeyboardInterrupt):
-            made(here, plan, python)
+            build_envs(lab, plan, python)
         server.release.set()
-    wait_until(lambda: threads() <= before, "the end of all threads")
+    wait_until(lambda: list_threads() <= threads_before, "the end of all threads")
 
 
 @pytest.mark.parametrize("packages_from", [pytest.param("client", marks=pytest.mark.prove), None])
-def test_a_simple_index_that_is_a_folder_here_is_seen_by_nodes(
-    lab: MakeLab,
-    no_settings: Path,
+def test_nodes_install_from_a_simple_index_in_a_local_folder(
+    make_lab: MakeLab,
+    hidden_index: Path,
     python: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     packages_from: Literal["client"] | None,
 ) -> None:
-    """Its pages name files that lie beside it, as the usual mirrors write them."""
+    """Its pages link to files in a sibling folder, as usual mirror programs write them."""
     for name in ("small", "tiny"):
         page = tmp_path / "mirror/simple" / name / "index.html"
         page.parent.mkdir(parents=True)
         page.write_text(f'<a href="../../files/{name}-1.0-py3-none-any.whl">{name}-1.0-py3-none-any.whl</a>')
-    shutil.copytree(no_settings, tmp_path / "mirror/files")
+    shutil.copytree(hidden_index, tmp_path / "mirror/files")
     monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}/mirror/simple")
-    found = made(lab(1), dataclasses.replace(PLAN, packages_from=packages_from), python)
-    assert imported(found[0].python, "import small, tiny") == ""
+    envs = build_envs(make_lab(1), dataclasses.replace(PLAN, packages_from=packages_from), python)
+    assert run_python(envs[0].python, "import small, tiny") == ""
 
 
-def test_uv_gets_its_pythons_from_the_mirror(catalog: Catalog, tmp_path: Path) -> None:
-    """By the true uv; there is none behind it."""
+def test_uv_requests_python_from_the_mirror(catalog: Catalog, tmp_path: Path) -> None:
+    """The real uv requests one, and the mirror has none."""
     with serve_replies({}) as server, mirrored(catalog) as node:
-        shown = catalog.rewrite_location(f"{server.url}/releases/download", "tree")
-        own = {
-            "UV_PYTHON_INSTALL_MIRROR": shown,
+        url = catalog.rewrite_location(f"{server.url}/releases/download", "tree")
+        settings = {
+            "UV_PYTHON_INSTALL_MIRROR": url,
             "UV_PYTHON_INSTALL_DIR": str(tmp_path),
             "UV_HTTP_RETRIES": "0",
         }
-        environ = {**os.environ, **node.mirror.environ(node.port, ()), **own}
-        words = [find_uv_bin(), "venv", "--no-project", "--python", "3.9.7", tmp_path / "venv"]
-        done = subprocess.run(words, env=environ, capture_output=True, text=True)
-    assert done.returncode and "404 Not Found" in node.mirror.explain_output(done.stderr)
+        environ = {**os.environ, **node.mirror.environ(node.port, ()), **settings}
+        arguments = [find_uv_bin(), "venv", "--no-project", "--python", "3.9.7", tmp_path / "venv"]
+        result = subprocess.run(arguments, env=environ, capture_output=True, text=True)
+    assert result.returncode and "404 Not Found" in node.mirror.explain_output(result.stderr)
     assert server.asked and server.asked[0].startswith("GET /releases/download/2021")

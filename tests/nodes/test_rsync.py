@@ -1,4 +1,4 @@
-"""Transfers that fail on this machine: its rsync is the real one, its ssh runs the other side here."""
+"""Transfers that fail: rsync is real, and a stand-in for ssh runs the remote side on this machine."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ PROC = "/proc/self/fd/"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a node that any host name leads to."""
+    """A folder that stands for a node of any host name."""
     program = tmp_path / "ssh"
     program.write_text('#!/bin/bash\nwhile [ "$1" != rsync ]; do shift; done\nexec "$@"\n')
     program.chmod(0o755)
@@ -36,15 +36,15 @@ def transfer(source: str, target: str) -> None:
     rsync.transfer(["-t", source, target], ["model.pt"], ssh_config=NONE, stop=stop, progress=progress)
 
 
-def test_folder_here_that_cannot_be_written_is_no_failure_of_the_node(node: Path) -> None:
+def test_local_folder_that_cannot_be_written_is_no_failure_of_the_node(node: Path) -> None:
     model = ResultFile(path=str(node / "model.pt"), home="node0/model.pt", size=7, node=0)
     with pytest.raises(OSError, match=PROC):
         rsync_transfer(NONE)([model], Path(PROC), rsync.Progress(0, "", 7, ignore_event), threading.Event())
 
 
-def test_file_that_is_gone_on_the_node_is_no_failure_of_this_machine(node: Path, tmp_path: Path) -> None:
-    gone = ResultFile(path=str(node / "gone.pt"), home="node0/gone.pt", size=7, node=0)
-    rsync_transfer(NONE)([gone], tmp_path / "here", rsync.Progress(0, "", 7, ignore_event), threading.Event())
+def test_file_removed_on_the_node_is_no_failure_of_this_machine(node: Path, tmp_path: Path) -> None:
+    file = ResultFile(path=str(node / "gone.pt"), home="node0/gone.pt", size=7, node=0)
+    rsync_transfer(NONE)([file], tmp_path / "here", rsync.Progress(0, "", 7, ignore_event), threading.Event())
     assert not [path for path in (tmp_path / "here").rglob("*") if path.is_file()]
 
 
@@ -56,7 +56,7 @@ def test_folder_of_a_node_that_cannot_be_written_is_a_failure_of_the_node(node: 
 @pytest.mark.parametrize(
     ("name", "value"), [("RSYNC_MAX_ALLOC", "1"), ("RSYNC_RSH", "false"), ("RSYNC_PARTIAL_DIR", "/none")]
 )
-def test_variables_of_rsync_change_no_transfer(
+def test_environment_variables_of_rsync_do_not_change_a_transfer(
     node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What the mirror reaches for nodes, and at which addresses."""
+"""The hosts and addresses to which the mirror connects for nodes."""
 
 import socket
 from functools import partial
@@ -30,30 +30,30 @@ from tests.support.servers import Reply, page, serve_proxy, serve_replies
         ("64:ff9b::5db8:d70e", True),
     ],
 )
-def test_addresses_of_the_internet(address: str, expected: bool) -> None:
+def test_is_public_accepts_only_addresses_of_the_internet(address: str, expected: bool) -> None:
     assert is_public(address) is expected
 
 
-def test_the_address_that_was_checked_is_the_one_that_is_reached(
+def test_mirror_connects_to_the_address_that_it_checked(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that leads elsewhere when it is asked again leads nobody there."""
-    dialed: list[str] = []
-    turns = iter(("93.184.215.14", "127.0.0.1", "127.0.0.1"))
+    """A second lookup with another answer (DNS rebinding) has no effect."""
+    addresses: list[str] = []
+    answers = iter(("93.184.215.14", "127.0.0.1", "127.0.0.1"))
 
     def resolve(host: str, port: int, **_: Any) -> Any:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(turns), port))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(answers), port))]
 
-    def dial(address: tuple[str, int], *_: Any) -> socket.socket:
-        dialed.append(address[0])
+    def connect(address: tuple[str, int], *_: Any) -> socket.socket:
+        addresses.append(address[0])
         raise OSError("not in a test")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="not in a test"):
         patch.setattr(socket, "getaddrinfo", resolve)
-        patch.setattr(socket, "create_connection", dial)
+        patch.setattr(socket, "create_connection", connect)
         upstream = Upstream(catalog.grants, ca="", proxies={})
         upstream.fetch("http://turns.example/x.whl", NodeRequest("GET", {}), is_named=False)
-    assert dialed == ["93.184.215.14"]
+    assert addresses == ["93.184.215.14"]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_the_address_that_was_checked_is_the_one_that_is_reached(
     ],
 )
 @pytest.mark.parametrize("by", ["link", "redirect"])
-def test_a_page_leads_no_node_to_an_address_that_is_not_public(
+def test_link_or_redirect_to_a_private_address_is_refused(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, host: str, by: str
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", partial(resolved, socket.getaddrinfo))
     with serve_replies({"/small-1.0.whl": Reply(b"secret")}) as other:
         url = f"http://{host}:{other.port}/small-1.0.whl"
-        moved = {"/files/small-1.0.whl": Reply(status=302, headers={"location": url})}
-        replies = {"/simple/small/": page(url if by == "link" else "/files/small-1.0.whl"), **moved}
+        redirect = {"/files/small-1.0.whl": Reply(status=302, headers={"location": url})}
+        replies = {"/simple/small/": page(url if by == "link" else "/files/small-1.0.whl"), **redirect}
         with serve_replies(replies) as server, mirrored(catalog) as node:
             links = node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")
             status, text = node.ask(links[0])
@@ -90,10 +90,10 @@ def test_a_page_leads_no_node_to_an_address_that_is_not_public(
                 )
 
 
-def test_behind_a_proxy_the_names_of_the_configuration_count_alone(
+def test_only_configured_hosts_are_reached_through_a_proxy(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which address a name has is then the proxy's to know."""
+    """The proxy resolves the names, so that their addresses cannot be checked here."""
     with serve_replies(REPLIES) as files, serve_proxy() as upstream:
         replies = {"/simple/small/": page(f"http://localhost:{files.port}/files/small-2.0.whl")}
         monkeypatch.setenv("no_proxy", "")
