@@ -53,9 +53,9 @@ def _seconds(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
 @pytest.fixture(scope="session")
 def server() -> Iterator["Server"]:
     """The moto server of tests/aws and tests/cluster: patches moto once, and only if a test needs it."""
-    from tests.support.moto_fixtures import serving
+    from tests.support.moto_fixtures import serve_moto
 
-    yield from serving()
+    yield from serve_moto()
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(autouse=True)
 def advice_is_typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Type the commands of every `next` that an error of the test has into the parser."""
-    from tests.support.advice_lines import type_in
+    from tests.support.advice_lines import parse_commands
 
     advice: set[str] = set()
     make = AwsddpError.__init__
@@ -91,5 +91,5 @@ def advice_is_typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(AwsddpError, "__init__", record_advice)
     yield
     for text in advice - _TYPED:
-        type_in(text)
+        parse_commands(text)
     _TYPED.update(advice)

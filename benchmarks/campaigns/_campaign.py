@@ -37,7 +37,7 @@ def arguments(description: str, runs: int) -> argparse.ArgumentParser:
 
 
 def campaign(
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     run: Callable[[int, random.Random], Row],
     *,
     parallel: int = 1,
@@ -47,20 +47,20 @@ def campaign(
 
     `table` returns what is printed of all rows at the end.
     """
-    print(f"seed {asked.seed}", flush=True)
-    done = _read(asked.state, asked.seed)
+    print(f"seed {args.seed}", flush=True)
+    done = _read(args.state, args.seed)
 
     def carry_out(number: int) -> Row:
         if number in done:
             return done[number]
-        row = {"run": number, **run(number, random.Random(f"{asked.seed}/{number}"))}
-        if asked.state is not None:
-            with asked.state.open("a") as file:
-                file.write(json.dumps({"seed": asked.seed, **row}) + "\n")
+        row = {"run": number, **run(number, random.Random(f"{args.seed}/{number}"))}
+        if args.state is not None:
+            with args.state.open("a") as file:
+                file.write(json.dumps({"seed": args.seed, **row}) + "\n")
         return row
 
     with ThreadPoolExecutor(max_workers=parallel) as pool:
-        for row in pool.map(carry_out, range(asked.runs)):
+        for row in pool.map(carry_out, range(args.runs)):
             done[row["run"]] = row
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     if table is not None:

@@ -217,7 +217,7 @@ class Job:
     def is_in_bucket(self, files: dict[str, bytes]) -> bool:
         """Tell, without awsddp's reader, whether S3 holds all of these files as the lists name them."""
         try:
-            listed = {number: self.bucket.listed(number) for number in range(len(self.nodes))}
+            listed = {number: self.bucket.read_list(number) for number in range(len(self.nodes))}
         except (AssertionError, ValueError, AttributeError, TypeError):
             return False
         rows = {home: row for one in listed.values() for home, row in one.items()}
@@ -319,7 +319,7 @@ class Writer:
         self.has_forged = False
         self.did: Counter[str] = Counter()
 
-    def look(self) -> None:
+    def remember_objects(self) -> None:
         """Keep what is below the prefix now, to put it back later."""
         for name in self.bucket.names():
             with contextlib.suppress(self.store.client.exceptions.ClientError):
@@ -514,7 +514,7 @@ class History:
         for _ in range(self.job.dice.randint(2, 3)):
             self.job.work(*work)
             self.job.step(self.job.dice.choice((0.05, 0.2, 0.4)))
-            self.writer.look()
+            self.writer.remember_objects()
             self.writer.act(*acts)
             self.job.step(self.job.dice.choice((0.0, 0.1)))
             for client in self.clients:
@@ -529,7 +529,7 @@ class History:
         self.clients[1].read()
         self.check()
         self._check_whole()
-        self.writer.look()
+        self.writer.remember_objects()
         self.writer.act(*acts)
         self.check_release()
         for client in self.clients:
@@ -601,7 +601,7 @@ def killed(history: History) -> None:
     for _ in range(2):
         history.job.work()
         history.job.step(history.job.dice.choice((0.1, 0.4)))
-        history.writer.look()
+        history.writer.remember_objects()
         history.writer.act(*EVERY)
         history.job.start()
         history.job.step(0.1)
@@ -618,7 +618,7 @@ def killed_process(history: History) -> None:
         time.sleep(job.dice.uniform(0.4, 1.2))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-    history.writer.look()
+    history.writer.remember_objects()
     history.writer.act(*EVERY)
     job.start()
     history.play(EVERY)

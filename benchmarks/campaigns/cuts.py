@@ -25,7 +25,7 @@ from awsddp.agent.s3.store import MOST_PART_BYTES, PARTIAL_FOLDER, S3Uri
 from awsddp.local import control, machine, s3_files
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from tests.agent.s3 import test_download as test_copying
-from tests.support.local_cloud import Cloud, fault_add, fault_clear
+from tests.support.local_cloud import Cloud, add_fault, clear_fault
 from tests.support.saving_bucket import MB, Bucket
 from tests.support.waiting import until
 
@@ -45,7 +45,7 @@ def faults(cloud: Cloud, bucket: str, dice: random.Random, operations: tuple[str
     for _ in range(dice.randint(1, 4)):
         operation, effect, times = dice.choice(operations), dice.choice(EFFECTS), dice.randint(1, 4)
         seconds = round(dice.uniform(0.1, 1), 1)
-        fault_add(cloud.info, operation, effect, times=times, seconds=seconds, only=bucket)
+        add_fault(cloud.info, operation, effect, times=times, seconds=seconds, only=bucket)
         said.append(f"{operation}:{effect}*{times}")
     return ",".join(said)
 
@@ -181,11 +181,11 @@ def deny(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     with contextlib.closing(Saving(cloud, top, dice)) as job:
         until(lambda: job.object("job.json"), seconds=_END_S)
         operation = dice.choice(("PutObject", "CreateMultipartUpload", "UploadPart"))
-        number = fault_add(cloud.info, operation, "AccessDenied", only=job.bucket.name)[-1]["id"]
+        number = add_fault(cloud.info, operation, "AccessDenied", only=job.bucket.name)[-1]["id"]
         job.work()
         until(lambda: "AccessDenied" in job.saving()["error"], seconds=_END_S)
         said = faults(cloud, job.bucket.name, dice, UP)
-        fault_clear(cloud.info, number)
+        clear_fault(cloud.info, number)
         return {"faults": f"{operation}:AccessDenied,{said}", **job.end()}
 
 
@@ -196,7 +196,7 @@ def data(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     operation = dice.choice(DOWN)
     number, failed, said = None, 0, ""
     if dice.random() < 0.2:
-        number = fault_add(cloud.info, operation, "AccessDenied", only=node.bucket)[-1]["id"]
+        number = add_fault(cloud.info, operation, "AccessDenied", only=node.bucket)[-1]["id"]
         said = f"{operation}:AccessDenied,"
     said += faults(cloud, node.bucket, dice, DOWN)
     while "failed" in (told := node.copy()):
@@ -207,7 +207,7 @@ def data(cloud: Cloud, top: Path, dice: random.Random) -> Row:
         assert number is None or "may not be read" in told["failed"], told
         assert failed <= 3 or number is not None, told
         if number is not None:
-            fault_clear(cloud.info, number)
+            clear_fault(cloud.info, number)
             number = None
     assert node.files == bodies, "not all came"
     again = node.copy()

@@ -134,7 +134,7 @@ NASTY_VALUE: tuple[Any, ...] = (
 )
 
 
-class Drawn:
+class Case:
     """One case: the answers of the nodes, of which one lies, and the files that they send."""
 
     def __init__(self, seed: str) -> None:
@@ -373,7 +373,7 @@ def _stacks(node: int) -> dict[str, Any]:
     return {"workdir": "/w", "silent_s": 3.0, "processes": processes, "sources": {"/w/w.py:3": "step()"}}
 
 
-def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
+def _honest(drawn: Case, node: int, request: dict[str, Any]) -> dict[str, Any]:
     files = drawn.files(node)
     if request["do"] == "state":
         return {"jobs": [_document(node) | (_RUNNING if drawn.verb == "why" else {})]}
@@ -406,7 +406,7 @@ class FakeFleet:
 
     responsive_nodes, nodes_of_job = Fleet.responsive_nodes, Fleet.nodes_of_job
 
-    def __init__(self, drawn: Drawn, folder: ClusterFolder) -> None:
+    def __init__(self, drawn: Case, folder: ClusterFolder) -> None:
         self._drawn = drawn
         self.login = Login(key=folder.key, known_hosts=folder.known_hosts, ssh_config=folder.ssh_config)
         self.endpoints = {
@@ -503,9 +503,9 @@ class Home:
 FORGED = tuple(f"{ours}{EVIL}" for ours in OURS)
 
 
-def one(home: Home, seed: str) -> str | None:
+def play_case(home: Home, seed: str) -> str | None:
     """Play one case and return what is wrong with what came of it, None for nothing."""
-    drawn, fleet = Drawn(seed), None
+    drawn, fleet = Case(seed), None
     before = home.begin()
     fleet = FakeFleet(drawn, home.folder)
     out, err = _Out(), io.StringIO()
@@ -524,7 +524,7 @@ def one(home: Home, seed: str) -> str | None:
     return _harm(home, before, drawn)
 
 
-def _harm(home: Home, before: dict[str, str], drawn: Drawn) -> str | None:
+def _harm(home: Home, before: dict[str, str], drawn: Case) -> str | None:
     """Return what changed outside of the folder of one job, and which link leads out of it."""
     after = home.state()
     own = {f"project/runs/{JOB}"}
@@ -561,7 +561,7 @@ class _Out(io.TextIOWrapper):
 
 
 @contextlib.contextmanager
-def _faked(drawn: Drawn) -> Iterator[None]:
+def _faked(drawn: Case) -> Iterator[None]:
     """Let rsync bring what the node sends, AWS release its nodes, and an answer be 1 MB at most."""
 
     def transfer(
@@ -595,7 +595,7 @@ def _found(connected: ConnectedCluster) -> Iterator[None]:
         yield
 
 
-def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
+def _command(home: Home, drawn: Case, fleet: Any) -> int:
     """Do what a verb does with the nodes, and return its exit code."""
     settings = load(
         "default", environ={}, overrides={"sync.workdir": str(home.project), "job.heartbeat_timeout": "5s"}
@@ -671,7 +671,7 @@ def main() -> int:
         home = Home(Path(folder, "home"))
         while state["done"] < asked.runs:
             began, seed = time.monotonic(), f"{state['seed']}/{state['done']}"
-            if wrong := one(home, seed):
+            if wrong := play_case(home, seed):
                 state["failed"][seed] = wrong
                 print(f"{seed}: {wrong}", flush=True)
             state["done"] += 1

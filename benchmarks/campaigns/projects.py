@@ -30,7 +30,7 @@ from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
 from tests.support import channel
 from tests.support.servers import PASSWORD, make_repository, serve_folder, serve_git, serve_index, serve_proxy
-from tests.support.wheels import installed_wheel, wheel
+from tests.support.wheels import write_installed_wheel, write_wheel
 
 CONDA = """#!/bin/sh
 export CONDA_MIRROR=http://elsewhere.example CONDA_CACHE=$HOME/.conda-cache PYTHONPATH=$HOME/miniforge3/lib
@@ -180,7 +180,7 @@ def train(world: World, number: int) -> Row:
     world.begin(place)
     version = f"1.{number}"
     for of in (version, f"{version}.1"):
-        wheel(world.wheels, "small", of, requires=("tiny",), extras=("more",))
+        write_wheel(world.wheels, "small", of, requires=("tiny",), extras=("more",))
     file = KINDS[kind](world, version)
     began = time.monotonic()
     done = world.typed("train", "train.py", "--env", file, "--nproc-per-node", "1")
@@ -258,7 +258,7 @@ def there(world: World) -> list[str]:
 
 
 @contextlib.contextmanager
-def made() -> Iterator[World]:
+def laboratory() -> Iterator[World]:
     """Yield a cluster and all places that packages come from. This machine's own settings do not count."""
     with cluster(2, {}) as lab, contextlib.ExitStack() as stack:
         for name in list(lab.environ):
@@ -290,17 +290,17 @@ def made() -> Iterator[World]:
 
 
 def _packages(root: Path, wheels: Path) -> None:
-    wheel(wheels, "small", requires=("tiny",))
-    wheel(wheels, "tiny")
-    wheel(wheels, "future", python=">=3.99")
-    wheel(wheels, "elsewhere", tag="macosx_11_0_arm64")
-    wheel(wheels, "greedy", requires=("torch<2.6",))
-    installed_wheel(wheels, "setuptools")
+    write_wheel(wheels, "small", requires=("tiny",))
+    write_wheel(wheels, "tiny")
+    write_wheel(wheels, "future", python=">=3.99")
+    write_wheel(wheels, "elsewhere", tag="macosx_11_0_arm64")
+    write_wheel(wheels, "greedy", requires=("torch<2.6",))
+    write_installed_wheel(wheels, "setuptools")
     make_repository(root / "repositories", "tiny")
     channel.make_channel(
         wheels / "channels/forge",
         base=image.BASE_IN_NODE / "bin" / image.PYTHON,
-        own_pip=Path("/opt/pytorch", image.PACKAGES, "pip"),
+        pip_folder=Path("/opt/pytorch", image.PACKAGES, "pip"),
     )
 
 
@@ -327,7 +327,7 @@ def run(world: World, number: int, dice: random.Random) -> Row:
 
 def main() -> int:
     asked = arguments(str(__doc__).splitlines()[0], runs=72).parse_args()
-    with made() as world:
+    with laboratory() as world:
         return campaign(asked, lambda number, dice: run(world, number, dice))
 
 

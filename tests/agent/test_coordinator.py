@@ -6,10 +6,10 @@ from awsddp.agent.coordinator import Coordinator, ElasticCoordinator, Message, O
 from awsddp.agent.diagnosis.job_causes import Cause
 from awsddp.agent.diagnosis.stacks import NodeStacks, Process
 from awsddp.agent.job_folder import Ending, RankReport
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 
 LAYOUT = [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
-REQUEST = launch_of(layout=LAYOUT)
+REQUEST = make_launch(layout=LAYOUT)
 GO = Order("go")
 STOP = Order("stop", 1.0)
 STACKS = Order("stacks")
@@ -17,7 +17,7 @@ SHUTDOWN = Cause("interrupted", True, "it was shut down", "", node=1)
 
 
 def start_coordinator(**settings: Any) -> Coordinator:
-    coordinator = Coordinator(launch_of(layout=LAYOUT, **settings), now=0)
+    coordinator = Coordinator(make_launch(layout=LAYOUT, **settings), now=0)
     for node in (0, 1):
         coordinator.receive(node, Message(kind="here"), now=1)
     return coordinator
@@ -274,7 +274,7 @@ def test_failed_rank_is_the_cause_and_not_a_node_that_is_lost_later() -> None:
 def start_elastic(*, min_nodes: int = 2, max_restarts: int = 0) -> ElasticCoordinator:
     """Return the coordinator of a job under torchrun whose four workers have started."""
     settings = {"min_nodes": min_nodes, "max_restarts": max_restarts}
-    coordinator = ElasticCoordinator(launch_of(layout=LAYOUT, elastic=settings), now=0)
+    coordinator = ElasticCoordinator(make_launch(layout=LAYOUT, elastic=settings), now=0)
     for node in (0, 1):
         coordinator.receive(node, Message(kind="here"), now=1)
     start_workers(coordinator, 0, 1, 2, 3)
@@ -364,7 +364,7 @@ def test_job_succeeds_when_the_remaining_elastic_agents_have_ended() -> None:
 
 def test_waiting_job_continues_to_wait_after_it_lost_a_node() -> None:
     settings = {"min_nodes": 1, "max_restarts": 0}
-    coordinator = ElasticCoordinator(launch_of(layout=LAYOUT, elastic=settings, after=["other"]), now=0)
+    coordinator = ElasticCoordinator(make_launch(layout=LAYOUT, elastic=settings, after=["other"]), now=0)
     for node in (0, 1):
         coordinator.receive(node, Message(kind="here"), now=1)
     coordinator.lose(1, "it closed the connection")

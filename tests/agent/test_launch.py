@@ -30,14 +30,14 @@ def wait_until_claimed(holder: subprocess.Popen[bytes]) -> None:
 
 def test_node_with_a_running_job_refuses_another_and_names_the_first(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, job="one")
-    slots = fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports()))
+    slots = fleet.send_request(0, messages.Slots(ports=launch_requests.list_job_ports()))
     assert (slots.used, slots.jobs) == ((0,), {"one": (0, 1)})
     fleet.port = free_ports()
     with pytest.raises(InUse, match="job one runs on this node"):
-        fleet.ask(0, fleet.requests("print()\n", job="two", slot=1)[0])
+        fleet.send_request(0, fleet.requests("print()\n", job="two", slot=1)[0])
     assert not fleet.folder(0, "two").exists()
-    fleet.ask(0, messages.Cancel(job="one"))
-    assert fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports())).jobs == {"one": ()}
+    fleet.send_request(0, messages.Cancel(job="one"))
+    assert fleet.send_request(0, messages.Slots(ports=launch_requests.list_job_ports())).jobs == {"one": ()}
     fleet.launch("print()\n", job="two")
     assert fleet.wait("two").state == "succeeded"
 
@@ -67,22 +67,22 @@ def test_second_client_waits_for_the_claim_and_learns_its_holder(fleet: "Fleet")
     holder = fleet.start(0, first, close=False)
     wait_until_claimed(holder)
     with pytest.raises(InUse, match="another client is starting a job") as refused:
-        fleet.ask(0, messages.Claim(owner="bob", wait_s=0.2))
+        fleet.send_request(0, messages.Claim(owner="bob", wait_s=0.2))
     assert refused.value.why == "held by ann on laptop"
     holder.kill()
     holder.communicate()
-    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=0)).claimed
+    assert fleet.send_request(0, messages.Claim(owner="bob", wait_s=0)).claimed
 
 
 def test_claim_reports_for_how_long_no_other_client_has_held_it(fleet: "Fleet") -> None:
     request = messages.Claim(owner="ann", wait_s=0)
-    assert fleet.ask(0, request).free_s > 1e9
+    assert fleet.send_request(0, request).free_s > 1e9
     start = time.time()
     holder = fleet.start(0, messages.Claim(owner="bob", wait_s=0), close=False)
     wait_until_claimed(holder)
     time.sleep(1.0)
     holder.communicate(b"")
-    assert 0.0 <= fleet.ask(0, request).free_s < time.time() - start - 1.0
+    assert 0.0 <= fleet.send_request(0, request).free_s < time.time() - start - 1.0
 
 
 def test_released_claim_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
@@ -90,7 +90,7 @@ def test_released_claim_is_free_while_its_client_stays_connected(fleet: "Fleet")
     assert holder.stdout is not None
     while b'"claimed": false' not in holder.stdout.readline():  # the claim was held, and released
         pass
-    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=5)).claimed
+    assert fleet.send_request(0, messages.Claim(owner="bob", wait_s=5)).claimed
     assert holder.poll() is None
     holder.kill()
     holder.communicate()
@@ -99,7 +99,7 @@ def test_released_claim_is_free_while_its_client_stays_connected(fleet: "Fleet")
 def test_claim_expires_with_its_lease_and_a_launch_releases_its_claim(fleet: "Fleet") -> None:
     holder = fleet.start(0, messages.Claim(owner="ann", wait_s=0, lease_s=1), close=False)
     wait_until_claimed(holder)
-    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=10)).claimed
+    assert fleet.send_request(0, messages.Claim(owner="bob", wait_s=10)).claimed
     assert holder.poll() is None
     holder.kill()
     holder.communicate()
@@ -108,7 +108,7 @@ def test_claim_expires_with_its_lease_and_a_launch_releases_its_claim(fleet: "Fl
     fleet.jobs.append("job")
     holder = fleet.start(0, messages.Claim(owner="ann", wait_s=0), launches[0], close=False)
     until((fleet.folder(0) / "state.json").exists)
-    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=5)).claimed
+    assert fleet.send_request(0, messages.Claim(owner="bob", wait_s=5)).claimed
     assert holder.poll() is None
     holder.kill()
     holder.communicate()

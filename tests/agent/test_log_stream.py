@@ -47,7 +47,7 @@ def test_follower_of_a_silent_job_gets_heartbeats(fleet: "Fleet") -> None:
 def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> None:
     """An agent that is killed with unread data resets its connection, as a broken network may do."""
     fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n", heartbeat_timeout="5s")
-    until(fleet.up)
+    until(fleet.ranks_are_up)
     for pid in fleet.supervisors(1):
         os.kill(pid, 9)  # the guard, too
     merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path)

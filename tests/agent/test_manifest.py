@@ -20,7 +20,7 @@ from awsddp.agent.log_stream import MAGIC
 from awsddp.agent_client import calls
 from awsddp.model.node_answers import Manifest
 from awsddp.storage.excludes import exclude_patterns
-from tests.support.fleet import Told, launch_of
+from tests.support.fleet import Answer, make_launch
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -46,7 +46,7 @@ Path(os.environ['HOME'], 'elsewhere').mkdir(); Path(os.environ['HOME'], 'elsewhe
 NOBODY = 65534
 
 
-def parse_answer(request: messages.Request[Told], answer: object) -> Told:
+def parse_answer(request: messages.Request[Answer], answer: object) -> Answer:
     """Return an answer of node 2 as its client parses it."""
     return calls.parse_response(
         MAGIC + json.dumps(messages.to_json_value(answer)).encode(), request=request, node=2
@@ -69,7 +69,7 @@ class Node:
         for path in (self.folder.logs, self.folder.run):
             path.mkdir(parents=True)
         self.folder.log(5).write_text("log")
-        request = launch_of(2, workdir=str(self.work), layout=[[5, 0, 2]], outputs=list(outputs))
+        request = make_launch(2, workdir=str(self.work), layout=[[5, 0, 2]], outputs=list(outputs))
         (self.folder.path / "job.json").write_text(json.dumps(request.to_json()))
         self.take_snapshot()
 
@@ -123,7 +123,7 @@ def get_skipped(manifest: Manifest) -> dict[str, str]:
 
 
 def get_manifest(fleet: "Fleet", node: int = 0) -> Manifest:
-    return fleet.ask(node, messages.Manifest(job="job", ranks=[(0, node)]))
+    return fleet.send_request(node, messages.Manifest(job="job", ranks=[(0, node)]))
 
 
 @pytest.mark.parametrize(("output", "is_home"), [("~/x", True), ("./~/x", False), ("a/~/x", False)])

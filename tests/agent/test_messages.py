@@ -20,23 +20,23 @@ SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 def test_client_can_parse_the_answer_to_each_request(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
-    until(fleet.up)
+    until(fleet.ranks_are_up)
     launch, address = fleet.requests(SLEEP, job="job2", slot=1)[0], fleet.hosts[0].node.private_ip
-    assert fleet.ask(0, messages.Claim(owner="ann", wait_s=0)).claimed
-    assert not fleet.ask(0, messages.Unclaim()).claimed
-    assert fleet.ask(0, messages.Slots(ports=launch_requests.list_job_ports())).used == (0,)
-    assert [job.job for job in fleet.ask(0, messages.State()).jobs] == ["job"]
-    assert {process.rank for process in fleet.ask(0, messages.Stacks(job="job")).processes} == {0, 1}
-    manifest = fleet.ask(0, messages.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
+    assert fleet.send_request(0, messages.Claim(owner="ann", wait_s=0)).claimed
+    assert not fleet.send_request(0, messages.Unclaim()).claimed
+    assert fleet.send_request(0, messages.Slots(ports=launch_requests.list_job_ports())).used == (0,)
+    assert [job.job for job in fleet.send_request(0, messages.State()).jobs] == ["job"]
+    assert {process.rank for process in fleet.send_request(0, messages.Stacks(job="job")).processes} == {0, 1}
+    manifest = fleet.send_request(0, messages.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
     assert all(file.sample and file.modified for file in manifest.files)
     connection = AgentConnection(fleet, 0)
     assert len(connection.ask(messages.Probe(address=str(address), thorough=True)).ports) == 1
     assert connection.ask(messages.Dial(peers=[(1, str(address), 1)], seconds=1)).dials[0][2]
     connection.close()
-    assert fleet.ask(0, messages.Lost(job="job", node=1, why="it burnt", kind="node_lost")).heard
-    assert fleet.ask(0, messages.Cancel(job="job", grace=0)).job == "job"
+    assert fleet.send_request(0, messages.Lost(job="job", node=1, why="it burnt", kind="node_lost")).heard
+    assert fleet.send_request(0, messages.Cancel(job="job", grace=0)).job == "job"
     fleet.jobs.append("job2")
-    assert fleet.ask(0, launch).job == "job2"
+    assert fleet.send_request(0, launch).job == "job2"
     requested = {"claim", "unclaim", "slots", "state", "stacks", "manifest", "probe", "dial", "lost"}
     assert requested | {"cancel", "launch", "follow"} == set(REQUEST_TYPES), (
         "follow: tests/agent_client/test_logs.py"

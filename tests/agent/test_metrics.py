@@ -12,7 +12,7 @@ from awsddp.agent.messages import Response
 from awsddp.agent.metrics import read_metrics
 from awsddp.agent_client import job_reports
 from awsddp.model.records import RankProgress
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def measure(top: Path, text: str) -> list[Response]:
     folder = JobFolder("job", top)
     folder.run.mkdir(exist_ok=True)
     (top / "job.json").write_text(
-        json.dumps(launch_of(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]]).to_json())
+        json.dumps(make_launch(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]]).to_json())
     )
     (folder.run / "metrics.jsonl").write_text(text)
     return read_metrics(folder)
@@ -103,13 +103,13 @@ def test_running_job_reports_its_progress(fleet: "Fleet") -> None:
         "        print(json.dumps(row), file=file, flush=True)\n"
         "print('up', flush=True)\ntime.sleep(600)\n"
     )
-    until(fleet.up)
-    reports = {node: fleet.ask(node, messages.State()).jobs[0] for node in (0, 1)}
+    until(fleet.ranks_are_up)
+    reports = {node: fleet.send_request(node, messages.State()).jobs[0] for node in (0, 1)}
     job = job_reports.merge_job(reports)
     assert [(row.rank, row.step, row.loss, row.fraction) for row in job.progress] == [
         (rank, 4, 0.25, 0.5) for rank in range(4)
     ]
     assert [row.steps_per_second for row in job.progress] == [1.0, 1.0, 1.0, 0.5]
     assert job.slowest_rank == 3
-    ended = fleet.ask(0, messages.Cancel(job="job", grace=0))
+    ended = fleet.send_request(0, messages.Cancel(job="job", grace=0))
     assert job_reports.merge_job({0: ended}).progress == ()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from awsddp.agent.peers import Peers, report_lost
-from tests.support.fleet import free_ports, launch_of
+from tests.support.fleet import free_ports, make_launch
 
 
 class Relay:
@@ -75,13 +75,13 @@ class Wire:
             [{"node": node, "private_ip": f"{host}.{at}", "instance_id": f"i-{node}"} for node in (0, 1)]
             for at in (1, 2)
         )
-        self.request = launch_of(nodes=near, link_port=port, silent_s=60.0)
+        self.request = make_launch(nodes=near, link_port=port, silent_s=60.0)
         self.now = 1000.0
         self.listener: socket.socket | None = socket.create_server((f"{host}.1", port))
         self.relay = Relay(f"{host}.2", (f"{host}.1", port))
         self.selectors = selectors.DefaultSelector(), selectors.DefaultSelector()
         self.first = Peers(self.request, self.selectors[0], self.listener, now=self.now)
-        self.far = launch_of(1, nodes=far, link_port=port, silent_s=60.0)
+        self.far = make_launch(1, nodes=far, link_port=port, silent_s=60.0)
         self.second = Peers(self.far, self.selectors[1], None, now=self.now)
 
     def pass_time(self, seconds: float, *, alive: tuple[int, ...] = (0, 1)) -> None:
@@ -238,7 +238,7 @@ def test_report_with_an_invalid_kind_counts_as_node_lost(wire: Wire, kind: Any) 
 
 
 def test_report_to_an_agent_that_has_ended_is_not_received(wire: Wire) -> None:
-    assert not report_lost(launch_of(link_port=free_ports()), 1, "it burnt", seconds=60)
+    assert not report_lost(make_launch(link_port=free_ports()), 1, "it burnt", seconds=60)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from awsddp.agent import messages
 from awsddp.agent.log_stream import MAGIC
 from awsddp.agent_client import calls
 from awsddp.errors import NodeError
-from tests.support.fleet import Fleet, Told
+from tests.support.fleet import Answer, Fleet
 
 
 class AgentConnection:
@@ -20,7 +20,7 @@ class AgentConnection:
         self.address = str(fleet.hosts[node].node.private_ip)
         self._process = fleet.start(node, close=False)
 
-    def ask(self, request: messages.Request[Told]) -> Told:
+    def ask(self, request: messages.Request[Answer]) -> Answer:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(calls.encode_request(request))
         self._process.stdin.flush()

@@ -9,7 +9,7 @@ import pytest
 from awsddp.agent import processes
 from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.processes import Ranks
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 from tests.support.one_process import PROCESS, REQUEST
 from tests.support.waiting import until
 
@@ -30,7 +30,7 @@ def test_agent_that_was_paused_past_the_grace_kills_and_reaps(
     folder = JobFolder("job", tmp_path)
     folder.logs.mkdir()
     sleeper = {**PROCESS, "argv": ["/bin/sleep", "60"], "log": "rank0.log"}
-    ranks = Ranks(launch_of(processes=[sleeper], workdir=str(tmp_path)), folder)
+    ranks = Ranks(make_launch(processes=[sleeper], workdir=str(tmp_path)), folder)
     monkeypatch.setattr(
         processes, "descendants", lambda: [rank.child.pid for rank in ranks.alive if rank.child]
     )

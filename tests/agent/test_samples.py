@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.agent.job_folder import JobFolder, read_json
 from awsddp.agent.samples import Samples, cpu_seconds, network_bytes, read_gpus
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 from tests.support.waiting import until
 
 # nvidia-smi 550 with the options of samples.py, as its documentation and issues show it.
@@ -33,7 +33,7 @@ def test_usage_of_a_rank_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     folder = JobFolder("job", tmp_path)
     process = {"ranks": [2, 3], "argv": [], "environment": {"GLOO_SOCKET_IFNAME": "lo"}, "log": ""}
-    request = launch_of(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]], processes=[process])
+    request = make_launch(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]], processes=[process])
     variables = {"RANK": "3", "AWSDDP_RUN_DIR": str(folder.run)}
     with subprocess.Popen(
         [sys.executable, "-c", "while True: pass"], env={**os.environ, **variables}

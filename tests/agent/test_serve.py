@@ -8,7 +8,7 @@ import pytest
 from awsddp.agent import serve
 from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.serve import Agent, ending_of_shutdown
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 from tests.support.one_process import REQUEST
 
 
@@ -33,7 +33,7 @@ def test_agent_that_was_paused_itself_reports_no_node_lost(
 
 
 def test_shutdown_has_the_reason_that_the_node_recorded(tmp_path: Path) -> None:
-    request = launch_of(1, grace=900.0)
+    request = make_launch(1, grace=900.0)
     (tmp_path / "reason").write_text("expires\n")
     ending = ending_of_shutdown(request, tmp_path / "reason")
     assert (ending.state, ending.grace) == ("interrupted", 110.0)
@@ -42,7 +42,7 @@ def test_shutdown_has_the_reason_that_the_node_recorded(tmp_path: Path) -> None:
 
 
 def test_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
-    request = launch_of(1)
+    request = make_launch(1)
     (tmp_path / "reason").write_text("spot 2026-11-23T20:30:00Z\n")
     cause = ending_of_shutdown(request, tmp_path / "reason").cause
     assert (cause.kind, cause.retryable) == ("spot_interruption", True)

@@ -86,7 +86,7 @@ def test_cancel_gives_ranks_the_grace_and_leaves_no_process(fleet: "Fleet") -> N
         launcher="torchrun",
     )
     wait_for_all(fleet)
-    answer = fleet.ask(1, messages.Cancel(job="job", grace=6))
+    answer = fleet.send_request(1, messages.Cancel(job="job", grace=6))
     assert answer.state == "cancelled"
     job = fleet.wait()
     assert [rank.exit_code for rank in job.ranks] == [1, 1, 1, -9]

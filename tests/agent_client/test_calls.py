@@ -15,7 +15,7 @@ class Unknown(messages.Request["answers.Jobs"]):
 
 
 def test_failed_request_does_not_prevent_the_next_one(world: World) -> None:
-    line = world.line()
+    line = world.open_connections()
     line.cut = {1}
     requests = [Unknown(), messages.State(), messages.Slots()]
     answers = call_nodes_in_sequence(line, dict.fromkeys((0, 1), requests))
@@ -24,7 +24,7 @@ def test_failed_request_does_not_prevent_the_next_one(world: World) -> None:
     assert state.jobs == ()
     assert isinstance(slots, Slots)
     assert [isinstance(answer, NodeError) for answer in answers[1]] == [True] * 3
-    assert len(line.asked) == 1
+    assert len(line.requests) == 1
 
 
 def test_requests_after_the_end_of_the_agent_get_errors(
@@ -35,9 +35,9 @@ def test_requests_after_the_end_of_the_agent_get_errors(
         calls, "encode_request", lambda call: b"no length\n" if isinstance(call, Unknown) else encode(call)
     )
     requests = [messages.State(), Unknown(), messages.State()]
-    first, *others = call_nodes_in_sequence(world.line(), {0: requests})[0]
+    first, *others = call_nodes_in_sequence(world.open_connections(), {0: requests})[0]
     assert first.jobs == ()
-    for error in (*others, call_each_node(world.line(), {0: Unknown()})[0]):
+    for error in (*others, call_each_node(world.open_connections(), {0: Unknown()})[0]):
         assert isinstance(error, NodeError)
         assert "ValueError" in error.why
 

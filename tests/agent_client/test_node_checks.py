@@ -10,7 +10,7 @@ from awsddp.agent_client import node_checks
 from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.errors import NodeError
 from awsddp.model.node_answers import DialResult, ProbeResult, RankStep
-from tests.support.fleet import node_of, prepared_of
+from tests.support.fleet import make_node, make_prepared_node
 
 ANSWER: dict[str, Any] = {
     "ports": [29400, 41000],
@@ -31,8 +31,8 @@ def probes(count: int = 4, **changes: Mapping[str, Any]) -> node_checks.Probes:
     """Return the answers of `count` nodes with 8 GPUs; `node2={"gpus": 7}` changes one."""
     nodes = range(count)
     return node_checks.Probes(
-        nodes={node: node_of(node) for node in nodes},
-        prepared={node: prepared_of(node, gpus=8, driver="535") for node in nodes},
+        nodes={node: make_node(node) for node in nodes},
+        prepared={node: make_prepared_node(node, gpus=8, driver="535") for node in nodes},
         answers={
             node: msgspec.convert({**ANSWER, **changes.get(f"node{node}", {})}, ProbeResult) for node in nodes
         },

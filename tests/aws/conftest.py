@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.login_answers import Answers
+from tests.support.login_answers import LoginHandler
 from tests.support.moto_fixtures import aws, clock, cloud, gateway, launcher, on
 
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    Answers.refusals = {}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    LoginHandler.refusals = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), LoginHandler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -153,7 +153,7 @@ def test_route_tables_are_read_of_all_vpcs_or_of_that_of_the_configured_subnet(
     cloud.requests.clear()
     assert {item.route for item in launch().subnets} == {"internet"}
     launch(network__subnet=subnet, network__address="private", network__ssh_cidr="10.0.0.0/8")
-    vpcs = [form.get("Filter.1.Value.1") for form in cloud.sent("DescribeRouteTables")]
+    vpcs = [form.get("Filter.1.Value.1") for form in cloud.requests_of("DescribeRouteTables")]
     assert vpcs == [None, vpc]
 
 
@@ -213,5 +213,5 @@ def test_an_invalid_address_is_refused_with_an_own_security_group(launch: Launch
 def test_permissions_of_a_role_are_simulated_with_arns_of_its_partition(aws: AwsClient, cloud: Cloud) -> None:
     cloud.fail("SimulatePrincipalPolicy", "AccessDenied", "AccessDenied")
     assert list(list_missing_actions(aws, "arn:aws-cn:iam::123456789012:role/gpu", "s3://results/runs")) == []
-    arns = [form["ResourceArns.member.1"] for form in cloud.sent("SimulatePrincipalPolicy")]
+    arns = [form["ResourceArns.member.1"] for form in cloud.requests_of("SimulatePrincipalPolicy")]
     assert arns == ["arn:aws-cn:s3:::results", "arn:aws-cn:s3:::results/runs/job/job.json"]

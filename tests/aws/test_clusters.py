@@ -8,7 +8,7 @@ import pytest
 from awsddp.aws.client import AwsClient
 from awsddp.aws.clusters import Holding, RegionSearch, find_everywhere, find_in_region
 from tests.support.moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
-from tests.support.owners import OTHER, ids, tagging
+from tests.support.owners import OTHER, ids, with_tags
 
 
 def find_holdings(aws: AwsClient, **later: float) -> dict[str, Holding]:
@@ -19,7 +19,7 @@ def find_holdings(aws: AwsClient, **later: float) -> dict[str, Holding]:
 def test_clusters_are_own_or_of_others_or_orphans(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(plan)
-    launcher(tagging(plan, owner=OTHER), ids=ids("bbbbbbbb"))
+    launcher(with_tags(plan, owner=OTHER), ids=ids("bbbbbbbb"))
     launcher.access(plan, ids=ids("cccccccc"))
     holdings = find_holdings(aws)
     assert {key: (item.mine, item.orphan, len(item.cluster.live)) for key, item in holdings.items()} == {
@@ -46,7 +46,7 @@ def test_an_interface_that_a_launch_left_behind_is_an_orphan(aws: AwsClient, lau
 def test_an_expired_cluster_is_an_orphan_only_for_its_owner(aws: AwsClient, launcher: Launcher) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(plan)
-    launcher(tagging(plan, owner=OTHER), ids=ids("bbbbbbbb"))
+    launcher(with_tags(plan, owner=OTHER), ids=ids("bbbbbbbb"))
     holdings = find_holdings(aws, hours=25)
     assert holdings[IDS["cluster_id"]].orphan
     assert not holdings["bbbbbbbb"].orphan

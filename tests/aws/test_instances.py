@@ -30,10 +30,10 @@ from tests.support.moto_cloud import (
     Cloud,
     Launcher,
     find_cluster,
+    keep_zones,
     plan_for,
     spec,
     values,
-    without_zones,
 )
 
 
@@ -63,8 +63,8 @@ def test_the_requests_sent_are_those_of_the_plan(aws: AwsClient, cloud: Cloud, l
     plan = plan_for(aws)
     before = len(cloud.requests)
     launcher(plan)
-    [run] = cloud.sent("RunInstances")
-    group = cloud.sent("AuthorizeSecurityGroupIngress")[0]["GroupId"]
+    [run] = cloud.requests_of("RunInstances")
+    group = cloud.requests_of("AuthorizeSecurityGroupIngress")[0]["GroupId"]
     ids = {
         **IDS,
         "security_group": group,
@@ -77,7 +77,7 @@ def test_the_requests_sent_are_those_of_the_plan(aws: AwsClient, cloud: Cloud, l
         (item.operation, serialize(item)) for item in expected if item.operation not in CONCURRENT
     ]
     for item in expected:
-        assert cloud.sent(item.operation)[-1] == serialize(item)
+        assert cloud.requests_of(item.operation)[-1] == serialize(item)
 
 
 def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
@@ -99,7 +99,7 @@ def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
         assert tags["awsddp:id"] == "0a1b2c3d"
         assert tags["awsddp:owner"] == aws.identity().user_id
         assert tags["awsddp:created"] == "2026-11-21T08:45:00Z"
-    assert not cloud.sent("CreateTags")
+    assert not cloud.requests_of("CreateTags")
     assert describe(aws, [])[0].tags["awsddp:expires"] == "2026-11-22T08:45:00Z"
 
 
@@ -187,7 +187,7 @@ def test_a_zone_without_capacity_is_followed_by_the_next_with_a_new_token(
     plan = plan_for(aws)
     cloud.fail("RunInstances", FULL, FULL, status=500)
     nodes = launcher(plan)
-    sent = cloud.sent("RunInstances")
+    sent = cloud.requests_of("RunInstances")
     assert len({form["ClientToken"] for form in sent}) == 3
     assert [intent.zone for intent in launcher.intents] == [plan.zones[0], *plan.zones[:2]]
     assert {node.zone for node in nodes} == {plan.zones[1]}
@@ -199,7 +199,7 @@ def test_a_full_placement_group_is_given_up_in_the_same_zone_with_one_message(
     plan = plan_for(aws)
     cloud.fail("RunInstances", FULL, status=500, to="Placement.GroupName")
     nodes = launcher(plan)
-    grouped, alone = cloud.sent("RunInstances")
+    grouped, alone = cloud.requests_of("RunInstances")
     assert grouped["Placement.GroupName"] == IDS["name"]
     varies = {"ClientToken", "Placement.GroupName"}
     assert {key: grouped[key] for key in grouped.keys() - varies} == {
@@ -219,7 +219,7 @@ def test_nodes_with_efa_stay_in_their_placement_group(
     plan = make_plan(requested, gather_facts(aws, requested, caller_address="10.77.0.1", target="local"))
     cloud.fail("RunInstances", FULL, status=500, to="Placement.GroupName")
     nodes = launcher(plan)
-    assert all("Placement.GroupName" in form for form in cloud.sent("RunInstances"))
+    assert all("Placement.GroupName" in form for form in cloud.requests_of("RunInstances"))
     assert {node.zone for node in nodes} == {plan.zones[1]}
 
 
@@ -234,7 +234,7 @@ def test_no_placement_group_is_made_if_the_key_is_false(aws: AwsClient, cloud: C
 
 
 def test_a_capacity_error_names_each_attempt(aws: AwsClient, cloud: Cloud, launcher: Launcher) -> None:
-    plan = without_zones(plan_for(aws), 2)
+    plan = keep_zones(plan_for(aws), 2)
     cloud.fail("RunInstances", *[FULL] * 4, status=500)
     with pytest.raises(CapacityError) as caught:
         launcher(plan)
@@ -260,7 +260,7 @@ def test_a_refused_launch_is_not_repeated(
     assert caught.value.exit_code == exit_code
     assert code in caught.value.why
     assert caught.value.next
-    assert len(cloud.sent("RunInstances")) == 1
+    assert len(cloud.requests_of("RunInstances")) == 1
 
 
 def test_a_lost_reply_is_retried_with_the_same_request_and_launches_once(
@@ -268,7 +268,7 @@ def test_a_lost_reply_is_retried_with_the_same_request_and_launches_once(
 ) -> None:
     cloud.fail("RunInstances", "InternalError", status=500, after=True)
     nodes = launcher(plan_for(aws))
-    first, second = cloud.sent("RunInstances")
+    first, second = cloud.requests_of("RunInstances")
     assert first == second
     assert sorted(list_running(aws)) == sorted(node.instance_id for node in nodes)
 
@@ -303,7 +303,7 @@ def test_an_old_intent_is_not_replayed_but_found_by_tag(
     resumed = resume_launch(aws, launcher.intents[0], on_event=launcher.events.append)
     assert resumed is not None
     assert [node.instance_id for node in resumed] == [node.instance_id for node in nodes]
-    assert len(cloud.sent("RunInstances")) == 1
+    assert len(cloud.requests_of("RunInstances")) == 1
 
 
 def test_instances_of_another_owner_with_the_same_id_do_not_belong_to_the_launch(
@@ -347,7 +347,7 @@ def test_a_large_cluster_is_described_with_at_most_200_values_per_filter(
     ids = [f"i-{number:017x}" for number in range(400)]
     described = describe(aws, by_id(*ids, *(node.instance_id for node in nodes)))
     assert {node.instance_id for node in described} == {node.instance_id for node in nodes}
-    sent = cloud.sent("DescribeInstances")
+    sent = cloud.requests_of("DescribeInstances")
     assert [len([name for name in form if name.startswith("Filter.1.Value.")]) for form in sent] == [
         200,
         200,
@@ -372,11 +372,11 @@ def test_one_describe_waits_for_all_nodes(
     aws: AwsClient, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     launched = launcher(plan_for(aws, nodes=8))
-    before = len(cloud.sent("DescribeInstances"))
+    before = len(cloud.requests_of("DescribeInstances"))
     nodes = wait_running(aws, launched, on_event=launcher.events.append)
     assert len(nodes) == 8
     assert all(node.address for node in nodes)
-    assert len(cloud.sent("DescribeInstances")) == before + 1
+    assert len(cloud.requests_of("DescribeInstances")) == before + 1
 
 
 def test_a_node_that_runs_without_an_address_yet_is_waited_for(

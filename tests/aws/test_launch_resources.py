@@ -53,7 +53,7 @@ def test_a_denial_is_retried_until_iam_sees_the_new_tags(
     cloud.fail("TerminateInstances", DENIED)
     aws.call("TerminateInstances", {"InstanceIds": [node.instance_id for node in nodes]})
     assert clock.monotonic() < 15
-    assert [len(cloud.sent(name)) for name in ("RunInstances", "TerminateInstances")] == [2, 2]
+    assert [len(cloud.requests_of(name)) for name in ("RunInstances", "TerminateInstances")] == [2, 2]
 
 
 def test_a_denial_is_final_fifteen_seconds_after_the_creation_of_its_resource(
@@ -63,7 +63,7 @@ def test_a_denial_is_final_fifteen_seconds_after_the_creation_of_its_resource(
     with pytest.raises(AwsddpError, match="permission denied"):
         launcher(plan_for(aws))
     assert 11 < clock.monotonic() < 20
-    assert len(cloud.sent("RunInstances")) < 12
+    assert len(cloud.requests_of("RunInstances")) < 12
 
 
 def test_a_denial_for_a_resource_of_others_is_final_at_once(

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from awsddp.aws.client import AwsClient
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.model.records import Target
-from tests.support.login_answers import LATER, PROGRAM, Answers, keys_of
+from tests.support.login_answers import LATER, PROGRAM, LoginHandler, make_keys
 
 BEFORE = datetime.now(UTC) - timedelta(hours=13)
 CONSOLE = "arn:aws:iam::123456789012:user/ann"
@@ -61,7 +61,7 @@ def write_login(home: Path, *, until: datetime = LATER, begun: datetime = BEFORE
         serialization.Encoding.PEM, kind, serialization.NoEncryption()
     )
     claims = base64.urlsafe_b64encode(json.dumps({"iat": int(begun.timestamp())}).encode())
-    access = keys_of("ASIACONSOLE") | {"accountId": "123456789012", "expiresAt": f"{until:%FT%TZ}"}
+    access = make_keys("ASIACONSOLE") | {"accountId": "123456789012", "expiresAt": f"{until:%FT%TZ}"}
     token = {
         "accessToken": access,
         "refreshToken": "refresh",
@@ -332,7 +332,7 @@ def test_a_profile_logs_in_or_is_an_error_with_a_next_step(
     for name, value in case.environ.items():
         monkeypatch.setenv(name, value)
     case.setup(isolated)
-    Answers.refusals = case.refusals
+    LoginHandler.refusals = case.refusals
     target = Target(region="eu-west-1", profile=case.profile)
     if case.key:
         assert AwsClient(target).identity().user_id == case.key

@@ -13,7 +13,7 @@ from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 from awsddp.model.records import Target
 from awsddp.plan.records import resource_names
 from awsddp.settings.spec import ClusterSpec, NetworkSection
-from tests.support.http_answers import BAD_ANSWERS, CUT, answering
+from tests.support.http_answers import BAD_ANSWERS, CUT, serve_bytes
 from tests.support.moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
 
@@ -104,7 +104,7 @@ def test_deprecated_images_are_requested_only_if_no_other_image_has_the_name(
         cloud.requests.clear()
         with suppress(ConfigError):
             assert gather_facts(aws, spec(image=pattern), caller_address="10.77.0.1").image.id == image
-        sent = cloud.sent("DescribeImages")
+        sent = cloud.requests_of("DescribeImages")
         assert [form.get("IncludeDeprecated") for form in sent] == [None, "true"][:count]
 
 
@@ -130,7 +130,7 @@ def test_the_default_image_is_the_newest_of_the_table_and_needs_no_ssm_permissio
     assert plan.image.id == image
     assert (plan.image.shown.torch, plan.image.shown.cuda, plan.image.shown.driver) == ("2.13", "13.0", 595)
     assert f"a newer image is not known to this version of awsddp: {unknown}" in plan.warnings
-    assert not cloud.sent("GetParameters")
+    assert not cloud.requests_of("GetParameters")
 
 
 def test_an_image_with_amazons_name_of_another_owner_is_not_the_default(aws: AwsClient, cloud: Cloud) -> None:
@@ -170,13 +170,13 @@ def test_a_price_is_requested_for_one_type_if_a_request_for_many_has_no_answer(
     aws: AwsClient, cloud: Cloud, answers: str, filters: list[str], price: tuple[str, float]
 ) -> None:
     cloud.prices = {} if answers == "none" else {"g6.xlarge": 9.0}
-    cloud.knows_any_of = answers != "none to ANY_OF"
+    cloud.supports_any_of = answers != "none to ANY_OF"
     if answers == "denied":
         cloud.fail("GetProducts", "AccessDeniedException")
     plan = plan_for(aws, instance_type="g6.xlarge", nodes=1)
     assert (plan.price.source, plan.price.machines) == price
-    assert cloud.asked_prices == ([] if answers == "denied" else filters)
-    assert len(cloud.sent("GetProducts")) == len(filters)
+    assert cloud.price_filters == ([] if answers == "denied" else filters)
+    assert len(cloud.requests_of("GetProducts")) == len(filters)
     assert len(",".join(GPU_TYPES)) <= 1024  # what the model allows as a filter's value
 
 
@@ -208,9 +208,9 @@ def test_the_client_address_is_requested_only_if_it_is_not_configured(
 
 @pytest.mark.parametrize("raw", [*BAD_ANSWERS, CUT.replace(b"99", b"6") + b"<html>"])
 def test_a_truncated_or_invalid_answer_is_no_address(raw: bytes) -> None:
-    with answering(raw) as source:
+    with serve_bytes(raw) as source:
         assert facts_module._ask_address(source) is None
-    with answering(CUT.replace(b"99", b"12") + b"203.0.113.7\n") as source:
+    with serve_bytes(CUT.replace(b"99", b"12") + b"203.0.113.7\n") as source:
         assert facts_module._ask_address(source) == "203.0.113.7"
 
 
@@ -222,7 +222,7 @@ def test_a_start_without_capacity_is_sent_once(aws: AwsClient, cloud: Cloud) -> 
     cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500)
     with pytest.raises(CapacityError):
         aws.call("StartInstances", {"InstanceIds": ["i-0123456789abcdef0"]})
-    assert len(cloud.sent("StartInstances")) == 1
+    assert len(cloud.requests_of("StartInstances")) == 1
 
 
 def test_every_call_is_reported_with_its_request_id_and_no_secret(cloud: Cloud) -> None:

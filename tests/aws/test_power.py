@@ -88,7 +88,7 @@ def test_twelve_long_job_names_fit_one_tag_and_the_last_fetch_releases_the_nodes
         [(_, unfetched)] = read_states(aws)
         assert unfetched[-1] == job
     assert unfetched == (OLDER_JOBS, *LONG[-3:])
-    assert all(len(form["Tag.1.Value"]) <= 256 for form in cloud.sent("CreateTags"))
+    assert all(len(form["Tag.1.Value"]) <= 256 for form in cloud.requests_of("CreateTags"))
     for done, job in enumerate(reversed(LONG), 1):
         assert read_behaviours(aws) == {"stop"}
         older = dict.fromkeys((node.instance_id for node in nodes), LONG[: len(LONG) - done])

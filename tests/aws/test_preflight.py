@@ -52,8 +52,8 @@ def test_a_dry_run_checks_what_it_can_and_names_the_other_permissions(aws: AwsCl
     assert {name for name, check in checks.items() if check.value == "allowed"} == names
     assert checks["TerminateInstances"].ok is None
     assert checks["TerminateInstances"].value == "not asked: needs an instance"
-    assert all(cloud.sent(name)[0]["DryRun"] == "true" for name in names)
-    [run] = cloud.sent("RunInstances")
+    assert all(cloud.requests_of(name)[0]["DryRun"] == "true" for name in names)
+    [run] = cloud.requests_of("RunInstances")
     assert "KeyName" not in run
     assert not any("SecurityGroup" in key for key in run)
 
@@ -63,7 +63,7 @@ def test_a_throttled_dry_run_is_repeated(aws: AwsClient, cloud: Cloud) -> None:
     cloud.fail("RunInstances", "InternalError", status=500)
     checks = {check.name: check for check in dry_run(aws, plan_for(aws), values())}
     assert checks["permission RunInstances"].value == "allowed"
-    assert len(cloud.sent("RunInstances")) == 3
+    assert len(cloud.requests_of("RunInstances")) == 3
 
 
 def test_a_dry_run_uses_the_users_own_resources_and_never_changes_them(aws: AwsClient, cloud: Cloud) -> None:
@@ -77,7 +77,7 @@ def test_a_dry_run_uses_the_users_own_resources_and_never_changes_them(aws: AwsC
     names = {check.name for check in dry_run(aws, plan, values())}
     kinds = {"SecurityGroup", "KeyPair", "PlacementGroup"}
     assert [name for name in names if any(kind in name for kind in kinds)] == []
-    [run] = cloud.sent("RunInstances")
+    [run] = cloud.requests_of("RunInstances")
     assert (run["KeyName"], run["NetworkInterface.1.SecurityGroupId.1"]) == ("mine", group)
 
 
@@ -218,8 +218,8 @@ def test_a_quota_is_requested_only_after_confirmation(
 
     with pytest.raises(Interrupted):
         request_quota(ctx, confirm=refuse)
-    assert cloud.asked_quotas == {}
+    assert cloud.requested_quotas == {}
     assert request_quota(ctx, confirm=lambda question: None)["request"] == "request-1"
-    assert cloud.asked_quotas == {"L-DB2E81BA": 384.0}
+    assert cloud.requested_quotas == {"L-DB2E81BA": 384.0}
     cloud.quotas = {"L-DB2E81BA": 500.0}
     assert request_quota(ctx, confirm=refuse)["request"] is None

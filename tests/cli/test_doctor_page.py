@@ -3,7 +3,7 @@
 import pytest
 
 from awsddp.cli.doctor_page import checks_page
-from tests.support.records import read
+from tests.support.records import as_attributes
 
 ARN = "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Administrator_0123456789abcdef/me@example.com"
 
@@ -14,7 +14,7 @@ def test_every_check_is_within_80_columns_with_whole_commands(capsys: pytest.Cap
 
     command = "awsddp up --nodes 1 --instance-type g6.12xlarge   # 4 x L4 per node, $4.60 per hour"
     checks_page(
-        read(
+        as_attributes(
             {
                 "checks": [
                     check("credentials", True, ARN),

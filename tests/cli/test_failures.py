@@ -12,7 +12,7 @@ from awsddp.cli import command_line, failures
 from awsddp.cli.command_line import COMMAND, Globals
 from awsddp.errors import ConfigError
 from tests.support.exit_codes import CODES
-from tests.support.narrow_terminal import narrow
+from tests.support.narrow_terminal import set_width
 
 CLASSES = {name: getattr(errors, name) for name in CODES}
 
@@ -20,7 +20,7 @@ CLASSES = {name: getattr(errors, name) for name in CODES}
 def test_an_error_with_a_long_blank_line_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    narrow(monkeypatch, 80)
+    set_width(monkeypatch, 80)
     failures.show_error(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
     assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [
         "failed",
@@ -36,7 +36,7 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
     name = "a-cluster-with-a-name-that-long"
     monkeypatch.setattr(COMMAND, "options", Globals(cluster=name))
     monkeypatch.setenv("NO_COLOR", "1")
-    narrow(monkeypatch, 80)
+    set_width(monkeypatch, 80)
     command = "awsddp train --env requirements.txt"
     failures.show_error(
         ConfigError("word " * 20, "why " * 40, f"{command}   # {'comment ' * 12}\nor look " + "at it " * 20)

@@ -15,7 +15,7 @@ from awsddp.cli.main import cli
 from awsddp.cli.screen import Screen
 from awsddp.errors import UsageError
 from awsddp.model.records import JobRecord
-from tests.support.init_questions import started
+from tests.support.init_questions import run_init
 from tests.support.terminal import CTRL_C, Terminal
 
 
@@ -31,7 +31,7 @@ def test_init_asks_questions_only_at_a_terminal(
 ) -> None:
     for name in ("train.py", "needs.txt"):
         (tmp_path / name).touch()
-    written, shown = started(tmp_path, monkeypatch, option, f"\n4\n\n25\n\n{env['file']}\n")
+    written, shown = run_init(tmp_path, monkeypatch, option, f"\n4\n\n25\n\n{env['file']}\n")
     script = " train.py" if option else ""
     last = f"Next: awsddp run --local{script} (free, on this machine), then awsddp plan"
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is back: the screen was closed"
@@ -61,7 +61,7 @@ def test_init_offers_to_sync_a_data_folder_that_git_ignores(
         with (tmp_path / name).open("wb") as file:
             file.truncate(1000 if name == "small/a" else 150_500_000)
     (tmp_path / ".gitignore").write_text("data/\nruns/\n.cache/\nenv2/\nsmall/\n")
-    written, shown = started(tmp_path, monkeypatch, None, "\n" * 6 + f"{answer}\n")
+    written, shown = run_init(tmp_path, monkeypatch, None, "\n" * 6 + f"{answer}\n")
     assert written["sync"] == sync
     assert shown.count("send it to the nodes?") == 1
     assert "data/ (301 MB) is in .gitignore: send it to the nodes? [y/N]:" in shown

@@ -14,7 +14,7 @@ from awsddp.model.records import JobState, Saving, merge_records
 from awsddp.state import ClusterFolder
 from awsddp.util.formatting import optional_utc
 from tests.support.launched_cluster import RECORD
-from tests.support.records import read
+from tests.support.records import as_attributes
 
 
 def make_job(state: JobState, **more: object) -> JobDocument:
@@ -28,7 +28,7 @@ def job_row(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
 def job_rows(capsys: pytest.CaptureFixture[str], document: JobDocument, **seen: object) -> list[str]:
     """Return the row of a job in `status`, and the lines after it."""
     cluster_page(
-        read(
+        as_attributes(
             {
                 "cluster": "default",
                 "state": "ready",
@@ -60,7 +60,7 @@ def test_the_page_of_a_stopped_cluster_has_the_cost_of_its_disks(
     capsys: pytest.CaptureFixture[str], target: str, text: str
 ) -> None:
     cluster_page(
-        read(
+        as_attributes(
             {
                 "cluster": "default",
                 "state": "stopped",
@@ -141,7 +141,7 @@ def test_status_shows_the_progress_of_saving_or_why_it_stopped(
 
 def test_verbose_sync_shows_the_largest_and_the_excluded_files(capsys: pytest.CaptureFixture[str]) -> None:
     sync_page(
-        read(
+        as_attributes(
             {
                 "nodes": [{"node": 0, "files": 3, "bytes": 1_200_000}],
                 "largest": [{"path": "data/", "bytes": 1_200_000}],
@@ -169,7 +169,7 @@ def test_an_outlier_in_the_usage_of_ranks_has_a_star(capsys: pytest.CaptureFixtu
         {"rank": rank, "cpu_percent": cpu, "gpu_percent": None, "gpu_memory_bytes": 4.2e10}
         for rank, cpu in enumerate((101.0, 99.0, 12.0))
     ]
-    ranks_table(read({"progress": [], "usage": usage, "slowest_rank": 2}))
+    ranks_table(as_attributes({"progress": [], "usage": usage, "slowest_rank": 2}))
     heading, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert heading == ["rank", "CPU", "GPU", "memory"]
     assert rows[1:] == [["1", "99%", "42.0", "GB"], ["slowest", "2", "12%", "*", "42.0", "GB"]]

@@ -8,7 +8,7 @@ import pytest
 from awsddp.cli import table
 from awsddp.cli.pages import job_page, jobs_page, report_page
 from awsddp.util.formatting import optional_utc
-from tests.support.records import read
+from tests.support.records import as_attributes
 
 JOB: dict[str, Any] = {
     "saving": None,
@@ -73,7 +73,7 @@ CANCELLED = {"kind": "cancelled", "rank": None, "node": None, "explanation": "It
 
 
 def test_report_shows_the_state_the_cost_and_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    report_page(read(JOB | {"page": "/runs/main-3/report.html"}))
+    report_page(as_attributes(JOB | {"page": "/runs/main-3/report.html"}))
     assert capsys.readouterr().out.splitlines() == [
         "Job main-3: succeeded in 2 h 0 min, 2 ranks, loss 0.6856",
         "  accuracy on held-out data: 50.00%",
@@ -85,7 +85,7 @@ def test_report_shows_the_state_the_cost_and_the_page(capsys: pytest.CaptureFixt
 
 
 def test_the_page_of_an_ended_job_has_six_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    job_page(read(JOB), next_step="awsddp down   # terminate the nodes")
+    job_page(as_attributes(JOB), next_step="awsddp down   # terminate the nodes")
     assert capsys.readouterr().err.splitlines() == [
         "Job main-3: succeeded in 2 h 0 min, 2 ranks, loss 0.6856",
         "  accuracy on held-out data: 50.00%",
@@ -98,8 +98,8 @@ def test_the_page_of_an_ended_job_has_six_lines(capsys: pytest.CaptureFixture[st
 
 def test_the_page_of_a_failed_job_has_its_cause_and_next_steps(capsys: pytest.CaptureFixture[str]) -> None:
     cause = CAUSE | {"explanation": "ValueError: no.", "tail": ["Traceback", "ValueError: no"], "next": ""}
-    failed = JOB | {"state": "failed", "cause": read(cause), "accuracy": None, "options": []}
-    job_page(read(failed), next_step="awsddp down   # terminate the nodes", streamed=True)
+    failed = JOB | {"state": "failed", "cause": as_attributes(cause), "accuracy": None, "options": []}
+    job_page(as_attributes(failed), next_step="awsddp down   # terminate the nodes", streamed=True)
     assert capsys.readouterr().err.splitlines() == [
         "Job main-3: failed in 2 h 0 min, 2 ranks, loss 0.6856",
         "  cause: rank 1 @ node1: ValueError: no.",
@@ -109,14 +109,16 @@ def test_the_page_of_a_failed_job_has_its_cause_and_next_steps(capsys: pytest.Ca
         "  next: awsddp train   # again, once the cause is removed",
         "        awsddp down   # terminate the nodes",
     ]
-    job_page(read(failed))
+    job_page(as_attributes(failed))
     assert "  | Traceback" in capsys.readouterr().err.splitlines()
 
 
 def test_a_total_since_a_date_names_what_it_covers(capsys: pytest.CaptureFixture[str]) -> None:
     since = "2026-11-01T00:00:00Z"
     jobs_page(
-        read({"jobs": [], "clusters": [CLUSTER], "total_usd": 14, "would_have_cost_usd": 0, "since": since})
+        as_attributes(
+            {"jobs": [], "clusters": [CLUSTER], "total_usd": 14, "would_have_cost_usd": 0, "since": since}
+        )
     )
     assert "On AWS since 2026-11-01 00:00 UTC, launched from this machine, without S3: $14.00" in " ".join(
         capsys.readouterr().out.split()
@@ -138,8 +140,15 @@ def test_jobs_fit_80_columns_with_a_line_per_job(
     rows = [
         job("gone-1", 72, cluster_id=None, seconds=48.2, job_usd=0.02, fraction=None),
         job("lr-0.1", 5, seconds=61.0, loss=1234.5),
-        job("hangs", 3, state="cancelled", seconds=83.0, cause=read(CANCELLED), **nothing | {"step": 9}),
-        job("train-1", 2, state="failed", seconds=22.5, cause=read(CAUSE), **nothing),
+        job(
+            "hangs",
+            3,
+            state="cancelled",
+            seconds=83.0,
+            cause=as_attributes(CANCELLED),
+            **nothing | {"step": 9},
+        ),
+        job("train-1", 2, state="failed", seconds=22.5, cause=as_attributes(CAUSE), **nothing),
         job("train-2", 1.5, state="succeeded"),
         job("other-1", 1, state="running", fraction=None),
         job("train-3", 0.2, state="running", reported=True, seconds=720.0, fraction=0.45),
@@ -152,7 +161,7 @@ def test_jobs_fit_80_columns_with_a_line_per_job(
         "since": None,
     }
     monkeypatch.setattr(table, "width", lambda *, stderr=False: 80)
-    jobs_page(read(document))
+    jobs_page(as_attributes(document))
     assert capsys.readouterr().out.splitlines() == [
         "job      state         age     time        loss    cost    progress, or cause",
         "gone-1   succeeded     3 days  48.2 s      0.6856  $0.02   step 120",
@@ -166,10 +175,10 @@ def test_jobs_fit_80_columns_with_a_line_per_job(
         "  $1.50 of it while idle",
         "On AWS: $14.00 (list price). Rehearsals (free) would have cost: $0.00.",
     ]
-    jobs_page(read(document), verbose=True)
+    jobs_page(as_attributes(document), verbose=True)
     verbose = " ".join(capsys.readouterr().out.split())
     assert "cause: rank 1 @ node1: RuntimeError: mat1 and mat2" in verbose and "2026-11-22 13:00" in verbose
-    jobs_page(read(document | {"jobs": [rows[1], rows[3]]}), chosen=True)
+    jobs_page(as_attributes(document | {"jobs": [rows[1], rows[3]]}), chosen=True)
     assert capsys.readouterr().out.splitlines() == [
         "job      state      arguments  time       loss  cost    progress",
         "lr-0.1   succeeded  --lr 0.1   1 min 1 s  1234  $12.50  100%",
@@ -181,13 +190,18 @@ def test_a_cause_without_room_next_to_a_long_name_is_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "width", lambda *, stderr=False: 80)
-    job = JOB | {"job": "a-name-of-64-characters", "state": "failed", "cause": read(CAUSE), "started": None}
-    jobs_page(read({"jobs": [job], "clusters": []}))
+    job = JOB | {
+        "job": "a-name-of-64-characters",
+        "state": "failed",
+        "cause": as_attributes(CAUSE),
+        "started": None,
+    }
+    jobs_page(as_attributes({"jobs": [job], "clusters": []}))
     assert capsys.readouterr().out.splitlines() == [
         "job                      state   age  time       loss    cost    progress, or c…",
         "a-name-of-64-characters  failed       2 h 0 min  0.6856  $12.50  RuntimeError: …",
     ]
-    jobs_page(read({"jobs": [job | {"job": "n" * 40}], "clusters": []}))
+    jobs_page(as_attributes({"jobs": [job | {"job": "n" * 40}], "clusters": []}))
     assert capsys.readouterr().out.splitlines() == [
         "job                                       state   age  time       loss    cost",
         f"{'n' * 40}  failed       2 h 0 min  0.6856  $12.50",
@@ -195,5 +209,5 @@ def test_a_cause_without_room_next_to_a_long_name_is_left_out(
 
 
 def test_an_empty_list_of_jobs_names_the_command_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
-    jobs_page(read({"jobs": [], "clusters": [], "total_usd": 0.0, "would_have_cost_usd": 0.0}))
+    jobs_page(as_attributes({"jobs": [], "clusters": [], "total_usd": 0.0, "would_have_cost_usd": 0.0}))
     assert capsys.readouterr().out == "No jobs yet. Start one: awsddp train\n"

@@ -7,10 +7,10 @@ import pytest
 
 from awsddp.cli.plan_page import _node_text, offers_page, plan_page
 from awsddp.plan.records import Facts
-from tests.support.narrow_terminal import narrow, too_long
+from tests.support.narrow_terminal import find_long_lines, set_width
 from tests.support.plan_facts import DLAMI, FACTS
 from tests.support.plan_facts import plan as planned
-from tests.support.records import read
+from tests.support.records import as_attributes
 
 
 def test_a_plan_of_a_cluster_without_changes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_offers_name_the_date_of_each_price(capsys: pytest.CaptureFixture[str]) 
 
     header = {"region": "us-east-1", "nodes": 1, "price_source": "list price", "price_date": "2026-07-20"}
     offers = [offer("g6f.large", 0.2, "2026-02-09"), offer("g6.xlarge", 0.8, "2026-07-20")]
-    offers_page(read({**header, "offers": [*offers, offer("g7.2xlarge", None, "2026-02-09")]}))
+    offers_page(as_attributes({**header, "offers": [*offers, offer("g7.2xlarge", None, "2026-02-09")]}))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "us-east-1, list price, 2026-07-20; quota for 1 node:"
     assert last == "list price of 2026-02-09: g6f.large"
@@ -85,13 +85,13 @@ def test_an_unknown_price_is_shown_as_unknown(capsys: pytest.CaptureFixture[str]
 def test_a_plan_of_a_type_without_gpus_says_so() -> None:
     machine = {"gpus": 0, "gpu": "", "memory_gb": 0, "vcpus": 2, "ram_gb": 8, "network": "<=10"}
     plan = {"kind": machine, "disk_gb": 200}
-    assert _node_text(read(plan)) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"
+    assert _node_text(as_attributes(plan)) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"
 
 
 @pytest.mark.parametrize("columns", [80, 60])
 def test_a_plan_and_its_choices_fit(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    narrow(monkeypatch, columns)
+    set_width(monkeypatch, columns)
     plan_page(planned(nodes=4, spot=True))
-    assert too_long(capsys.readouterr().out, columns) == []
+    assert find_long_lines(capsys.readouterr().out, columns) == []

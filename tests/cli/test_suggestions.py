@@ -13,7 +13,7 @@ import pytest
 from awsddp.cli import failures
 from awsddp.cli.main import cli
 from awsddp.settings.verbs import HEEDS
-from tests.support.advice_lines import type_in
+from tests.support.advice_lines import parse_commands
 from tests.support.command_lines import parse
 
 SLIPS = """
@@ -275,7 +275,7 @@ def test_an_error_names_what_to_type(
     assert code == (3 if line == "up --nodes 0" else 2), error
     assert "Did you mean one of" not in error
     for shown in error.splitlines():
-        type_in(shown.partition("next: ")[2] or shown.strip())
+        parse_commands(shown.partition("next: ")[2] or shown.strip())
 
 
 def test_arguments_with_a_newline_are_not_repeated_as_a_command(
@@ -287,7 +287,7 @@ def test_arguments_with_a_newline_are_not_repeated_as_a_command(
         assert failures.run_command(cli) == 2
         *_, last = capsys.readouterr().err.splitlines()
         assert last.startswith(" next: awsddp ")
-        assert type_in(last.removeprefix(" next: "))
+        assert parse_commands(last.removeprefix(" next: "))
 
 
 @pytest.mark.parametrize("verb", ["train", "run", "up", "plan", "down", "status"])
@@ -308,7 +308,7 @@ def test_an_option_of_another_verb_is_never_advised_as_an_argument_of_the_script
         assert any(owner in error.partition("option of awsddp")[2] for owner in owners), error
         advised = [text.strip() for text in error.partition("next: ")[2].splitlines()]
         assert [text for text in advised if option in text.partition(" -- ")[2].split()] == []
-        for command in (command for text in advised for command in type_in(text)):
+        for command in (command for text in advised for command in parse_commands(text)):
             arguments = command.split()
             assert "--discard" not in arguments
             assert not {"-y", "--yes"} & {*arguments} or arguments[1] == verb, error

@@ -17,7 +17,7 @@ import pytest
 from awsddp.cli import doctor_page, local, pages, table
 from awsddp.cli.main import cli
 from awsddp.cli.overview import overview_page
-from tests.support.narrow_terminal import narrow, too_long
+from tests.support.narrow_terminal import find_long_lines, set_width
 from tests.support.schema import DOCUMENTS, verb_of
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
@@ -72,11 +72,11 @@ def test_every_help_page_fits_80_columns_without_a_cut_summary() -> None:
 def test_a_page_fits_the_terminal(
     verb: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    narrow(monkeypatch, columns)
+    set_width(monkeypatch, columns)
     PAGES[verb](msgspec.convert(RECORDED[verb], DOCUMENTS[verb_of(tuple(verb.split()))]))
     shown = capsys.readouterr()
     assert shown.out + shown.err
-    assert too_long(shown.out + shown.err, columns) == []
+    assert find_long_lines(shown.out + shown.err, columns) == []
 
 
 @pytest.mark.parametrize("columns", [80, 60])

@@ -17,10 +17,10 @@ from awsddp.model.records import Check
 from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from tests.agent_client.test_node_checks import probes
-from tests.support.folder_nodes import Line, World, start
+from tests.support.folder_nodes import NodeConnections, World, start_script
 
 
-class Shell(Line):
+class Shell(NodeConnections):
     """Runs the commands of nodes on this machine, as over SSH."""
 
     def stream(
@@ -139,7 +139,7 @@ def test_of_two_slow_nodes_doctor_names_the_one_that_uploads_slowly(
 
 
 def test_doctor_measures_nothing_while_a_job_runs(world: World) -> None:
-    job = start(world, "import time\ntime.sleep(60)\n")
+    job = start_script(world, "import time\ntime.sleep(60)\n")
     (check,) = (check for check in doctor._check_nodes(world.connected()) if check.name == "process group")
     assert (check.ok, check.value) == (None, f"left out: job {job.job} runs")
 

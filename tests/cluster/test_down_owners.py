@@ -36,7 +36,7 @@ def test_a_cluster_that_grows_under_another_login_keeps_its_owner(
     on: On, aws: AwsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     laptop = on("laptop")
-    before = laptop.first()
+    before = laptop.launch_two_nodes()
     assume_role(aws, monkeypatch)
     assert len(laptop.up(cluster__nodes=3)["nodes"]) == 3
     nodes = describe(aws, tagged("awsddp:id", before.id))
@@ -49,7 +49,7 @@ def test_replacements_under_another_login_keep_the_owner_of_the_cluster(
     on: On, aws: AwsClient, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     laptop = on("laptop")
-    before = laptop.first()
+    before = laptop.launch_two_nodes()
     aws.call("TerminateInstances", {"InstanceIds": [node.instance_id for node in before.nodes[:lost]]})
     assume_role(aws, monkeypatch)
     assert len(laptop.up()["nodes"]) == 2
@@ -59,7 +59,7 @@ def test_replacements_under_another_login_keep_the_owner_of_the_cluster(
 
 def test_verbs_refuse_a_cluster_of_another_account_and_keep_its_record(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     record = laptop.folder.read()
     assert record is not None
     prepared = tuple(replace(node, instance_id=f"i-elsewhere{node.node}") for node in record.prepared)
@@ -78,7 +78,7 @@ def test_down_says_on_which_machine_and_when_a_cluster_was_launched(
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-desk (2)")
     laptop, desk = on("laptop"), on("desk")
-    cluster = laptop.first()
+    cluster = laptop.launch_two_nodes()
     with pytest.raises(UsageError, match="-y does not end cluster demo") as error:
         run_down(desk, known_only=True)
     assert "gpu-desk -2-" in error.value.why
@@ -91,13 +91,13 @@ def test_down_says_on_which_machine_and_when_a_cluster_was_launched(
 
 def test_yes_terminates_a_cluster_that_this_machine_launched(on: On) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     assert len(run_down(laptop, known_only=True)[0]["terminated"]) == 2
 
 
 def test_a_relaunched_cluster_expires_after_its_first_duration(on: On) -> None:
     laptop = on("laptop")
-    laptop.first(cluster__expires="2h")
+    laptop.launch_two_nodes(cluster__expires="2h")
     laptop.aws.call("TerminateInstances", {"InstanceIds": [node.instance_id for node in laptop.cluster.live]})
     result = laptop.up()
     remaining = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
@@ -106,7 +106,7 @@ def test_a_relaunched_cluster_expires_after_its_first_duration(on: On) -> None:
 
 def test_a_shorter_expiry_of_a_later_up_is_not_extended_by_the_next(on: On) -> None:
     laptop = on("laptop")
-    laptop.first(cluster__expires="24h")
+    laptop.launch_two_nodes(cluster__expires="24h")
     shorter = laptop.up(cluster__expires="1h")["expires"]
     assert laptop.up()["expires"] == shorter
 
@@ -118,7 +118,7 @@ def test_the_plan_warns_if_credentials_expire_before_the_nodes(
     laptop = on("laptop")
     expiry = datetime.now(UTC) + timedelta(hours=hours)
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", expiry.isoformat())
-    laptop.first(cluster__expires="24h")
+    laptop.launch_two_nodes(cluster__expires="24h")
     (launched,) = laptop.questions
     assert not isinstance(launched, str)
     assert any("credentials end in " in text for text in launched.warnings) == warned
@@ -127,7 +127,7 @@ def test_the_plan_warns_if_credentials_expire_before_the_nodes(
 @pytest.mark.parametrize("key", ["instance_type", "gpus", "max_price_usd", "budget_usd", None])
 def test_yes_answers_questions_and_chooses_no_price(on: On, key: str | None) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     (plan,) = laptop.questions
     values = {"instance_type": "g5.xlarge", "gpus": "A10G:1", "max_price_usd": 5.0, "budget_usd": 100.0}
     spec = laptop.context(**({f"cluster__{key}": values[key]} if key else {})).spec

@@ -39,14 +39,14 @@ def run_down(machine: Machine) -> dict[str, Any]:
 )
 def test_a_node_without_its_tags_is_not_lost(on: On, cloud: Cloud, tags: list[str], nodes: int) -> None:
     laptop = on("laptop")
-    before = laptop.first(cluster__nodes=nodes)
+    before = laptop.launch_two_nodes(cluster__nodes=nodes)
     untag(laptop, before, nodes - 1, *tags)
     result = status(laptop.context())
     ids = {node["node"]: node["instance_id"] for node in result["nodes"]}
     assert (result["state"], ids) == ("ready", {node.node: node.instance_id for node in before.live})
     assert result["price_usd_per_hour"] == pytest.approx(nodes * (1.006 + 0.005 + 200 * 0.08 / 730), abs=1e-3)
     assert laptop.up()["state"] == "ready"
-    assert (cloud.sent("RunInstances"), laptop.questions) == ([], [])
+    assert (cloud.requests_of("RunInstances"), laptop.questions) == ([], [])
     start = CLOCK.monotonic()
     ended = run_down(laptop)
     assert sorted(ended["terminated"]) == sorted(ids.values())
@@ -57,17 +57,17 @@ def test_a_node_without_its_tags_is_not_lost(on: On, cloud: Cloud, tags: list[st
 def test_fetch_does_not_report_a_node_without_tags_as_gone(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("awsddp.session.connect.CONNECT_S", 1.0)
     laptop = on("laptop")
-    instance_id = untag(laptop, laptop.first(), 1, *TAGS)
-    laptop.said.clear()
+    instance_id = untag(laptop, laptop.launch_two_nodes(), 1, *TAGS)
+    laptop.messages.clear()
     with pytest.raises(Exception) as error:  # no machine answers; only the report counts
         fetch(laptop.context(), job="train-1", start=print)
-    assert "is gone" not in "\n".join([*laptop.said, str(error.value)])
+    assert "is gone" not in "\n".join([*laptop.messages, str(error.value)])
     assert instance_id in {node["instance_id"] for node in status(laptop.context())["nodes"]}
 
 
 def test_down_names_a_node_that_it_may_not_terminate_and_its_missing_tags(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
-    instance_id = untag(laptop, laptop.first(), 1, *TAGS)
+    instance_id = untag(laptop, laptop.launch_two_nodes(), 1, *TAGS)
     cloud.fail("TerminateInstances", *["UnauthorizedOperation"] * 9, message="no identity policy allows it")
     start = CLOCK.monotonic()
     with pytest.raises(LeftoverError) as error:
@@ -80,7 +80,7 @@ def test_down_names_a_node_that_it_may_not_terminate_and_its_missing_tags(on: On
 
 def test_down_without_a_record_names_the_untagged_node_of_the_security_group(on: On) -> None:
     laptop, desk = on("laptop"), on("desk")
-    instance_id = untag(laptop, laptop.first(), 1, "awsddp:owner")
+    instance_id = untag(laptop, laptop.launch_two_nodes(), 1, "awsddp:owner")
     start = CLOCK.monotonic()
     with pytest.raises(LeftoverError) as error:
         run_down(desk)

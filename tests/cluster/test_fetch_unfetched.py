@@ -21,8 +21,8 @@ from awsddp.model.records import JobRecord, Node
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
-from tests.support.folder_nodes import FINDERS, World, start
-from tests.support.owed_results import SAVES, at_home, lines
+from tests.support.folder_nodes import FINDERS, World, start_script
+from tests.support.owed_results import SAVES, fetched_nodes, read_logs
 
 LOST = "node1 (i-1) is gone; its part of job j is lost"
 
@@ -65,7 +65,7 @@ def list_fetched(world: World) -> dict[str, bool]:
 def test_down_fetches_jobs_that_the_tag_has_no_room_for_and_releases_the_nodes(
     owed: World,
 ) -> None:
-    start(owed, SAVES, name="k")
+    start_script(owed, SAVES, name="k")
     owed.homes.wait("k")
     owed.tags = {"i-0": ["..."], "i-1": ["..."]}
     assert list_fetched(owed) == {"j": False, "k": False}
@@ -81,14 +81,14 @@ def test_down_fetches_jobs_that_the_tag_has_no_room_for_and_releases_the_nodes(
 def test_fetch_reports_the_part_of_a_replaced_node_as_lost_and_fetches_the_rest(owed: World) -> None:
     owed.replace_node(1)
     assert [job["job"] for job in jobs(owed.session())["jobs"]] == ["j"]
-    assert lines(owed) == b"[rank 0 @ node0] line of 0\n"
-    assert LOST in owed.said
+    assert read_logs(owed) == b"[rank 0 @ node0] line of 0\n"
+    assert LOST in owed.events
     for _ in range(2):
         with pytest.raises(NodeError) as error:
             fetch(owed.session(), job="j", start=print)
         assert (error.value.exit_code, error.value.why) == (6, LOST)
         assert [node["node"] for node in error.value.document()["nodes"]] == [0]  # type: ignore[attr-defined]
-    assert at_home(owed) == ["node0"]
+    assert fetched_nodes(owed) == ["node0"]
     assert owed.tags["i-0"] == []
     assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == [1]
 
@@ -96,7 +96,7 @@ def test_fetch_reports_the_part_of_a_replaced_node_as_lost_and_fetches_the_rest(
 def test_down_fetches_the_other_parts_and_does_not_wait_for_a_lost_node(owed: World) -> None:
     owed.replace_node(1)
     fetch_before_down(owed)
-    assert (at_home(owed), owed.tags["i-0"], LOST in owed.said) == (["node0"], [], True)
+    assert (fetched_nodes(owed), owed.tags["i-0"], LOST in owed.events) == (["node0"], [], True)
 
 
 def test_down_terminates_no_node_if_this_machine_cannot_write_the_results(owed: World) -> None:
@@ -118,7 +118,7 @@ def test_down_advises_up_for_a_stopped_node_and_releases_the_other(owed: World) 
     assert error.value.why == "node1 is stopped"  # the local cloud has no price for the wait
     advice = error.value.next.splitlines()
     assert advice[0] == "awsddp up   # start node1; then awsddp down"
-    assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
+    assert (fetched_nodes(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
 
 
 def test_the_part_on_a_stopped_node_is_fetched_once_it_runs(owed: World) -> None:
@@ -129,21 +129,23 @@ def test_the_part_on_a_stopped_node_is_fetched_once_it_runs(owed: World) -> None
     assert owed.tags == {"i-0": [], "i-1": ["j"]}
     owed.set_state(1, "running")
     assert [node["node"] for node in fetch(owed.session(), start=print)["nodes"]] == [0, 1]
-    assert (at_home(owed), owed.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
+    assert (fetched_nodes(owed), owed.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
 
 
 def test_fetched_results_and_logs_need_no_node(owed: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(owed.session(), job="j", start=print)
-    connections = owed.lines
+    connections = owed.connection_count
     assert fetch(owed.session(), job="j", start=print)["nodes"] == ()
-    assert "the results of j are already fetched" in owed.said
+    assert "the results of j are already fetched" in owed.events
     owed.set_state(0, "stopped")
     owed.set_state(1, "stopped")
     assert fetch(owed.session(), start=print)["job"] == "j"
     for module in FINDERS:
         monkeypatch.delattr(module, "find_cluster")
-    assert sorted(lines(owed).splitlines()) == [b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)]
-    assert owed.lines == connections
+    assert sorted(read_logs(owed).splitlines()) == [
+        b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)
+    ]
+    assert owed.connection_count == connections
 
 
 def test_fetch_reports_a_job_as_lost_if_all_of_its_nodes_are_gone(owed: World) -> None:
@@ -165,7 +167,7 @@ def follow_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
 
 
 def test_a_followed_job_reports_its_state_even_if_aws_cannot_be_reached(owed: World) -> None:
-    owed.away = True
+    owed.aws_is_unreachable = True
     connected, job = follow_last_job(owed)
     with pytest.raises(CloudError) as error:
         fetch_followed_job(connected, job)
@@ -185,7 +187,7 @@ def test_a_node_whose_sshd_refuses_does_not_delay_the_end_of_a_job(
 ) -> None:
     monkeypatch.setattr(follow_module, "EXTRA_PATIENCE_S", 0.0)
     monkeypatch.setattr(clusters, "describe", lambda *_: [])
-    line = owed.line()
+    line = owed.open_connections()
     line.cut = {1}
     refused = NodeFailure(1, "refused", "no sshd is listening")
     monkeypatch.setattr(line, "reconnect", lambda *_, **__: line.failures.update({1: refused}))
@@ -195,11 +197,11 @@ def test_a_node_whose_sshd_refuses_does_not_delay_the_end_of_a_job(
 def test_a_job_whose_nodes_another_client_terminated_is_interrupted_and_not_fetched(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = start(world, "import time; time.sleep(600)\n", name="j")
+    job = start_script(world, "import time; time.sleep(600)\n", name="j")
     reason = ("Client.UserInitiatedShutdown", "User initiated shutdown")
     ended = [replace(node, state="terminated", reason=reason) for node in world.nodes]
     monkeypatch.setattr(clusters, "describe", lambda *_: ended)
-    line = world.line()
+    line = world.open_connections()
     line.cut = {0, 1}
     document = follow_to_end(world.connected(line=line), job, on_lines=lambda _: None)
     cause = document["cause"]
@@ -208,14 +210,14 @@ def test_a_job_whose_nodes_another_client_terminated_is_interrupted_and_not_fetc
     assert cause.explanation == "EC2 says that its instance is terminated (User initiated shutdown)."
     assert [job.state for job in world.record.jobs] == ["interrupted"]
     ending = "is terminated; its part of job j is not on this machine: another client may have fetched it"
-    assert [text for text in world.said if ending in text] == [f"node{n} (i-{n}) {ending}" for n in (0, 1)]
+    assert [text for text in world.events if ending in text] == [f"node{n} (i-{n}) {ending}" for n in (0, 1)]
 
 
 def test_a_fetched_part_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
-    owed.away = True
+    owed.aws_is_unreachable = True
     with pytest.raises(CloudError):
         fetch(owed.session(), job="j", start=print)
-    owed.away = False
+    owed.aws_is_unreachable = False
     owed.replace_node(1)
     assert (fetch(owed.session(), job="j", start=print)["job"], owed.tags["i-0"]) == ("j", [])
     assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == []
@@ -227,7 +229,7 @@ def test_a_fetched_part_is_not_lost_with_its_node(owed: World, tmp_path: Path) -
 def test_a_successful_job_with_a_missing_part_exits_with_6_and_its_document(owed: World) -> None:
     _, job = follow_last_job(owed)
     owed.replace_node(1)
-    line = owed.line()
+    line = owed.open_connections()
     line.cut = {1}
     line.failures[1] = NodeError("lost")
     with pytest.raises(NodeError) as error:

@@ -12,7 +12,7 @@ from awsddp.errors import Interrupted, LeftoverError
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from tests.support.moto_cloud import IDS, USER_ID, Cloud, Launcher, plan_for
-from tests.support.owners import OTHER, ids, tagging
+from tests.support.owners import OTHER, ids, with_tags
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def test_down_orphans_confirms_and_terminates_own_orphans_and_no_others(
     aws: AwsClient, launcher: Launcher, session: Session
 ) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
-    launcher(tagging(plan, expires="2099-01-01T00:00:00Z"))
+    launcher(with_tags(plan, expires="2099-01-01T00:00:00Z"))
     past = "2001-01-01T00:00:00Z"
-    launcher(tagging(plan, expires=past), ids=ids("aaaaaaaa"))
-    launcher(tagging(plan, expires=past, owner=OTHER), ids=ids("bbbbbbbb"))
+    launcher(with_tags(plan, expires=past), ids=ids("aaaaaaaa"))
+    launcher(with_tags(plan, expires=past, owner=OTHER), ids=ids("bbbbbbbb"))
     launcher.access(plan, ids=ids("cccccccc"))
     before = {node.instance_id for node in describe(aws, [])}
     states = {row["id"]: (row["mine"], row["orphan"]) for row in inventory.status_all(session)}
@@ -62,7 +62,7 @@ def test_down_orphans_confirms_and_terminates_own_orphans_and_no_others(
 def test_an_orphan_with_unfetched_results_is_kept_unless_they_are_discarded(
     aws: AwsClient, launcher: Launcher, session: Session
 ) -> None:
-    expired = tagging(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
+    expired = with_tags(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
     launcher(expired, ids=ids("aaaaaaaa"))
     launcher(expired, ids=ids("bbbbbbbb"))
     unfetched = next(row for row in find_clusters(aws, "demo", USER_ID) if row.id == "aaaaaaaa")

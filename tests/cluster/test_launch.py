@@ -66,7 +66,7 @@ def find_remaining(aws: AwsClient) -> object:
 
 
 def list_attempted_types(cloud: Cloud) -> list[str]:
-    return [form["InstanceType"] for form in cloud.sent("RunInstances")]
+    return [form["InstanceType"] for form in cloud.requests_of("RunInstances")]
 
 
 def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, cloud: Cloud) -> None:
@@ -103,7 +103,7 @@ def test_spot_first_falls_back_to_on_demand(up: Launches, cloud: Cloud) -> None:
         cluster__spot="first",
         cluster__instance_type="g5.xlarge",
     )
-    first, _, third = cloud.sent("RunInstances")
+    first, _, third = cloud.requests_of("RunInstances")
     assert first["InstanceMarketOptions.MarketType"] == "spot"
     assert "InstanceMarketOptions.MarketType" not in third
     assert not any(node.spot for node in nodes)
@@ -133,7 +133,7 @@ def test_retry_until_up_repeats_until_there_is_capacity(up: Launches, cloud: Clo
         capacity__retry_until_up="true",
     )
     assert len(nodes) == 2
-    assert len({form["ClientToken"] for form in cloud.sent("RunInstances")}) == 6
+    assert len({form["ClientToken"] for form in cloud.requests_of("RunInstances")}) == 6
     assert clock.monotonic() > 150
 
 
@@ -177,7 +177,7 @@ def test_a_failed_cleanup_does_not_hide_why_the_launch_failed(up: Launches, clou
 def test_after_a_full_spot_quota_the_same_type_is_tried_on_demand(up: Launches, cloud: Cloud) -> None:
     cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded")
     _, nodes = up(cluster__spot="first", cluster__instance_type="g5.xlarge,g6.xlarge")
-    first, second = cloud.sent("RunInstances")
+    first, second = cloud.requests_of("RunInstances")
     assert first["InstanceMarketOptions.MarketType"] == "spot"
     assert "InstanceMarketOptions.MarketType" not in second
     assert [first["InstanceType"], second["InstanceType"]] == ["g5.xlarge"] * 2
@@ -210,7 +210,7 @@ def test_instances_that_could_not_be_numbered_are_kept_with_the_intent_for_the_n
     assert error.value.kind == "unavailable" and "awsddp up " in error.value.next
     record = context.folder.read()
     assert record is not None and record.intent is not None and record.intent.host_key
-    assert len(cloud.sent("RunInstances")) == 1
+    assert len(cloud.requests_of("RunInstances")) == 1
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None and len(cluster.live) == 2
     cloud.faults.clear()
@@ -247,8 +247,8 @@ def test_the_users_key_file_is_linked_and_never_imported(
     key_file = tmp_path / "mine.pem"
     key_file.write_text("private")
     up(cluster__instance_type="g5.xlarge", access__key_file=str(key_file))
-    assert cloud.sent("ImportKeyPair") == []
-    assert cloud.sent("RunInstances")[0]["KeyName"] == "mine"
+    assert cloud.requests_of("ImportKeyPair") == []
+    assert cloud.requests_of("RunInstances")[0]["KeyName"] == "mine"
     folder = ClusterFolder(up.home, "demo")
     assert folder.key.resolve() == key_file
     folder.archive("0a1b2c3d")

@@ -15,7 +15,7 @@ from tests.support.moto_cloud import Cloud
 
 def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(on: On) -> None:
     laptop = on("laptop")
-    before = laptop.first()
+    before = laptop.launch_two_nodes()
     larger = plan(laptop.context(cluster__nodes=3))
     assert [str(step) for step in larger.steps] == ["launch node2"]
     assert [
@@ -29,7 +29,7 @@ def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(o
 
 def test_the_plan_of_an_existing_cluster_has_steps_only_if_something_changes(on: On) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     unchanged = plan(laptop.context())
     assert (unchanged.exists, unchanged.steps, unchanged.makes) == (True, (), [])
     larger = plan(laptop.context(cluster__nodes=3))
@@ -48,4 +48,4 @@ def test_plan_and_up_refuse_another_torch_than_the_images_except_in_a_rehearsal(
     for verb in (plan, lambda cluster: up(cluster, confirm=lambda _: None)):
         with pytest.raises(ConfigError, match=r"torch==2\.3\.1 needs another torch than the image's 2\.12"):
             verb(laptop.context(**keys))
-    assert cloud.sent("RunInstances") == []
+    assert cloud.requests_of("RunInstances") == []

@@ -9,14 +9,14 @@ from awsddp.model.cluster_state import cluster_state
 from awsddp.plan.records import LaunchPlan
 from tests.support.machine import On
 from tests.support.moto_cloud import Cloud, find_cluster
-from tests.support.namesake import second
+from tests.support.namesake import launch_namesake
 
 
 def test_growing_launches_only_the_missing_numbers(on: On, cloud: Cloud, aws: AwsClient) -> None:
     laptop = on("laptop")
-    before = laptop.first()
+    before = laptop.launch_two_nodes()
     result = laptop.up(cluster__nodes=4)
-    [sent] = cloud.sent("RunInstances")
+    [sent] = cloud.requests_of("RunInstances")
     assert (sent["MinCount"], sent["MaxCount"], sent["InstanceType"]) == ("2", "2", "g5.xlarge")
     assert [node["node"] for node in result["nodes"]] == [0, 1, 2, 3]
     assert {node["instance_id"] for node in result["nodes"]} > {node.instance_id for node in before.live}
@@ -32,7 +32,7 @@ def test_growing_launches_only_the_missing_numbers(on: On, cloud: Cloud, aws: Aw
 
 def test_shrinking_does_not_replace_a_lost_node(on: On) -> None:
     laptop = on("laptop")
-    laptop.first(cluster__nodes=2)
+    laptop.launch_two_nodes(cluster__nodes=2)
     cluster = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
     assert cluster is not None
     laptop.aws.call("TerminateInstances", {"InstanceIds": [cluster.nodes[1].instance_id]})
@@ -42,12 +42,12 @@ def test_shrinking_does_not_replace_a_lost_node(on: On) -> None:
 
 def test_shrinking_terminates_the_highest_numbers_and_the_cluster_is_ready(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
-    laptop.first(cluster__nodes=3)
+    laptop.launch_two_nodes(cluster__nodes=3)
     result = laptop.up(cluster__nodes=1)
     assert result["state"] == "ready"
     assert [node["node"] for node in result["nodes"]] == [0]
     assert result["price_usd_per_hour"] == pytest.approx(1.006 + 0.005 + 200 * 0.08 / 730, abs=1e-2)
-    assert cloud.sent("RunInstances") == []
+    assert cloud.requests_of("RunInstances") == []
     [question] = laptop.questions
     assert "end node1" in str(question)
     assert "end node2" in str(question)
@@ -59,7 +59,7 @@ def test_shrinking_terminates_the_highest_numbers_and_the_cluster_is_ready(on: O
 
 def test_a_lost_node_is_replaced_under_its_number(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
-    first, second = laptop.first().live
+    first, second = laptop.launch_two_nodes().live
     aws.call("TerminateInstances", {"InstanceIds": [first.instance_id]})
     result = laptop.up()
     assert [node["node"] for node in result["nodes"]] == [0, 1]
@@ -70,7 +70,7 @@ def test_a_lost_node_is_replaced_under_its_number(on: On, aws: AwsClient) -> Non
 
 def test_another_instance_type_is_confirmed_and_relaunched(on: On) -> None:
     laptop = on("laptop")
-    old = laptop.first()
+    old = laptop.launch_two_nodes()
     result = laptop.up(cluster__instance_type="g6.xlarge")
     [question] = laptop.questions
     assert isinstance(question, LaunchPlan)
@@ -83,7 +83,7 @@ def test_another_instance_type_is_confirmed_and_relaunched(on: On) -> None:
 @pytest.mark.prove
 def test_growing_without_capacity_leaves_the_cluster_unchanged(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
-    before = laptop.first()
+    before = laptop.launch_two_nodes()
     for _ in ("in the placement group", "without it"):
         cloud.fail("RunInstances", "InsufficientInstanceCapacity", status=500)
     with pytest.raises(CapacityError):
@@ -91,12 +91,12 @@ def test_growing_without_capacity_leaves_the_cluster_unchanged(on: On, cloud: Cl
     assert laptop.cluster == before
     result = laptop.up()
     assert (result["state"], len(result["nodes"])) == ("ready", 2)
-    assert cloud.sent("RunInstances") == []
+    assert cloud.requests_of("RunInstances") == []
 
 
 def test_up_changes_the_expiry_in_the_tags_of_all_nodes(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     result = laptop.up(cluster__expires="48h")
     assert {node.expires for node in laptop.cluster.live} == {laptop.cluster.expires}
     assert laptop.cluster.created is not None
@@ -110,8 +110,8 @@ def test_up_changes_the_expiry_in_the_tags_of_all_nodes(on: On, aws: AwsClient) 
 
 def test_up_names_and_terminates_a_second_cluster_of_the_name(on: On, aws: AwsClient) -> None:
     laptop = on("laptop")
-    mine = laptop.first()
-    other = second(aws, mine)
+    mine = laptop.launch_two_nodes()
+    other = launch_namesake(aws, mine)
     result = laptop.up()
     assert other in str(laptop.questions)
     assert [node["instance_id"] for node in result["nodes"]] == [node.instance_id for node in mine.live]
@@ -120,7 +120,7 @@ def test_up_names_and_terminates_a_second_cluster_of_the_name(on: On, aws: AwsCl
 
 def test_up_opens_ssh_for_the_users_new_address_without_a_question(on: On) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     laptop.up(network__ssh_cidr="10.0.0.8/32")
     assert laptop.questions == []
     assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)

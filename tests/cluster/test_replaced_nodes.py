@@ -15,7 +15,7 @@ from awsddp.job.cancel import end_ranks
 from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import Session
 from tests.support.fleet import all_processes
-from tests.support.folder_nodes import World, start
+from tests.support.folder_nodes import World, start_script
 from tests.support.waiting import until
 
 SLEEPS = "import time; time.sleep(600)\n"
@@ -42,14 +42,14 @@ def states(world: World) -> dict[str, str]:
 
 def list_reports(world: World) -> list[str]:
     """Return what `up` reports about the jobs, without the options that only these tests set."""
-    world.said.clear()
+    world.events.clear()
     report_jobs_without_replaced_nodes(world.located())
-    return [re.sub(r" -o (sync\.workdir|job\.heartbeat_timeout)=\S+", "", text) for text in world.said]
+    return [re.sub(r" -o (sync\.workdir|job\.heartbeat_timeout)=\S+", "", text) for text in world.events]
 
 
 def start_job(world: World, **job: Any) -> None:
     """Start a job with a short heartbeat timeout: a node that ends with unread data resets its connection."""
-    start(world, SLEEPS, heartbeat_timeout="10s", **job)
+    start_script(world, SLEEPS, heartbeat_timeout="10s", **job)
 
 
 @pytest.mark.prove
@@ -70,8 +70,8 @@ def test_up_names_jobs_that_lack_a_replaced_node_and_how_to_restart_them(world: 
     for name in ("two", "one"):
         end_ranks(world.connected(), name, grace_s=0)
     assert list_reports(world) == []
-    lines = world.lines
-    assert (list_reports(world), world.lines - lines) == ([], 0), "the nodes are not asked"
+    lines = world.connection_count
+    assert (list_reports(world), world.connection_count - lines) == ([], 0), "the nodes are not asked"
 
 
 def test_up_names_a_job_that_failed_while_waiting_once_and_without_secret_values(

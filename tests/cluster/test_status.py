@@ -16,7 +16,7 @@ def test_status_without_a_cluster_searches_one_region(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     session = on("laptop").context(cluster__region=None)
     assert status(session)["state"] == "absent"
-    assert cloud.sent("DescribeInstances") and not cloud.sent("DescribeRegions")
+    assert cloud.requests_of("DescribeInstances") and not cloud.requests_of("DescribeRegions")
 
 
 def test_status_dates_an_unfollowed_job_until_its_nodes_are_asked(owed: World) -> None:

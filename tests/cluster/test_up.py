@@ -20,18 +20,18 @@ from tests.support.moto_cloud import Cloud
 @pytest.mark.prove
 def test_up_leaves_alone_what_another_machine_launched_after_our_nodes_ended(on: On, cloud: Cloud) -> None:
     laptop, desktop = on("laptop"), on("desktop")
-    ours = laptop.first(cluster__nodes=1)
+    ours = laptop.launch_two_nodes(cluster__nodes=1)
     laptop.aws.call("TerminateInstances", {"InstanceIds": [ours.nodes[0].instance_id]})
-    theirs = desktop.first(cluster__nodes=1)
+    theirs = desktop.launch_two_nodes(cluster__nodes=1)
     with pytest.raises(ConfigError, match="this machine does not have its key"):
         laptop.up(cluster__nodes=2)
-    assert cloud.sent("RunInstances") == cloud.sent("TerminateInstances") == []
+    assert cloud.requests_of("RunInstances") == cloud.requests_of("TerminateInstances") == []
     assert desktop.cluster.live == theirs.live
 
 
 def test_a_refused_confirmation_changes_nothing(on: On) -> None:
     laptop = on("laptop")
-    before = laptop.first()
+    before = laptop.launch_two_nodes()
 
     def refuse(plan: LaunchPlan | str) -> None:
         raise ConfigError("no")
@@ -53,12 +53,12 @@ def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: AwsClien
         facts_and_cluster = read_facts_and_cluster(*args)
         if not launches:
             launches.append("now")
-            laptop.first()
+            laptop.launch_two_nodes()
         return facts_and_cluster
 
     monkeypatch.setattr("awsddp.cluster.up.read_facts_and_cluster", launch_after_reading)
     try:  # the older stays; within one second the id decides
-        desk.first()
+        desk.launch_two_nodes()
         stays = desk
     except ConfigError as error:
         assert "another machine made cluster demo" in error.message
@@ -94,4 +94,4 @@ def test_an_interrupted_up_resumes_with_its_own_size_and_ignores_the_file(on: On
         result = laptop.up(**keys)
         assert [node["node"] for node in result["nodes"]] == [0]
         assert result["price_usd_per_hour"] == record.price_usd_per_hour
-        assert cloud.sent("RunInstances") == []
+        assert cloud.requests_of("RunInstances") == []

@@ -7,15 +7,15 @@ import pytest
 
 from awsddp.errors import NotFoundError, UsageError
 from awsddp.job.cancel import cancel_jobs, end_ranks
-from tests.support.folder_nodes import World, start
+from tests.support.folder_nodes import World, start_script
 from tests.support.waiting import until
 from tests.support.waiting_jobs import jobs, script, states
 
 
 def test_one_cancel_ends_several_jobs_and_the_waiting_ones_first(world: World) -> None:
-    start(world, script(1, 600), name="one")
+    start_script(world, script(1, 600), name="one")
     for name in ("two", "three", "four"):
-        start(world, script(2), name=name, after="one")
+        start_script(world, script(2), name=name, after="one")
     with pytest.raises(NotFoundError, match="no job none"):
         cancel_jobs(world.session(), ["two", "none"])
     assert set(states(world).values()) == {"running", "waiting"}
@@ -28,11 +28,11 @@ def test_one_cancel_ends_several_jobs_and_the_waiting_ones_first(world: World) -
 
 
 def test_a_waiting_job_can_be_cancelled_and_fails_if_it_loses_a_node(world: World) -> None:
-    start(world, script(1, 600), name="one")
-    start(world, script(2), name="two", after="on")
-    start(world, script(3), name="three", after="one")
+    start_script(world, script(1, 600), name="one")
+    start_script(world, script(2), name="two", after="on")
+    start_script(world, script(3), name="three", after="one")
     with pytest.raises(UsageError, match="several jobs have o in their name"):
-        start(world, script(4), after="o")
+        start_script(world, script(4), after="o")
     end_ranks(world.connected(), "two")
     os.kill(world.homes.document(1, "three")["pid"], signal.SIGKILL)
     until(lambda: states(world) == {"one": "running", "two": "cancelled", "three": "failed"}, seconds=60)

@@ -15,7 +15,7 @@ from awsddp.job.checkpoint import find_checkpoint_to_resume
 from awsddp.model.records import JobRecord, JobState
 from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.storage.results_dir import make_job_result
-from tests.support.resuming import NOTE, session_of
+from tests.support.resuming import NOTE, make_session
 
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
 
@@ -44,14 +44,14 @@ def test_resume_last_takes_the_job_that_started_last_not_the_one_fetched_last(
         os.utime(path, (mtime, mtime))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "job.json").write_text("{")
-    checkpoint = find_checkpoint_to_resume(session_of(tmp_path, script))
+    checkpoint = find_checkpoint_to_resume(make_session(tmp_path, script))
     assert checkpoint is not None
     assert checkpoint.job == expected
 
 
 def test_resume_last_without_a_script_needs_a_job_of_the_bundled_program(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no job of the bundled program has results here"):
-        find_checkpoint_to_resume(session_of(tmp_path, None))
+        find_checkpoint_to_resume(make_session(tmp_path, None))
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted", "succeeded"])
@@ -61,7 +61,7 @@ def test_the_page_of_a_job_names_its_checkpoint_and_how_to_resume_it(
     capsys: pytest.CaptureFixture[str],
     state: JobState,
 ) -> None:
-    session = session_of(tmp_path, "train.py")
+    session = make_session(tmp_path, "train.py")
     monkeypatch.setattr(COMMAND, "session", session)
     run = tmp_path / "runs/unlucky/node1/run"
     run.mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_a_job_that_ctrl_c_ended_names_the_command_that_resumes_it(
     job = JobRecord(
         job="stopped", state="cancelled", cause=None, ranks=(), home="runs/stopped", script="train.py"
     )
-    located = LocatedCluster(session=session_of(tmp_path, "train.py"))
+    located = LocatedCluster(session=make_session(tmp_path, "train.py"))
     fleet: Any = None
     connected = ConnectedCluster(cluster=located, fleet=fleet)
     outcomes = iter([KeyboardInterrupt(), job])

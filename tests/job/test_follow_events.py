@@ -12,7 +12,7 @@ from awsddp.job.follow import BackgroundFetch
 from awsddp.model.records import JobRecord
 from awsddp.nodes.fleet import Result
 from awsddp.nodes.node_failures import NodeFailure
-from tests.support.folder_nodes import Line, World, start
+from tests.support.folder_nodes import NodeConnections, World, start_script
 
 WRITES = """
 import os, pathlib
@@ -23,7 +23,7 @@ folder.mkdir(parents=True)
 """
 
 
-class ProgramLine(Line):
+class ProgramLine(NodeConnections):
     """Connections over which another program can be started, too."""
 
     def run_each(self, commands: Mapping[int, Any], *, timeout_s: float) -> dict[int, Result | NodeError]:
@@ -50,7 +50,7 @@ def make_line(world: World) -> ProgramLine:
 
 
 def test_grown_event_files_are_fetched_and_nothing_else(world: World) -> None:
-    job = start(world, WRITES, name="j")
+    job = start_script(world, WRITES, name="j")
     world.homes.wait("j")
     line = make_line(world)
     fetcher = BackgroundFetch(world.connected(line=line), job)

@@ -20,7 +20,7 @@ from awsddp.model.records import JobNode, JobState
 from awsddp.session.context import Session
 from awsddp.state import ClusterFolder
 from awsddp.util.formatting import optional_utc
-from tests.support.desk import BEGAN, ID, Desk, one
+from tests.support.desk import BEGAN, ID, Desk, row_of_job
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_all_documents_show_the_same_state_of_a_job(
     session = desk.session()
     [cluster] = list_known_clusters(session)["clusters"]
     surfaces = {
-        "status": one(desk.status()["jobs"], "j")["state"],
-        "jobs": one(make_jobs_document(session, ())["jobs"], "j")["state"],
-        "bare awsddp": one(cluster["jobs"], "j")["state"],
+        "status": row_of_job(desk.status()["jobs"], "j")["state"],
+        "jobs": row_of_job(make_jobs_document(session, ())["jobs"], "j")["state"],
+        "bare awsddp": row_of_job(cluster["jobs"], "j")["state"],
         "report": report(session, job="j")["state"],
     }
     if state not in ("running", "waiting"):  # otherwise the Python API asks the nodes
@@ -56,7 +56,7 @@ def test_a_running_job_is_interrupted_by_the_end_of_its_cluster(desk: Desk, save
     desk.note("ended", BEGAN + timedelta(minutes=90))  # another part of it could not be terminated
     desk.listed = tuple(replace(node, state="terminated") for node in desk.listed)
     [cluster] = list_known_clusters(desk.session())["clusters"]
-    assert [one(rows, "j")["state"] for rows in (desk.status()["jobs"], cluster["jobs"])] == [
+    assert [row_of_job(rows, "j")["state"] for rows in (desk.status()["jobs"], cluster["jobs"])] == [
         "interrupted"
     ] * 2
     desk.folder.archive(ID)
@@ -73,7 +73,7 @@ def test_a_running_job_is_interrupted_by_the_end_of_its_cluster(desk: Desk, save
 def test_the_end_of_another_cluster_of_its_name_interrupts_no_job(desk: Desk) -> None:
     desk.train("j", "running")
     desk.folder.append_event("ended", id="ffffffff")
-    assert one(make_jobs_document(desk.session(), ())["jobs"], "j")["state"] == "running"
+    assert row_of_job(make_jobs_document(desk.session(), ())["jobs"], "j")["state"] == "running"
     assert desk.status()["jobs"][0]["state"] == "running"
 
 

@@ -13,7 +13,7 @@ from awsddp.job.cancel import cancel, end_ranks
 from awsddp.job.fetch import fetch
 from awsddp.job.jobs import list_jobs
 from awsddp.job.logs import logs
-from tests.support.folder_nodes import SLEEPS, World, start
+from tests.support.folder_nodes import SLEEPS, World, start_script
 
 
 def kill_client_after_tagging(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -28,7 +28,7 @@ def kill_client_after_tagging(world: World, monkeypatch: pytest.MonkeyPatch, nam
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(submit, "call_each_node", kill)
         patched.setattr(submit, "end_ranks", kill)  # it undoes nothing either
-        start(world, SLEEPS, name=name)
+        start_script(world, SLEEPS, name=name)
     assert world.tags == {"i-0": [name], "i-1": [name]}
 
 
@@ -37,7 +37,7 @@ def test_the_name_of_a_job_that_never_began_is_free_and_its_tags_are_removed(
 ) -> None:
     kill_client_after_tagging(world, monkeypatch, "first")
     world.tags = {key: [*jobs, "second"] for key, jobs in world.tags.items()}
-    start(world, SLEEPS, name="first")
+    start_script(world, SLEEPS, name="first")
     assert world.tags == {"i-0": ["first"], "i-1": ["first"]}
 
 
@@ -80,7 +80,7 @@ def test_tags_stay_while_another_client_may_be_about_to_launch(world: World) -> 
 
 
 def test_tags_of_a_job_that_only_one_node_knows_stay_on_both(world: World) -> None:
-    start(world, SLEEPS, name="j")
+    start_script(world, SLEEPS, name="j")
     end_ranks(world.connected(), "j", grace_s=0)
     shutil.rmtree(world.homes.folder(1, "j"))
     list_jobs(world.session())

@@ -35,7 +35,7 @@ from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
 from awsddp.storage.results_dir import find_missing_parts
 from awsddp.storage.saved_job import derive_signing_secret
-from tests.support.folder_nodes import World, start
+from tests.support.folder_nodes import World, start_script
 from tests.support.places import TO
 from tests.support.waiting import until
 
@@ -56,7 +56,7 @@ def write_saving(world: World, *nodes: int, **fields: Any) -> None:
 def test_jobs_releases_the_nodes_once_every_node_has_saved_all(
     world: World,
 ) -> None:
-    start(world, "", name="j")
+    start_script(world, "", name="j")
     world.homes.wait("j")
     write_saving(world, 0)
     tags = {"i-0": ["j"], "i-1": ["j"]}
@@ -78,7 +78,7 @@ def saving(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster whose job `j` has succeeded and saves to S3; tests write its uploaders' reports."""
     monkeypatch.setattr(save_to_s3, "claim_job_name", lambda *_: None)
     monkeypatch.setattr(save_to_s3, "_POLL_S", 0.01)
-    start(world, SAVES, name="j", save_to=TO)
+    start_script(world, SAVES, name="j", save_to=TO)
     world.homes.wait("j")
     return world
 
@@ -234,13 +234,13 @@ def test_results_that_the_next_job_may_overwrite_are_named(saving: World) -> Non
     list_jobs(saving.session())
     cluster, _ = require_live(saving.located())
     train_module._report_unfetched(cluster)
-    assert saving.said[-1] == "this job may overwrite unfetched results of j: awsddp fetch j   # first"
-    count = len(saving.said)
+    assert saving.events[-1] == "this job may overwrite unfetched results of j: awsddp fetch j   # first"
+    count = len(saving.events)
     write_saving(saving, 0, 1)
     list_jobs(saving.session())
     cluster, _ = require_live(saving.located())
     train_module._report_unfetched(cluster)
-    assert saving.said[count:] == []
+    assert saving.events[count:] == []
 
 
 class Clock:
@@ -275,7 +275,7 @@ def test_the_client_waits_for_an_uploader_that_has_not_reported_yet(
     Bucket(monkeypatch, holds=True)
     job = fake_saving(monkeypatch, 1.0, [None, None, Saving(), Saving(files=1, bytes=9, ended=True)])
     assert wait_until_saved(world.connected(), job)
-    assert world.said[-1] == "the results of j are in s3://results/runs/j: 1 file, 9 bytes"
+    assert world.events[-1] == "the results of j are in s3://results/runs/j: 1 file, 9 bytes"
 
 
 def test_the_client_waits_for_uploads_until_two_minutes_without_progress(
@@ -288,7 +288,7 @@ def test_the_client_waits_for_uploads_until_two_minutes_without_progress(
     job = fake_saving(monkeypatch, 1.0, [Saving(files=1, pending_files=1)])
     assert not wait_until_saved(world.connected(), job)
     assert save_to_s3.time.monotonic() == save_to_s3._STILL_S  # type: ignore[attr-defined]
-    assert world.said[-1] == "not all results of j are in s3://results/runs/j: its uploads make no progress"
+    assert world.events[-1] == "not all results of j are in s3://results/runs/j: its uploads make no progress"
 
 
 def test_uploads_of_ended_jobs_are_aborted_once_per_uri(
@@ -325,14 +325,14 @@ def test_the_follower_gives_up_a_node_that_ec2_reports_as_ended(
     reason = ("Server.InstanceInitiatedShutdown", "powered off")
     described = [saving.nodes[0], replace(saving.nodes[1], state=state, reason=reason)]
     monkeypatch.setattr(clusters, "describe", lambda *_: described)
-    line = saving.line()
+    line = saving.open_connections()
     connected, job = saving.connected(line=line), saving.record.jobs[-1]
     merger = make_merger(connected.session, job)
     follower = JobFollower(connected, job, merger=merger, on_lines=lambda _: None)
     follower._lost_at = {1: 0.0}
     follower._give_up_gone()
     assert follower._followed == ({0, 1} if waits else {0})
-    assert [requests[0] for requests in line.asked] == ([] if waits else [["lost"]])
+    assert [requests[0] for requests in line.requests] == ([] if waits else [["lost"]])
 
 
 def test_the_secret_of_a_job_is_derived_from_the_clusters_key(world: World) -> None:
@@ -427,7 +427,7 @@ def test_the_follower_reports_once_that_uploads_have_stopped(
         write_saving(saving, 0, ended=False)
         write_saving(saving, 1, ended=False, at=beat)
         fetcher.report_uploads()
-        reports = [text for text in saving.said if text.startswith(f"saving j to {TO}: ")]
+        reports = [text for text in saving.events if text.startswith(f"saving j to {TO}: ")]
         assert len(reports) == count
     assert "uploads have stopped (no heartbeat for 5 min" in reports[0]
 
@@ -452,7 +452,7 @@ def test_status_asks_the_nodes_while_an_ended_job_still_uploads(
 def test_fetch_continues_from_s3_or_fails_if_another_client_ends_the_nodes(
     world: World, monkeypatch: pytest.MonkeyPatch, is_saved: bool
 ) -> None:
-    job = start(world, "print(1)")
+    job = start_script(world, "print(1)")
     until(lambda: list_jobs_on_nodes(world.connected())[0].state == "succeeded")
 
     def lose(*_: object, **__: object) -> None:
@@ -468,7 +468,7 @@ def test_fetch_continues_from_s3_or_fails_if_another_client_ends_the_nodes(
     if is_saved:
         assert fetch_module.fetch(world.session(), job=job.job, start=pytest.fail) is document
         assert uris == [f"s3://b/runs/{job.job}"]
-        assert any(text.endswith(f"fetching s3://b/runs/{job.job}") for text in world.said)
+        assert any(text.endswith(f"fetching s3://b/runs/{job.job}") for text in world.events)
         return
     with pytest.raises(NodeError, match="the nodes were ended while their results were fetched") as error:
         fetch_module.fetch(world.session(), job=job.job, start=pytest.fail)

@@ -44,10 +44,10 @@ def test_data_is_found_in_scripts_modules_and_arguments(
     project: Project, files: dict[str, str], keys: dict[str, object], path: str
 ) -> None:
     project.add(files)
-    session = project.checked(True, nodes=1, **keys)
-    assert [question.partition(" (")[0] for question in project.asked] == [path]
-    assert "x 1" not in project.asked[0]
-    assert any(name.startswith(path) for name in project.sent(session))
+    session = project.answer_questions(True, nodes=1, **keys)
+    assert [question.partition(" (")[0] for question in project.questions] == [path]
+    assert "x 1" not in project.questions[0]
+    assert any(name.startswith(path) for name in project.synced_paths(session))
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,13 @@ def test_paths_that_are_not_data_or_were_decided_are_not_asked(
     project: Project, files: dict[str, str], keys: dict[str, object], recwarn: pytest.WarningsRecorder
 ) -> None:
     project.add(files)
-    project.checked(True, **keys)
-    assert not (project.asked or project.said or recwarn.list)
+    project.answer_questions(True, **keys)
+    assert not (project.questions or project.messages or recwarn.list)
 
 
 def test_the_question_names_the_file_that_mentions_the_data(project: Project) -> None:
     project.add({"train.py": "import conf", "conf.py": "DATA = 'data/train.csv'"})
-    project.checked(True)
-    assert project.asked == ["data/ (5 bytes x 2 nodes) is in .gitignore and conf.py mentions it: send it?"]
+    project.answer_questions(True)
+    assert project.questions == [
+        "data/ (5 bytes x 2 nodes) is in .gitignore and conf.py mentions it: send it?"
+    ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.init_questions import started
+from tests.support.init_questions import run_init
 
 
 def test_init_asks_again_after_an_invalid_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_init_asks_again_after_an_invalid_answer(tmp_path: Path, monkeypatch: py
         *("tran.py", "abc", "abc"),
         *("5", "requirments.txt", "requirements.txt"),
     ]
-    config, output = started(tmp_path, monkeypatch, None, "\n".join([*answers, ""]))
+    config, output = run_init(tmp_path, monkeypatch, None, "\n".join([*answers, ""]))
     assert config["cluster"] == {
         "region": "us-east-1",
         "nodes": 3,

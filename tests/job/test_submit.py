@@ -19,7 +19,7 @@ from awsddp.model.records import OLDER_JOBS
 from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.next_steps import complete_error
 from awsddp.state import read_ledger
-from tests.support.folder_nodes import SLEEPS, Line, World, start
+from tests.support.folder_nodes import SLEEPS, NodeConnections, World, start_script
 
 
 def states(world: World) -> dict[str, str]:
@@ -27,12 +27,12 @@ def states(world: World) -> dict[str, str]:
 
 
 def test_a_second_job_is_refused_before_anything_is_sent_or_tagged(world: World) -> None:
-    first = start(world, SLEEPS)
+    first = start_script(world, SLEEPS)
     assert first.job == "w-1"
-    before = (list(world.said), dict(world.tags))
+    before = (list(world.events), dict(world.tags))
     for settings in ({}, {"name": "other"}, {"name": first.job}):
         with pytest.raises(InUse, match=rf"job {first.job} runs on node0, node1") as error:
-            start(world, SLEEPS, **settings)
+            start_script(world, SLEEPS, **settings)
         assert error.value.exit_code == 3
         assert f"awsddp cancel {first.job}" in error.value.next
         assert f"awsddp logs -f {first.job}" in error.value.next
@@ -40,16 +40,16 @@ def test_a_second_job_is_refused_before_anything_is_sent_or_tagged(world: World)
         complete_error(world.session(script="w.py", args=["--lr", "1"]), error.value)
         name_option = " --name other" if settings == {"name": "other"} else ""  # the third name is taken
         assert f" --after {first.job}{name_option} w.py -- --lr 1   # or" in error.value.next
-    assert (world.said, world.tags) == before
+    assert (world.events, world.tags) == before
     assert states(world) == {first.job: "running"}
     end_ranks(world.connected(), first.job, grace_s=0)
-    assert start(world, "").job == "w-2"
+    assert start_script(world, "").job == "w-2"
 
 
 def test_the_advice_to_wait_keeps_the_name_and_the_detach_option(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start(world, SLEEPS)
+    first = start_script(world, SLEEPS)
     monkeypatch.setattr(train_module, "ready_cluster", world.find_cluster)
     for detach, job, command in (
         (True, {"name": "mine"}, f"train --detach --after {first.job} --name mine"),
@@ -63,16 +63,16 @@ def test_the_advice_to_wait_keeps_the_name_and_the_detach_option(
 
 def test_a_job_has_the_environment_options_of_a_later_up(world: World) -> None:
     world.folder.write(replace(world.record, asked={"env.packages_from": "node"}))
-    start(world, "")
+    start_script(world, "")
     (job,) = list_jobs_on_nodes(world.connected())
     assert "env.packages_from=node" in job.options
 
 
 def test_a_start_takes_four_round_trips(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = world.line()
-    monkeypatch.setattr(world, "line", lambda: line)
-    start(world, "")
-    assert line.asked == [
+    line = world.open_connections()
+    monkeypatch.setattr(world, "open_connections", lambda: line)
+    start_script(world, "")
+    assert line.requests == [
         {0: ["claim", "slots"], 1: ["slots"]},
         *[{0: [request], 1: [request]} for request in ("probe", "dial", "launch")],
     ]
@@ -81,8 +81,8 @@ def test_a_start_takes_four_round_trips(world: World, monkeypatch: pytest.Monkey
 def test_slots_are_read_again_if_another_client_could_launch_before_the_claim(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = world.line()
-    monkeypatch.setattr(world, "line", lambda: line)
+    line = world.open_connections()
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
     assert holder.stdout is not None
     while b"claimed" not in holder.stdout.readline():
@@ -91,7 +91,7 @@ def test_slots_are_read_again_if_another_client_could_launch_before_the_claim(
 
     def launch_then_request(program: object, messages: Any, on_data: Any, **options: Any) -> Any:
         outcomes = request(program, messages, on_data, **options)
-        if len(line.asked) == 1:
+        if len(line.requests) == 1:
             holder.communicate(b"")
             for host in world.homes.hosts:
                 Path(host.workdir, "anns.py").write_text(SLEEPS)
@@ -100,26 +100,26 @@ def test_slots_are_read_again_if_another_client_could_launch_before_the_claim(
 
     monkeypatch.setattr(line, "request", launch_then_request)
     with pytest.raises(InUse, match="job anns runs on node0, node1"):
-        start(world, "")
-    assert line.asked[1:] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
-    assert (world.said, world.tags) == ([], {})
+        start_script(world, "")
+    assert line.requests[1:] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
+    assert (world.events, world.tags) == ([], {})
 
 
 def test_slots_are_read_again_if_another_client_held_the_claim_just_before(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = world.line()
-    monkeypatch.setattr(world, "line", lambda: line)
+    line = world.open_connections()
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     lock = world.homes.homes[0] / ".awsddp" / "launch.lock"
     lock.parent.mkdir(exist_ok=True)
     lock.write_text("ann")
     os.utime(lock, (time.time() + 60, time.time() + 60))
-    start(world, "")
-    assert line.asked[1:3] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
+    start_script(world, "")
+    assert line.requests[1:3] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
 
 
 def test_a_taken_name_is_refused_with_its_location_and_its_tag_stays(world: World) -> None:
-    start(world, SLEEPS, name="nm")
+    start_script(world, SLEEPS, name="nm")
     end_ranks(world.connected(), "nm", grace_s=0)
     results = world.project / "runs" / "kept"
     results.mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_a_taken_name_is_refused_with_its_location_and_its_tag_stays(world: Worl
     }
     for name, why in causes.items():
         with pytest.raises(UsageError, match=f"job {name} already exists") as error:
-            start(world, SLEEPS, name=name)
+            start_script(world, SLEEPS, name=name)
         assert error.value.why.endswith(why)
     assert world.tags == {"i-0": ["nm"], "i-1": ["nm"]}
 
@@ -172,7 +172,9 @@ def test_an_automatic_name_follows_the_numbers_on_nodes_in_tags_record_and_runs(
     assert [name(), name()] == ["w-1000000", "w-1000001"]
 
 
-def launch_as_another_client(world: World, line: Line, *jobs: str, script: str = "print('another')") -> None:
+def launch_as_another_client(
+    world: World, line: NodeConnections, *jobs: str, script: str = "print('another')"
+) -> None:
     """Have another client start jobs on the nodes, which end, immediately before our launch."""
     request, remaining = line.request, list(jobs)
 
@@ -192,10 +194,10 @@ def launch_as_another_client(world: World, line: Line, *jobs: str, script: str =
 def test_a_client_whose_number_was_taken_starts_once_with_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = world.line()
-    monkeypatch.setattr(world, "line", lambda: line)
+    line = world.open_connections()
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     launch_as_another_client(world, line, "w-1", "w-2")
-    job = start(world, "print('ours')")
+    job = start_script(world, "print('ours')")
     assert job.job == "w-3"
     world.homes.wait("w-3")
     logs = {path.parent.parent.name: path.read_text() for path in world.homes.homes[0].rglob("rank0.log")}
@@ -209,11 +211,11 @@ def test_a_client_whose_number_was_taken_starts_once_with_the_next(
 def test_a_client_whose_number_a_running_job_took_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = world.line()
-    monkeypatch.setattr(world, "line", lambda: line)
+    line = world.open_connections()
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     launch_as_another_client(world, line, "w-1", script=SLEEPS)
     with pytest.raises(InUse, match="job w-1 runs on node0, node1"):
-        start(world, "print('ours')")
+        start_script(world, "print('ours')")
     assert states(world) == {"w-1": "running"}
     assert world.tags == {"i-0": ["w-1"], "i-1": ["w-1"]}
 
@@ -221,32 +223,32 @@ def test_a_client_whose_number_a_running_job_took_is_refused(
 def test_a_given_name_that_another_client_took_is_refused_and_its_tag_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = world.line()
-    monkeypatch.setattr(world, "line", lambda: line)
+    line = world.open_connections()
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     launch_as_another_client(world, line, "mine")
     with pytest.raises(UsageError, match="job mine already exists on this node"):
-        start(world, SLEEPS, name="mine")
+        start_script(world, SLEEPS, name="mine")
     assert states(world) == {"mine": "succeeded"}
     assert world.tags == {"i-0": ["mine"], "i-1": ["mine"]}
 
 
 @pytest.mark.prove
 def test_a_start_fails_after_five_taken_numbers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = world.line()
-    monkeypatch.setattr(world, "line", lambda: line)
+    line = world.open_connections()
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     launch_as_another_client(world, line, *(f"w-{number}" for number in range(1, 9)))
     with pytest.raises(UsageError, match="job w-5 already exists"):
-        start(world, "")
+        start_script(world, "")
 
 
 def test_a_launch_whose_reply_is_lost_is_not_repeated_with_the_next_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = world.line()
+    line = world.open_connections()
     line.mute = {0}
-    monkeypatch.setattr(world, "line", lambda: line)
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     with pytest.raises(NodeError, match="the reply was lost"):
-        start(world, SLEEPS)
+        start_script(world, SLEEPS)
     assert {path.name for path in world.homes.homes[0].glob(".awsddp/jobs/*")} == {"w-1"}
 
 
@@ -259,7 +261,7 @@ def test_a_launch_that_one_node_refuses_leaves_no_rank_and_no_tag(world: World) 
     world.folder.write(replace(record, prepared=tuple(host.prepared for host in world.homes.hosts)))
     world.tags["i-0"] = [OLDER_JOBS]
     with pytest.raises(NodeError, match="/no/python cannot be run"):
-        start(world, SLEEPS, name="half")
+        start_script(world, SLEEPS, name="half")
     assert world.tags == {"i-0": [OLDER_JOBS], "i-1": []}
     assert states(world) == {"half": "cancelled"}
 
@@ -267,10 +269,10 @@ def test_a_launch_that_one_node_refuses_leaves_no_rank_and_no_tag(world: World) 
 def test_tags_stay_if_a_node_that_may_run_the_job_does_not_reply(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = world.line()
+    line = world.open_connections()
     line.mute = {0}
-    monkeypatch.setattr(world, "line", lambda: line)
+    monkeypatch.setattr(world, "open_connections", lambda: line)
     with pytest.raises(NodeError, match="the reply was lost"):
-        start(world, SLEEPS, name="lost")
+        start_script(world, SLEEPS, name="lost")
     assert world.homes.document(0, "lost")["state"] != "succeeded"
     assert world.tags == {"i-0": ["lost"], "i-1": ["lost"]}

@@ -7,22 +7,22 @@ from awsddp.job.cancel import end_ranks
 from awsddp.job.fetch import fetch, fetch_jobs
 from awsddp.job.why import why
 from awsddp.model.documents import FetchDocument
-from tests.support.folder_nodes import World, start
+from tests.support.folder_nodes import World, start_script
 from tests.support.waiting import until
 from tests.support.waiting_jobs import jobs, script, states
 
 
 @pytest.mark.prove
 def test_a_chain_of_three_jobs_runs_in_order_each_with_its_own_code(world: World) -> None:
-    start(world, script(1, 600), name="one")
-    start(world, script(2), name="two", after="one")
-    start(world, script(3), name="three", after="all")
+    start_script(world, script(1, 600), name="one")
+    start_script(world, script(2), name="two", after="one")
+    start_script(world, script(3), name="three", after="all")
     assert states(world) == {"one": "running", "two": "waiting", "three": "waiting"}
-    assert world.said[-1] == "job three starts when these have ended: one, two"
+    assert world.events[-1] == "job three starts when these have ended: one, two"
     with pytest.raises(InUse):
-        start(world, script(4), name="four")
+        start_script(world, script(4), name="four")
     with pytest.raises(NotFoundError, match="no job none on the nodes"):
-        start(world, script(4), name="four", after="none")
+        start_script(world, script(4), name="four", after="none")
     end_ranks(world.connected(), "one", grace_s=0)
     ended = {"one": "cancelled", "two": "succeeded", "three": "succeeded"}
     until(lambda: states(world) == ended, seconds=60)
@@ -34,15 +34,15 @@ def test_a_chain_of_three_jobs_runs_in_order_each_with_its_own_code(world: World
 
 
 def test_why_without_a_name_is_for_the_running_job_not_a_waiting_one(world: World) -> None:
-    start(world, script(1, 600), name="one")
-    start(world, script(2), name="two", after="one")
+    start_script(world, script(1, 600), name="one")
+    start_script(world, script(2), name="two", after="one")
     assert why(world.session()).job == why(world.session(), "last").job == "one"
     assert (why(world.session(), "two").job, why(world.session(), "two").state) == ("two", "waiting")
 
 
 def test_one_fetch_gets_several_jobs_and_an_unknown_one_stops_no_other(world: World) -> None:
     for name in ("one", "two"):
-        start(world, script(0), name=name)
+        start_script(world, script(0), name=name)
         until(lambda name=name: states(world)[name] == "succeeded", seconds=60)
     session, fetched = world.session(), list[str]()
 

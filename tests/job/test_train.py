@@ -24,10 +24,10 @@ def set_gpus(world: World, gpus: int) -> None:
 def start(world: World, name: str, on: str | None, **job: object) -> list[dict[int, list[str]]]:
     """Start a job, and return the requests of each round trip."""
     (world.project / "w.py").write_text(SLEEPS)
-    line = world.line()
+    line = world.open_connections()
     connected = world.connected(world.session(script="w.py", name=name, on=on, **job), line)
     submit.submit_job(connected, train_module._place_ranks(connected.cluster), None)  # type: ignore[arg-type]
-    return line.asked  # type: ignore[no-any-return]
+    return line.requests  # type: ignore[no-any-return]
 
 
 def test_a_job_that_does_not_use_the_first_node_releases_its_claim_there(world: World) -> None:

@@ -11,24 +11,28 @@ from tests.support.project_with_data import READS, Project
 
 
 def test_a_yes_sends_the_data_for_this_run_and_names_the_line_for_awsddp_toml(project: Project) -> None:
-    session = project.checked(True)
-    assert project.asked == ["data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: send it?"]
-    assert project.sent(session) == {".gitignore", "data/train.csv", "train.py"}
+    session = project.answer_questions(True)
+    assert project.questions == [
+        "data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: send it?"
+    ]
+    assert project.synced_paths(session) == {".gitignore", "data/train.csv", "train.py"}
     assert 'sync.ignore=["!/data/"]' in job_arguments(session.job_spec), "the job's record runs it again"
-    assert project.said == ['data/: to answer for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml']
+    assert project.messages == [
+        'data/: to answer for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml'
+    ]
 
 
 def test_a_no_sends_nothing_and_names_the_setting_that_decides_for_all_jobs(project: Project) -> None:
-    assert project.sent(project.checked(False)) == {".gitignore", "train.py"}
-    assert project.said == ['data/: to answer for all jobs: ignore = ["/data/"] in [sync] of awsddp.toml']
-    project.asked.clear()
-    project.checked(True, sync__ignore=["/data/"])
-    assert not project.asked
+    assert project.synced_paths(project.answer_questions(False)) == {".gitignore", "train.py"}
+    assert project.messages == ['data/: to answer for all jobs: ignore = ["/data/"] in [sync] of awsddp.toml']
+    project.questions.clear()
+    project.answer_questions(True, sync__ignore=["/data/"])
+    assert not project.questions
 
 
 def test_without_an_answer_the_data_is_not_sent_and_a_warning_is_printed(project: Project) -> None:
-    assert project.sent(project.checked(None)) == {".gitignore", "train.py"}
-    assert project.said == [
+    assert project.synced_paths(project.answer_questions(None)) == {".gitignore", "train.py"}
+    assert project.messages == [
         "data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: not sent; to send it: "
         'ignore = ["!/data/"] in [sync] of awsddp.toml'
     ]
@@ -46,8 +50,8 @@ def test_only_a_part_of_a_large_folder_is_counted(project: Project, monkeypatch:
     monkeypatch.setattr("awsddp.job.unsynced_data._MOST_FILES", 3)
     project.add({f"data/{number}": "x" * 1_000_000 for number in range(6)})
     (project.folder / "data" / "train.csv").unlink()
-    project.checked(True)
-    assert project.asked[0].startswith("data/ (more than 3 MB x 2 nodes) is in")
+    project.answer_questions(True)
+    assert project.questions[0].startswith("data/ (more than 3 MB x 2 nodes) is in")
 
 
 def test_a_link_is_not_counted_as_data(project: Project, tmp_path: Path) -> None:
@@ -56,8 +60,8 @@ def test_a_link_is_not_counted_as_data(project: Project, tmp_path: Path) -> None
     (project.folder / "data").symlink_to(tmp_path / "far")
     (project.folder / "more").mkdir()
     (project.folder / "more" / "x").symlink_to(tmp_path / "far" / "train.csv")
-    project.checked(True)
-    assert not project.asked
+    project.answer_questions(True)
+    assert not project.questions
 
 
 LAST = "runs/train/exp/weights/last.pt"
@@ -97,8 +101,8 @@ def test_a_local_path_that_the_job_names_and_is_not_sent_is_reported(
     project: Project, files: dict[str, str], keys: dict[str, object], path: str, reason: str, remedy: str
 ) -> None:
     project.add({"train.py": "", **files})
-    project.checked(None, **keys)
-    (line,) = project.said
+    project.answer_questions(None, **keys)
+    (line,) = project.messages
     assert line.startswith(
         f"{path} is here and is not sent ({reason}): a node has what an earlier job left there, or nothing; "
         f"to send it: {remedy}"
@@ -108,8 +112,10 @@ def test_a_local_path_that_the_job_names_and_is_not_sent_is_reported(
 def test_a_link_that_is_not_sent_and_that_an_argument_names_is_reported(project: Project) -> None:
     project.add({"train.py": "", "real/w.pt": "x"})
     (project.folder / "link").symlink_to(project.folder / "real")
-    project.checked(None, job__args=["link/w.pt"])
-    assert project.said[0].startswith("link/w.pt is here and is not sent (a link into the folder by a path")
+    project.answer_questions(None, job__args=["link/w.pt"])
+    assert project.messages[0].startswith(
+        "link/w.pt is here and is not sent (a link into the folder by a path"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,5 +130,5 @@ def test_sent_paths_and_results_folders_are_not_reported(
     project: Project, files: dict[str, str], args: list[str]
 ) -> None:
     project.add({"train.py": "", **files})
-    project.checked(None, job__args=args)
-    assert not (project.said or project.asked)
+    project.answer_questions(None, job__args=args)
+    assert not (project.messages or project.questions)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.local_cloud import Cloud, cloud, fault_clear
+from tests.support.local_cloud import Cloud, clear_fault, cloud
 
 
 @pytest.fixture
@@ -13,4 +13,4 @@ def bucket(records: Cloud) -> Iterator[str]:
     name = f"bucket-{uuid.uuid4().hex}"
     records.client("s3").create_bucket(Bucket=name)
     yield name
-    fault_clear(records.info)
+    clear_fault(records.info)

@@ -13,7 +13,7 @@ from awsddp.local import client as local
 from awsddp.local import control
 from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud, until
-from tests.support.local_daemon import quiet, started_and_killed
+from tests.support.local_daemon import kill_starting_client, quiet
 
 
 @pytest.mark.prove
@@ -35,7 +35,7 @@ def test_the_daemon_runs_while_a_client_or_an_instance_exists(
 
 
 def test_open_cloud_waits_for_a_daemon_that_is_starting(tmp_path: Path) -> None:
-    started_and_killed(tmp_path, after_s=0.1)
+    kill_starting_client(tmp_path, after_s=0.1)
     assert "pid" not in control.read_report(CloudPaths(tmp_path))
     with local.open_cloud(tmp_path, quiet, start=False) as target:
         assert target is not None

@@ -15,7 +15,7 @@ from botocore.handlers import base64_encode_user_data
 from awsddp.errors import LocalCloudError
 from awsddp.local import control, network
 from awsddp.local.machine import CloudPaths
-from tests.support.local_cloud import Cloud, left_over, needs_root, refusal
+from tests.support.local_cloud import Cloud, error_code_of, find_leftovers, needs_root
 
 
 def make_raw_client(cloud: Cloud) -> Any:
@@ -27,7 +27,7 @@ def make_raw_client(cloud: Cloud) -> Any:
 
 def test_user_data_that_is_not_base64_is_refused(records: Cloud) -> None:
     launch = make_raw_client(records).run_instances
-    assert refusal(launch, **records.request(UserData="#!")) == "InvalidParameterValue"
+    assert error_code_of(launch, **records.request(UserData="#!")) == "InvalidParameterValue"
 
 
 def test_start_refuses_to_share_a_missing_folder(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_two_clouds_with_hosts_run_at_the_same_time(cloud: Cloud, tmp_path: Path
         for item, instance in zip((cloud, other), nodes, strict=True):
             item.wait("running", instance["InstanceId"])
         control.stop(tmp_path)
-        assert left_over(tmp_path) == {}
+        assert find_leftovers(tmp_path) == {}
         assert cloud.wait("running", nodes[0]["InstanceId"])
         cloud.client("ec2").terminate_instances(InstanceIds=[nodes[0]["InstanceId"]])
     finally:
@@ -138,4 +138,4 @@ def test_start_reports_a_full_disk(small_disk: Path) -> None:
 def test_a_root_volume_smaller_than_its_image_is_refused(records: Cloud, mapping: dict[str, Any]) -> None:
     disks = [{"DeviceName": "/dev/sda1", **mapping}]
     launch = records.client("ec2").run_instances
-    assert refusal(launch, **records.request(BlockDeviceMappings=disks)) == "InvalidBlockDeviceMapping"
+    assert error_code_of(launch, **records.request(BlockDeviceMappings=disks)) == "InvalidBlockDeviceMapping"

@@ -13,17 +13,17 @@ import pytest
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
 from awsddp.local.machine import CloudPaths
-from tests.support.http_answers import BAD_ANSWERS, answering
-from tests.support.local_cloud import Cloud, left_over, until
-from tests.support.local_daemon import started_and_killed
+from tests.support.http_answers import BAD_ANSWERS, serve_bytes
+from tests.support.local_cloud import Cloud, find_leftovers, until
+from tests.support.local_daemon import kill_starting_client
 
 
 @pytest.mark.prove
 def test_a_daemon_without_clients_ends_itself_and_leaves_nothing(tmp_path: Path) -> None:
-    started_and_killed(tmp_path, after_s=0.1)
+    kill_starting_client(tmp_path, after_s=0.1)
     until(lambda: not (tmp_path / "local").exists())
     (tmp_path / "local.lock").unlink()
-    until(lambda: left_over(tmp_path) == {})
+    until(lambda: find_leftovers(tmp_path) == {})
 
 
 def test_a_terminated_start_names_the_command_that_stops_the_daemon(tmp_path: Path) -> None:
@@ -62,15 +62,15 @@ def test_a_daemon_whose_files_were_removed_ends_itself(tmp_path: Path, mode: str
     instance_id = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
     cloud.wait("running", instance_id)
     shutil.rmtree(tmp_path / "local")
-    until(lambda: "processes" not in left_over(tmp_path))
+    until(lambda: "processes" not in find_leftovers(tmp_path))
 
 
 def test_stop_ends_a_daemon_that_is_starting(tmp_path: Path) -> None:
-    started_and_killed(tmp_path, after_s=0.1)
+    kill_starting_client(tmp_path, after_s=0.1)
     assert "pid" not in control.read_report(CloudPaths(tmp_path))
     control.stop(tmp_path)
     (tmp_path / "local.lock").unlink(missing_ok=True)
-    assert left_over(tmp_path) == {}
+    assert find_leftovers(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_stop_ends_a_daemon_that_is_starting(tmp_path: Path) -> None:
 )
 def test_an_incomplete_answer_of_the_daemon_is_reported_as_no_answer(raw: bytes) -> None:
     key = {"access_key_id": "local", "secret_access_key": "local"}
-    with answering(raw) as endpoint:
+    with serve_bytes(raw) as endpoint:
         info = control.LocalInfo(
             endpoint,
             control.REGION,

@@ -12,7 +12,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from tests.support.local_cloud import Cloud, refusal
+from tests.support.local_cloud import Cloud, error_code_of
 
 BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 
@@ -88,7 +88,7 @@ def test_a_launch_without_disks_is_described_with_the_disk_of_its_image(records:
 def test_a_spot_price_below_the_market_price_launches_nothing(records: Cloud, price: str, code: str) -> None:
     ec2, before = records.client("ec2"), len(records.instances())
     market = {"MarketType": "spot", "SpotOptions": {"MaxPrice": price}}
-    assert refusal(ec2.run_instances, **records.request(InstanceMarketOptions=market)) == code
+    assert error_code_of(ec2.run_instances, **records.request(InstanceMarketOptions=market)) == code
     assert len(records.instances()) == before
     market["SpotOptions"] = {"MaxPrice": "50"}
     (instance,) = ec2.run_instances(**records.request(InstanceMarketOptions=market))["Instances"]

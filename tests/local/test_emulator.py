@@ -8,7 +8,7 @@ import pytest
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
-from tests.support.local_cloud import Cloud, refusal
+from tests.support.local_cloud import Cloud, error_code_of
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,13 @@ from tests.support.local_cloud import Cloud, refusal
 )
 def test_a_launch_is_refused_as_ec2_refuses_it(records: Cloud, change: dict[str, Any], code: str) -> None:
     before = len(records.instances())
-    assert refusal(records.client("ec2").run_instances, **records.request(**change)) == code
+    assert error_code_of(records.client("ec2").run_instances, **records.request(**change)) == code
     assert len(records.instances()) == before
 
 
 def test_a_retired_type_is_not_described(records: Cloud) -> None:
     describe = records.client("ec2").describe_instance_types
-    assert refusal(describe, InstanceTypes=["p2.8xlarge"]) == "InvalidInstanceType"
+    assert error_code_of(describe, InstanceTypes=["p2.8xlarge"]) == "InvalidInstanceType"
 
 
 def test_the_images_are_deep_learning_amis_with_rehearsed_gpus(records: Cloud) -> None:
@@ -75,11 +75,11 @@ def test_the_same_token_launches_once(records: Cloud) -> None:
     first = [instance["InstanceId"] for instance in ec2.run_instances(**request)["Instances"]]
     again = [instance["InstanceId"] for instance in ec2.run_instances(**request)["Instances"]]
     assert again == first
-    assert refusal(ec2.run_instances, **{**request, "MaxCount": 3}) == "IdempotentParameterMismatch"
+    assert error_code_of(ec2.run_instances, **{**request, "MaxCount": 3}) == "IdempotentParameterMismatch"
     records.kill()
     assert [instance["InstanceId"] for instance in ec2.run_instances(**request)["Instances"]] == first
     ec2.terminate_instances(InstanceIds=first)
-    assert refusal(ec2.run_instances, **request) == "IdempotentInstanceTerminated"
+    assert error_code_of(ec2.run_instances, **request) == "IdempotentInstanceTerminated"
 
 
 def test_a_group_in_use_cannot_be_deleted(records: Cloud) -> None:
@@ -90,15 +90,15 @@ def test_a_group_in_use_cannot_be_deleted(records: Cloud) -> None:
     ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=pair)
     ec2.authorize_security_group_ingress(GroupId=other, IpPermissions=pair)
     instance_id = ec2.run_instances(**records.request(SecurityGroupIds=[group]))["Instances"][0]["InstanceId"]
-    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
+    assert error_code_of(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
     [nic] = ec2.describe_network_interfaces(Filters=[{"Name": "group-id", "Values": [group]}])[
         "NetworkInterfaces"
     ]
-    code = refusal(ec2.delete_network_interface, NetworkInterfaceId=nic["NetworkInterfaceId"])
+    code = error_code_of(ec2.delete_network_interface, NetworkInterfaceId=nic["NetworkInterfaceId"])
     assert code == "InvalidNetworkInterface.InUse"
     ec2.terminate_instances(InstanceIds=[instance_id])
     records.wait("terminated", instance_id)
-    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
+    assert error_code_of(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
     ec2.delete_security_group(GroupId=other)
     ec2.delete_security_group(GroupId=group)
 
@@ -145,7 +145,10 @@ def test_two_homes_have_two_clouds(records: Cloud, tmp_path: Path) -> None:
     other = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     try:
         assert other.info.endpoint != records.info.endpoint
-        assert refusal(other.client("ec2", endpoint_url=records.info.endpoint).describe_vpcs) == "AuthFailure"
+        assert (
+            error_code_of(other.client("ec2", endpoint_url=records.info.endpoint).describe_vpcs)
+            == "AuthFailure"
+        )
         assert other.instances() == []
     finally:
         control.stop(tmp_path)

@@ -136,7 +136,7 @@ def test_the_local_cloud_answers_every_field_that_awsddp_reads(
     fields = read_fields(replay, names)
     assert fields
     for operation in fields.keys() - NOT_LOCAL:
-        recorded = replay.parsed(operation)
+        recorded = replay.parsed_answer(operation)
         for path in fields[operation]:
             local = collect_types(answers[operation], path)
             assert local == collect_types(recorded, path), (operation, path)

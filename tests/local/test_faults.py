@@ -11,26 +11,26 @@ from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from awsddp.errors import UsageError
 from awsddp.local import control, nspawn
-from tests.support.local_cloud import Cloud, fault_add, fault_clear, refusal, until
+from tests.support.local_cloud import Cloud, add_fault, clear_fault, error_code_of, until
 
 
 @pytest.fixture(autouse=True)
 def cleared(records: Cloud) -> Iterator[None]:
     yield
-    fault_clear(records.info)
+    clear_fault(records.info)
 
 
 def test_a_fault_with_times_2_refuses_two_calls(records: Cloud) -> None:
     launch = records.client("ec2").run_instances
-    fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", times=2)
+    add_fault(records.info, "RunInstances", "InsufficientInstanceCapacity", times=2)
     for _ in range(2):
-        assert refusal(launch, **records.request()) == "InsufficientInstanceCapacity"
+        assert error_code_of(launch, **records.request()) == "InsufficientInstanceCapacity"
     assert launch(**records.request())["Instances"]
     assert control.send_command(records.info).faults == ()
 
 
 def test_a_lack_of_capacity_is_a_server_error_as_on_ec2(records: Cloud) -> None:
-    fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity")
+    add_fault(records.info, "RunInstances", "InsufficientInstanceCapacity")
     patient = records.client("ec2", config=Config(retries={"total_max_attempts": 3, "mode": "standard"}))
     with pytest.raises(patient.exceptions.ClientError, match=r"reached max retries: 2\): .*g4dn\.12xlarge"):
         patient.run_instances(**records.request())
@@ -38,10 +38,10 @@ def test_a_lack_of_capacity_is_a_server_error_as_on_ec2(records: Cloud) -> None:
 
 def test_a_fault_can_be_limited_to_a_zone(records: Cloud) -> None:
     ec2 = records.client("ec2")
-    fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", only="us-east-1b")
+    add_fault(records.info, "RunInstances", "InsufficientInstanceCapacity", only="us-east-1b")
     subnets = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in ec2.describe_subnets()["Subnets"]}
     request = records.request()
-    assert refusal(ec2.run_instances, **request, SubnetId=subnets["us-east-1b"])
+    assert error_code_of(ec2.run_instances, **request, SubnetId=subnets["us-east-1b"])
     assert ec2.run_instances(**request, SubnetId=subnets["us-east-1a"])["Instances"]
 
 
@@ -50,7 +50,7 @@ def test_a_fault_can_be_limited_to_a_zone(records: Cloud) -> None:
     [("RequestLimitExceeded", 503), ("InternalError", 500), ("UnauthorizedOperation", 403), ("Blocked", 400)],
 )
 def test_a_refusal_has_the_status_that_ec2_gives_it(records: Cloud, code: str, status: int) -> None:
-    fault_add(records.info, "*", code)
+    add_fault(records.info, "*", code)
     ec2 = records.client("ec2")
     with pytest.raises(ec2.exceptions.ClientError) as caught:
         ec2.describe_vpcs()
@@ -61,7 +61,7 @@ def test_a_refusal_has_the_status_that_ec2_gives_it(records: Cloud, code: str, s
 @pytest.mark.parametrize(("effect", "launched"), [("lost", 1), ("cut", 0)])
 def test_a_connection_ends_after_or_before_the_effect(records: Cloud, effect: str, launched: int) -> None:
     before = len(records.instances())
-    fault_add(records.info, "RunInstances", effect, times=1)
+    add_fault(records.info, "RunInstances", effect, times=1)
     request = records.request(ClientToken=f"fault-{effect}")
     with pytest.raises(ConnectionClosedError):
         records.client("ec2").run_instances(**request)
@@ -73,7 +73,7 @@ def test_a_connection_ends_after_or_before_the_effect(records: Cloud, effect: st
 @pytest.mark.parametrize(("effect", "launched"), [("late", 1), ("delay", 0)])
 def test_a_reply_is_late_after_or_before_the_effect(records: Cloud, effect: str, launched: int) -> None:
     before = len(records.instances())
-    fault_add(records.info, "RunInstances", effect, times=1, seconds=3)
+    add_fault(records.info, "RunInstances", effect, times=1, seconds=3)
     hasty = records.client("ec2", config=Config(read_timeout=1, retries={"total_max_attempts": 1}))
     with pytest.raises(ReadTimeoutError):
         hasty.run_instances(**records.request())
@@ -84,15 +84,20 @@ def test_a_stale_fault_hides_new_resources(records: Cloud) -> None:
     ec2 = records.client("ec2")
     new_id = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
     group = ec2.create_security_group(GroupName="young", Description="-")["GroupId"]
-    fault_add(records.info, "*", "stale", seconds=60)
-    assert refusal(ec2.describe_instances, InstanceIds=[new_id]) == "InvalidInstanceID.NotFound"
-    assert refusal(ec2.create_tags, Resources=[new_id], Tags=[{"Key": "a", "Value": "b"}]).endswith(
+    add_fault(records.info, "*", "stale", seconds=60)
+    assert error_code_of(ec2.describe_instances, InstanceIds=[new_id]) == "InvalidInstanceID.NotFound"
+    assert error_code_of(ec2.create_tags, Resources=[new_id], Tags=[{"Key": "a", "Value": "b"}]).endswith(
         "NotFound"
     )
-    assert refusal(ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[]).endswith("NotFound")
-    assert refusal(ec2.run_instances, **records.request(SecurityGroupIds=[group])) == "InvalidGroup.NotFound"
+    assert error_code_of(ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[]).endswith(
+        "NotFound"
+    )
+    assert (
+        error_code_of(ec2.run_instances, **records.request(SecurityGroupIds=[group]))
+        == "InvalidGroup.NotFound"
+    )
     assert new_id not in {instance["InstanceId"] for instance in records.instances()}
-    fault_clear(records.info)
+    clear_fault(records.info)
     assert records.instances(new_id)
     ec2.delete_security_group(GroupId=group)
 
@@ -101,7 +106,7 @@ def test_a_stale_fault_hides_new_resources(records: Cloud) -> None:
 def test_a_stale_fault_delays_changes_of_state(records: Cloud) -> None:
     ec2 = records.client("ec2")
     instance_id = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
-    fault_add(records.info, "DescribeInstances", "stale", seconds=3)
+    add_fault(records.info, "DescribeInstances", "stale", seconds=3)
     until(lambda: instance_id in {instance["InstanceId"] for instance in records.instances()})
     records.wait("running", instance_id)
     ec2.terminate_instances(InstanceIds=[instance_id])
@@ -110,11 +115,11 @@ def test_a_stale_fault_delays_changes_of_state(records: Cloud) -> None:
 
 
 def test_faults_outlive_the_daemon(records: Cloud) -> None:
-    (fault,) = fault_add(records.info, "RunInstances", "Blocked", times=3)
-    refusal(records.client("ec2").run_instances, **records.request())
+    (fault,) = add_fault(records.info, "RunInstances", "Blocked", times=3)
+    error_code_of(records.client("ec2").run_instances, **records.request())
     records.kill()
     assert msgspec.to_builtins(control.send_command(records.info).faults[0]) == {**fault, "times": 2}
-    assert fault_clear(records.info, fault["id"]) == []
+    assert clear_fault(records.info, fault["id"]) == []
 
 
 @pytest.mark.parametrize(
@@ -131,7 +136,7 @@ def test_an_invalid_fault_is_refused_with_a_hint(
     records: Cloud, operation: str, effect: str, choices: dict[str, Any], hint: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        fault_add(records.info, operation, effect, **choices)
+        add_fault(records.info, operation, effect, **choices)
     assert hint in caught.value.why
     assert control.send_command(records.info).faults == ()
 

@@ -11,7 +11,7 @@ from awsddp.aws.clusters import find_end_cause, node_of
 from awsddp.errors import UsageError
 from awsddp.local import control, faults, nspawn
 from awsddp.local.faults import Faults
-from tests.support.local_cloud import Cloud, fault_add
+from tests.support.local_cloud import Cloud, add_fault
 
 INSTANCES = {
     key: SimpleNamespace(state=state, lifecycle=None)
@@ -61,7 +61,7 @@ def test_an_invalid_node_fault_names_the_choices(command: dict[str, Any], messag
 def test_records_mode_refuses_node_faults(records: Cloud) -> None:
     (instance,) = records.client("ec2").run_instances(**records.request())["Instances"]
     with pytest.raises(UsageError, match="run in systemd-nspawn"):
-        fault_add(records.info, instance["InstanceId"], "frozen")
+        add_fault(records.info, instance["InstanceId"], "frozen")
     assert control.send_command(records.info).faults == ()
 
 
@@ -72,14 +72,14 @@ def test_a_reclaimed_spot_instance_ends_after_its_notice_with_the_reason_of_ec2(
     (on_demand_instance,) = ec2.run_instances(**records.request())["Instances"]
     records.wait("running", spot_instance["InstanceId"], on_demand_instance["InstanceId"])
     began = time.time()
-    fault_add(records.info, spot_instance["InstanceId"], "reclaim", notice_s=1.5)
+    add_fault(records.info, spot_instance["InstanceId"], "reclaim", notice_s=1.5)
     assert records.instances(spot_instance["InstanceId"])[0]["State"]["Name"] == "running"
     (ended,) = records.wait("terminated", spot_instance["InstanceId"])
     assert time.time() - began >= 1.5
     assert ended["StateReason"]["Code"] == "Server.SpotInstanceTermination"
     assert find_end_cause(node_of(ended))[0] == "spot_interruption"
     with pytest.raises(UsageError, match="is not a spot instance"):
-        fault_add(records.info, on_demand_instance["InstanceId"], "reclaim")
+        add_fault(records.info, on_demand_instance["InstanceId"], "reclaim")
     ec2.terminate_instances(InstanceIds=[on_demand_instance["InstanceId"]])
 
 

@@ -6,16 +6,16 @@ import pytest
 from botocore.exceptions import ClientError
 
 from awsddp.local.machine import CloudPaths
-from tests.support.local_cloud import Cloud, refusal
+from tests.support.local_cloud import Cloud, error_code_of
 
 
 def test_the_endpoint_accepts_its_own_credentials_only(records: Cloud) -> None:
     wrong = {"aws_secret_access_key": "x" * 40}
     unknown = {"aws_access_key_id": "AKIAUNKNOWN"}
-    assert refusal(records.client("ec2", **wrong).describe_regions) == "AuthFailure"
-    assert refusal(records.client("ec2", **unknown).describe_regions) == "AuthFailure"
-    assert refusal(records.client("sts", **wrong).get_caller_identity) == "SignatureDoesNotMatch"
-    assert refusal(records.client("sts", **unknown).get_caller_identity) == "InvalidClientTokenId"
+    assert error_code_of(records.client("ec2", **wrong).describe_regions) == "AuthFailure"
+    assert error_code_of(records.client("ec2", **unknown).describe_regions) == "AuthFailure"
+    assert error_code_of(records.client("sts", **wrong).get_caller_identity) == "SignatureDoesNotMatch"
+    assert error_code_of(records.client("sts", **unknown).get_caller_identity) == "InvalidClientTokenId"
 
 
 @pytest.mark.parametrize(

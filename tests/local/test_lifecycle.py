@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.local_cloud import Cloud, refusal
+from tests.support.local_cloud import Cloud, error_code_of
 
 
 def test_instances_take_their_states_in_order_and_leave_nothing(records: Cloud) -> None:
@@ -25,7 +25,9 @@ def test_instances_take_their_states_in_order_and_leave_nothing(records: Cloud) 
     change = ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])["TerminatingInstances"][0]
     assert change["CurrentState"]["Name"] == "shutting-down"
     records.wait("terminated", instance["InstanceId"])
-    assert refusal(ec2.start_instances, InstanceIds=[instance["InstanceId"]]) == "IncorrectInstanceState"
+    assert (
+        error_code_of(ec2.start_instances, InstanceIds=[instance["InstanceId"]]) == "IncorrectInstanceState"
+    )
     assert ec2.describe_network_interfaces(Filters=of_instance)["NetworkInterfaces"] == []
 
 

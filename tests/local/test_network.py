@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.local import control, network
 from awsddp.local.machine import CloudPaths, run
-from tests.support.local_cloud import left_over, needs_root
+from tests.support.local_cloud import find_leftovers, needs_root
 
 GONE, NEW = "i-0000000000000000a", "i-0000000000000000b"
 
@@ -46,7 +46,7 @@ def test_unplugging_a_missing_node_is_no_error(paths: CloudPaths) -> None:
 def test_stop_removes_a_namespace_that_remains_of_a_cloud(tmp_path: Path) -> None:
     run("ip", "netns", "add", CloudPaths(tmp_path).machine_name(GONE))
     assert control.stop(tmp_path)
-    assert left_over(tmp_path) == {}
+    assert find_leftovers(tmp_path) == {}
     assert not control.stop(tmp_path)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.local_cloud import Cloud, fault_add, fault_clear, refusal
+from tests.support.local_cloud import Cloud, add_fault, clear_fault, error_code_of
 
 NO_CAPACITY = "InsufficientInstanceCapacity"
 G_AND_VT = "L-DB2E81BA"
@@ -22,18 +22,20 @@ def test_a_launch_over_the_quota_is_refused_until_the_quota_is_increased(records
         "MinCount": count,
         "MaxCount": count,
     }
-    assert refusal(ec2.run_instances, **request) == "VcpuLimitExceeded"
+    assert error_code_of(ec2.run_instances, **request) == "VcpuLimitExceeded"
     increase = {"ServiceCode": "ec2", "QuotaCode": G_AND_VT, "DesiredValue": count * 192.0}
     assert regional.request_service_quota_increase(**increase)["RequestedQuota"]["Status"] == "APPROVED"
     instance_ids = [instance["InstanceId"] for instance in ec2.run_instances(**request)["Instances"]]
-    assert refusal(ec2.run_instances, **{**request, "MinCount": 1, "MaxCount": 1}) == "VcpuLimitExceeded"
+    assert (
+        error_code_of(ec2.run_instances, **{**request, "MinCount": 1, "MaxCount": 1}) == "VcpuLimitExceeded"
+    )
     ec2.terminate_instances(InstanceIds=instance_ids)
     assert quotas.get_service_quota(ServiceCode="ec2", QuotaCode=G_AND_VT)["Quota"]["Value"] == quota["Value"]
 
 
 def test_an_unknown_quota_is_not_found(records: Cloud) -> None:
     get = records.client("service-quotas").get_service_quota
-    assert refusal(get, ServiceCode="ec2", QuotaCode="L-00000000") == "NoSuchResourceException"
+    assert error_code_of(get, ServiceCode="ec2", QuotaCode="L-00000000") == "NoSuchResourceException"
 
 
 def test_a_placement_group_in_use_cannot_be_deleted(records: Cloud) -> None:
@@ -43,11 +45,11 @@ def test_a_placement_group_in_use_cannot_be_deleted(records: Cloud) -> None:
     assert response["PlacementGroup"]["State"] == "available"
     [tag] = ec2.describe_tags(Filters=[{"Name": "resource-type", "Values": ["placement-group"]}])["Tags"]
     assert (tag["ResourceId"], tag["Key"]) == (response["PlacementGroup"]["GroupId"], "mine")
-    assert refusal(ec2.create_placement_group, GroupName="near") == "InvalidPlacementGroup.Duplicate"
+    assert error_code_of(ec2.create_placement_group, GroupName="near") == "InvalidPlacementGroup.Duplicate"
     near = records.request(Placement={"GroupName": "near"})
     (instance,) = ec2.run_instances(**near)["Instances"]
     assert records.instances(instance["InstanceId"])[0]["Placement"]["GroupName"] == "near"
-    assert refusal(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.InUse"
+    assert error_code_of(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.InUse"
     ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     records.wait("terminated", instance["InstanceId"])
     by_tag = [{"Name": "tag:mine", "Values": ["1"]}]
@@ -55,8 +57,8 @@ def test_a_placement_group_in_use_cannot_be_deleted(records: Cloud) -> None:
         group["GroupName"] for group in ec2.describe_placement_groups(Filters=by_tag)["PlacementGroups"]
     ] == ["near"]
     ec2.delete_placement_group(GroupName="near")
-    assert refusal(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.Unknown"
-    assert refusal(ec2.run_instances, **near) == "InvalidPlacementGroup.Unknown"
+    assert error_code_of(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.Unknown"
+    assert error_code_of(ec2.run_instances, **near) == "InvalidPlacementGroup.Unknown"
 
 
 def test_each_network_card_keeps_its_interface(records: Cloud) -> None:
@@ -86,10 +88,10 @@ def test_each_network_card_keeps_its_interface(records: Cloud) -> None:
     assert ["PrivateIpAddress" in nic for nic in instance["NetworkInterfaces"]] == [True, False, False, False]
     assert "PublicIpAddress" not in instance
     nics[0]["AssociatePublicIpAddress"] = True
-    assert refusal(ec2.run_instances, **request) == "InvalidParameterCombination"
+    assert error_code_of(ec2.run_instances, **request) == "InvalidParameterCombination"
     del nics[0]["AssociatePublicIpAddress"]
     nics[1]["InterfaceType"] = "efa"  # a second device of the node's network
-    assert refusal(ec2.run_instances, **request) == "UnsupportedOperation"
+    assert error_code_of(ec2.run_instances, **request) == "UnsupportedOperation"
     ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     records.wait("terminated", instance["InstanceId"])
     ec2.delete_security_group(GroupId=group)
@@ -112,8 +114,8 @@ def test_a_vpc_can_be_deleted_only_after_its_contents(records: Cloud) -> None:
     assert tables[table]["Associations"][0]["SubnetId"] == subnet
     assert tables[table]["Routes"][1]["GatewayId"] == gateway
     instance = ec2.run_instances(**records.request(SubnetId=subnet, SecurityGroupIds=[group]))["Instances"][0]
-    assert refusal(ec2.delete_subnet, SubnetId=subnet) == "DependencyViolation"
-    assert refusal(ec2.delete_vpc, VpcId=vpc) == "DependencyViolation"
+    assert error_code_of(ec2.delete_subnet, SubnetId=subnet) == "DependencyViolation"
+    assert error_code_of(ec2.delete_vpc, VpcId=vpc) == "DependencyViolation"
     ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     records.wait("terminated", instance["InstanceId"])
     ec2.disassociate_route_table(AssociationId=associated)
@@ -122,7 +124,7 @@ def test_a_vpc_can_be_deleted_only_after_its_contents(records: Cloud) -> None:
     ec2.delete_subnet(SubnetId=subnet)
     ec2.detach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
     ec2.delete_internet_gateway(InternetGatewayId=gateway)
-    assert refusal(ec2.delete_vpc, VpcId=vpc) == "DependencyViolation"
+    assert error_code_of(ec2.delete_vpc, VpcId=vpc) == "DependencyViolation"
     ec2.delete_security_group(GroupId=group)
     ec2.delete_vpc(VpcId=vpc)
 
@@ -130,7 +132,7 @@ def test_a_vpc_can_be_deleted_only_after_its_contents(records: Cloud) -> None:
 def test_an_unknown_instance_is_not_found(records: Cloud) -> None:
     ec2 = records.client("ec2")
     for call in (ec2.describe_instances, ec2.start_instances, ec2.terminate_instances):
-        assert refusal(call, InstanceIds=["i-12345678901234567"]) == "InvalidInstanceID.NotFound"
+        assert error_code_of(call, InstanceIds=["i-12345678901234567"]) == "InvalidInstanceID.NotFound"
 
 
 def test_a_fault_makes_a_placement_group_full_but_not_its_zone(records: Cloud) -> None:
@@ -142,21 +144,23 @@ def test_a_fault_makes_a_placement_group_full_but_not_its_zone(records: Cloud) -
     key = instance["InstanceId"]
     records.wait("running", key)
     ec2.stop_instances(InstanceIds=[key])
-    assert refusal(ec2.modify_instance_placement, InstanceId=key, GroupName="") == "IncorrectInstanceState"
+    assert (
+        error_code_of(ec2.modify_instance_placement, InstanceId=key, GroupName="") == "IncorrectInstanceState"
+    )
     records.wait("stopped", key)
     for operation in ("RunInstances", "StartInstances"):
-        fault_add(records.info, operation, NO_CAPACITY, only="placement-group")
+        add_fault(records.info, operation, NO_CAPACITY, only="placement-group")
     try:
         with pytest.raises(ClientError, match=r"sufficient g6\.xlarge capacity .* \(us-east-1a\)") as caught:
             ec2.start_instances(InstanceIds=[key])
         assert caught.value.response["Error"]["Code"] == NO_CAPACITY
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
-        assert refusal(ec2.run_instances, **grouped) == NO_CAPACITY
+        assert error_code_of(ec2.run_instances, **grouped) == NO_CAPACITY
         (other,) = ec2.run_instances(**alone)["Instances"]
         ec2.modify_instance_placement(InstanceId=key, GroupName="")
         ec2.start_instances(InstanceIds=[key])
     finally:
-        fault_clear(records.info)
+        clear_fault(records.info)
     assert records.instances(key)[0]["Placement"].get("GroupName", "") == ""
     ec2.terminate_instances(InstanceIds=[key, other["InstanceId"]])
     ec2.delete_placement_group(GroupName="full")

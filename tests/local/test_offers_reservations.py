@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.local_cloud import Cloud, refusal
+from tests.support.local_cloud import Cloud, error_code_of
 
 EXCEEDED = "ReservationCapacityExceeded"
 
@@ -74,7 +74,7 @@ def test_launches_that_target_a_reservation_use_it_until_it_is_full(records: Clo
         assert instance["CapacityReservationId"] == capacity.id
         assert capacity.free == 1
         excess = capacity.request(MinCount=2, MaxCount=2)
-        assert refusal(capacity.ec2.run_instances, **excess) == EXCEEDED
+        assert error_code_of(capacity.ec2.run_instances, **excess) == EXCEEDED
         assert capacity.free == 1
         capacity.launch()
         assert capacity.free == 0
@@ -91,13 +91,13 @@ def test_launches_that_target_a_reservation_use_it_until_it_is_full(records: Clo
 )
 def test_a_targeted_launch_that_does_not_match_is_refused(records: Cloud, changes: dict[str, Any]) -> None:
     with reserve(records) as capacity:
-        assert refusal(capacity.ec2.run_instances, **capacity.request(**changes)) == EXCEEDED
+        assert error_code_of(capacity.ec2.run_instances, **capacity.request(**changes)) == EXCEEDED
         assert capacity.free == 2
 
 
 def test_a_reservation_for_another_platform_refuses_linux(records: Cloud) -> None:
     with reserve(records, InstancePlatform="Windows") as capacity:
-        assert refusal(capacity.ec2.run_instances, **capacity.request()) == EXCEEDED
+        assert error_code_of(capacity.ec2.run_instances, **capacity.request()) == EXCEEDED
 
 
 def test_stopped_and_terminated_instances_free_their_reservation(records: Cloud) -> None:
@@ -107,7 +107,7 @@ def test_stopped_and_terminated_instances_free_their_reservation(records: Cloud)
         records.wait("stopped", stopped)
         assert capacity.free == 1
         other = capacity.launch()["InstanceId"]
-        assert refusal(capacity.ec2.start_instances, InstanceIds=[stopped]) == EXCEEDED
+        assert error_code_of(capacity.ec2.start_instances, InstanceIds=[stopped]) == EXCEEDED
         capacity.ec2.terminate_instances(InstanceIds=[other])
         records.wait("terminated", other)
         capacity.ec2.start_instances(InstanceIds=[stopped])
@@ -121,7 +121,10 @@ def test_a_dry_run_of_a_start_outside_a_full_reservation_changes_nothing(records
         capacity.ec2.stop_instances(InstanceIds=[stopped])
         records.wait("stopped", stopped)
         capacity.launch()
-        assert refusal(capacity.ec2.start_instances, InstanceIds=[stopped], DryRun=True) == "DryRunOperation"
+        assert (
+            error_code_of(capacity.ec2.start_instances, InstanceIds=[stopped], DryRun=True)
+            == "DryRunOperation"
+        )
         assert records.instances(stopped)[0]["CapacityReservationId"] == capacity.id
         capacity.ec2.start_instances(InstanceIds=[stopped])
         records.wait("running", stopped)
@@ -152,7 +155,7 @@ def test_a_cancelled_or_expired_reservation_has_no_capacity(records: Cloud) -> N
         cancelled.ec2.cancel_capacity_reservation(CapacityReservationId=cancelled.id)
         for capacity, state in ((expired, "expired"), (cancelled, "cancelled")):
             assert (capacity.describe()["State"], capacity.free) == (state, 0)
-            assert refusal(capacity.ec2.run_instances, **capacity.request()) == EXCEEDED
+            assert error_code_of(capacity.ec2.run_instances, **capacity.request()) == EXCEEDED
 
 
 def test_reserved_instances_count_against_the_quota_once(records: Cloud) -> None:
@@ -169,14 +172,17 @@ def test_reserved_instances_count_against_the_quota_once(records: Cloud) -> None
         "InstanceCount": int(quota) // 96,
     }
     reserved_id = ec2.create_capacity_reservation(**request)["CapacityReservation"]["CapacityReservationId"]
-    assert refusal(ec2.create_capacity_reservation, **{**request, "InstanceCount": 1}) == "VcpuLimitExceeded"
+    assert (
+        error_code_of(ec2.create_capacity_reservation, **{**request, "InstanceCount": 1})
+        == "VcpuLimitExceeded"
+    )
     images = ec2.describe_images(Filters=[{"Name": "architecture", "Values": ["x86_64"]}])["Images"]
     image = {"ImageId": images[0]["ImageId"], "InstanceType": "p4d.24xlarge", "MinCount": 1, "MaxCount": 1}
     placement = {"Placement": {"AvailabilityZone": zones[0]["Location"]}}
     inside = ec2.run_instances(**image, **placement)["Instances"][0]["InstanceId"]
     ec2.create_placement_group(GroupName="apart", Strategy="cluster")
     placement["Placement"]["GroupName"] = "apart"
-    assert refusal(ec2.run_instances, **image, **placement) == "VcpuLimitExceeded"
+    assert error_code_of(ec2.run_instances, **image, **placement) == "VcpuLimitExceeded"
     ec2.terminate_instances(InstanceIds=[inside])
     ec2.cancel_capacity_reservation(CapacityReservationId=reserved_id)
 
@@ -196,6 +202,6 @@ def test_a_reservation_and_its_instances_outlive_the_daemon(records: Cloud) -> N
 def test_an_unknown_reservation_is_not_found(records: Cloud) -> None:
     describe = records.client("ec2").describe_capacity_reservations
     assert (
-        refusal(describe, CapacityReservationIds=["cr-12345678901234567"])
+        error_code_of(describe, CapacityReservationIds=["cr-12345678901234567"])
         == "InvalidCapacityReservationId.NotFound"
     )

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from awsddp.local import offers, operations
 from tests.local.test_ec2_http import send
-from tests.support.local_cloud import Cloud, refusal, until
+from tests.support.local_cloud import Cloud, error_code_of, until
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_docs_local_lists_the_supported_operations() -> None:
 def test_systems_manager_has_parameters_of_images_of_ec2_only(records: Cloud) -> None:
     ssm = records.client("ssm")
     other = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
-    assert refusal(ssm.get_parameter, Name=other) == "ParameterNotFound"
+    assert error_code_of(ssm.get_parameter, Name=other) == "ParameterNotFound"
     names = [*offers.list_image_parameters(records.info.region)]
     response = ssm.get_parameters(Names=[*names, other])
     assert response["InvalidParameters"] == [other]
@@ -261,7 +261,7 @@ def test_only_the_shutdown_behavior_of_an_instance_can_be_changed(records: Cloud
         assert behavior == {"Value": value}
     for wrong in ({"Value": "explode"}, {"Attribute": "instanceType", "Value": "m5.large"}):
         request = {**target, **wrong}
-        assert refusal(ec2.modify_instance_attribute, **request) == "InvalidParameterValue"
+        assert error_code_of(ec2.modify_instance_attribute, **request) == "InvalidParameterValue"
 
 
 def test_spot_prices_are_a_share_of_the_on_demand_price(records: Cloud) -> None:
@@ -306,7 +306,7 @@ def test_credentials_of_a_role_are_valid_only_with_their_token(records: Cloud) -
     key = {"aws_access_key_id": role["AccessKeyId"], "aws_secret_access_key": role["SecretAccessKey"]}
     sts = records.client("sts", **key, aws_session_token=role["SessionToken"])
     assert sts.get_caller_identity()["Arn"].endswith("assumed-role/training/me")
-    assert refusal(records.client("sts", **key).get_caller_identity) == "InvalidClientTokenId"
+    assert error_code_of(records.client("sts", **key).get_caller_identity) == "InvalidClientTokenId"
 
 
 def test_an_endpoint_without_a_type_is_a_gateway_and_can_be_deleted(records: Cloud) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from awsddp.settings.ec2_limits import MAX_TAGS
-from tests.support.local_cloud import Cloud, refusal
+from tests.support.local_cloud import Cloud, error_code_of
 
 
 def make_tags(**pairs: str) -> list[dict[str, str]]:
@@ -34,9 +34,9 @@ def test_a_tag_that_ec2_refuses_is_refused_by_create_tags_and_by_launches(
     records: Cloud, instance: str, pairs: dict[str, str], code: str
 ) -> None:
     ec2, before = records.client("ec2"), len(records.instances())
-    assert refusal(ec2.create_tags, Resources=[instance], Tags=make_tags(**pairs)) == code
+    assert error_code_of(ec2.create_tags, Resources=[instance], Tags=make_tags(**pairs)) == code
     specifications = [{"ResourceType": "instance", "Tags": make_tags(**pairs)}]
-    assert refusal(ec2.run_instances, **records.request(TagSpecifications=specifications)) == code
+    assert error_code_of(ec2.run_instances, **records.request(TagSpecifications=specifications)) == code
     assert len(records.instances()) == before
     assert not records.instances(instance)[0].get("Tags")
 
@@ -46,7 +46,10 @@ def test_50_tags_of_maximum_length_fit_and_the_51st_does_not(records: Cloud, ins
     longest = {f"{number:02}{'ü' * 126}": "ü" * 256 for number in range(MAX_TAGS)}
     ec2.create_tags(Resources=[instance], Tags=make_tags(**longest))
     try:
-        assert refusal(ec2.create_tags, Resources=[instance], Tags=make_tags(more="")) == "TagLimitExceeded"
+        assert (
+            error_code_of(ec2.create_tags, Resources=[instance], Tags=make_tags(more=""))
+            == "TagLimitExceeded"
+        )
         first = next(iter(longest))
         ec2.create_tags(Resources=[instance], Tags=make_tags(**{first: "changed"}))
     finally:
@@ -67,12 +70,12 @@ def test_50_tags_of_maximum_length_fit_and_the_51st_does_not(records: Cloud, ins
     ],
 )
 def test_name_that_ec2_refuses_is_refused(records: Cloud, operation: str, parameters: dict[str, Any]) -> None:
-    assert refusal(getattr(records.client("ec2"), operation), **parameters) == "InvalidParameterValue"
+    assert error_code_of(getattr(records.client("ec2"), operation), **parameters) == "InvalidParameterValue"
 
 
 def test_a_client_token_of_more_than_64_characters_is_refused(records: Cloud) -> None:
     launch = records.client("ec2").run_instances
-    assert refusal(launch, **records.request(ClientToken="t" * 65)) == "InvalidParameterValue"
+    assert error_code_of(launch, **records.request(ClientToken="t" * 65)) == "InvalidParameterValue"
 
 
 def test_a_group_takes_60_rules_of_each_kind_and_refuses_a_request_with_more(records: Cloud) -> None:
@@ -86,11 +89,15 @@ def test_a_group_takes_60_rules_of_each_kind_and_refuses_a_request_with_more(rec
     blocks = [f"10.0.{number}.0/24" for number in range(61)]
     ec2.authorize_security_group_ingress(**make_request("IpRanges", "CidrIp", blocks[:58]))
     ec2.authorize_security_group_ingress(**make_request("UserIdGroupPairs", "GroupId", [group]))
-    code = refusal(ec2.authorize_security_group_ingress, **make_request("IpRanges", "CidrIp", blocks[58:60]))
+    code = error_code_of(
+        ec2.authorize_security_group_ingress, **make_request("IpRanges", "CidrIp", blocks[58:60])
+    )
     assert code == "RulesPerSecurityGroupLimitExceeded"
     ec2.authorize_security_group_ingress(**make_request("IpRanges", "CidrIp", blocks[58:59]))
     ec2.authorize_security_group_egress(**make_request("IpRanges", "CidrIp", blocks[:59]))
-    code = refusal(ec2.authorize_security_group_egress, **make_request("IpRanges", "CidrIp", blocks[59:60]))
+    code = error_code_of(
+        ec2.authorize_security_group_egress, **make_request("IpRanges", "CidrIp", blocks[59:60])
+    )
     assert code == "RulesPerSecurityGroupLimitExceeded"
 
 
@@ -99,4 +106,4 @@ def test_a_filter_takes_200_values(records: Cloud, instance: str) -> None:
     ids = [f"i-{number:017x}" for number in range(200)]
     assert describe(Filters=[{"Name": "instance-id", "Values": ids}])["Reservations"] == []
     filters = [{"Name": "instance-id", "Values": [*ids, instance]}]
-    assert refusal(describe, Filters=filters) == "FilterLimitExceeded"
+    assert error_code_of(describe, Filters=filters) == "FilterLimitExceeded"

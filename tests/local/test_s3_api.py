@@ -24,9 +24,9 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 
 from awsddp.local import control
 from awsddp.local.machine import CloudPaths
-from tests.support.local_cloud import Cloud, fault_add, refusal
-from tests.support.multipart import in_parts
-from tests.support.s3_role import role
+from tests.support.local_cloud import Cloud, add_fault, error_code_of
+from tests.support.multipart import upload_one_part
+from tests.support.s3_role import make_role
 
 MB = 1 << 20
 
@@ -46,9 +46,9 @@ def test_an_object_is_read_whole_and_in_ranges(records: Cloud, bucket: str) -> N
     )
     assert part["Body"].read() == body[9 * MB : 9 * MB + 5]
     assert s3.get_object(Bucket=bucket, Key="big", Range="bytes=-3")["Body"].read() == body[-3:]
-    assert refusal(s3.get_object, Bucket=bucket, Key="big", Range=f"bytes={21 * MB}-") == "InvalidRange"
-    assert refusal(s3.get_object, Bucket=bucket, Key="big", IfMatch='"no"') == "PreconditionFailed"
-    assert refusal(s3.get_object, Bucket=bucket, Key="none") == "NoSuchKey"
+    assert error_code_of(s3.get_object, Bucket=bucket, Key="big", Range=f"bytes={21 * MB}-") == "InvalidRange"
+    assert error_code_of(s3.get_object, Bucket=bucket, Key="big", IfMatch='"no"') == "PreconditionFailed"
+    assert error_code_of(s3.get_object, Bucket=bucket, Key="none") == "NoSuchKey"
     records.kill()
     assert list_keys(records.client("s3"), bucket) == ["big"]
 
@@ -62,11 +62,11 @@ def test_a_multipart_upload_is_invisible_until_it_is_complete(records: Cloud, bu
     assert (listed["Key"], listed["UploadId"], list_keys(s3, bucket)) == ("parts/one", upload_id, [])
     parts = [{"PartNumber": number, "ETag": response["ETag"]} for number, response in enumerate(responses, 1)]
     complete = s3.complete_multipart_upload
-    assert refusal(complete, **upload, MultipartUpload={"Parts": parts}) == "EntityTooSmall"
+    assert error_code_of(complete, **upload, MultipartUpload={"Parts": parts}) == "EntityTooSmall"
     unknown = {"Parts": [{**parts[0], "PartNumber": 7}]}
-    assert refusal(complete, **upload, MultipartUpload=unknown) == "InvalidPart"
+    assert error_code_of(complete, **upload, MultipartUpload=unknown) == "InvalidPart"
     s3.abort_multipart_upload(**upload)
-    assert refusal(s3.upload_part, **upload, PartNumber=3, Body=b"") == "NoSuchUpload"
+    assert error_code_of(s3.upload_part, **upload, PartNumber=3, Body=b"") == "NoSuchUpload"
 
 
 def test_uploads_are_listed_while_others_are_aborted(records: Cloud, bucket: str) -> None:
@@ -137,7 +137,7 @@ def test_if_match_reads_only_the_listed_version_of_an_object(records: Cloud, buc
 
 def test_if_match_replaces_only_the_expected_version_of_an_object(records: Cloud, bucket: str) -> None:
     s3, target = records.client("s3"), {"Bucket": bucket, "Key": "one"}
-    completion = in_parts(s3, target, b"parts")
+    completion = upload_one_part(s3, target, b"parts")
     failed, absent = (412, "PreconditionFailed"), (404, "NoSuchKey")
     assert catch_error(s3.put_object, **target, Body=b"1", IfMatch='"none"') == absent
     assert catch_error(s3.complete_multipart_upload, **completion, IfMatch='"none"') == absent
@@ -156,8 +156,8 @@ def test_if_match_replaces_only_the_expected_version_of_an_object(records: Cloud
 def test_a_condition_reveals_nothing_without_permission_to_read(records: Cloud, bucket: str) -> None:
     owner, target = records.client("s3"), {"Bucket": bucket, "Key": "in/one"}
     etag = owner.put_object(**target, Body=b"1")["ETag"]
-    _, writer = role(records, bucket, "s3:PutObject")
-    assert refusal(writer.put_object, **target, Body=b"2", IfMatch=etag) == "AccessDenied"
+    _, writer = make_role(records, bucket, "s3:PutObject")
+    assert error_code_of(writer.put_object, **target, Body=b"2", IfMatch=etag) == "AccessDenied"
     writer.put_object(**target, Body=b"2")
 
 
@@ -177,7 +177,7 @@ def test_an_upload_is_completed_only_with_its_parts_in_order(
     records: Cloud, bucket: str, parts: Any, code: str
 ) -> None:
     s3 = records.client("s3")
-    completion = in_parts(s3, {"Bucket": bucket, "Key": "one"}, b"1")
+    completion = upload_one_part(s3, {"Bucket": bucket, "Key": "one"}, b"1")
     del completion["MultipartUpload"]
     payload = {} if parts is None else {"MultipartUpload": {"Parts": parts}}
     assert catch_error(s3.complete_multipart_upload, **completion, **payload) == (400, code)
@@ -194,7 +194,7 @@ def test_the_parts_of_an_upload_are_listed_with_their_times(records: Cloud, buck
     listed = [(row["PartNumber"], row["Size"], row["ETag"]) for page in pages for row in page["Parts"]]
     assert (listed, len(pages)) == ([(n, n, etags[n]) for n in (1, 2, 10)], 2)
     assert all(before <= row["LastModified"] <= datetime.now(UTC) for page in pages for row in page["Parts"])
-    assert refusal(s3.upload_part, **upload, PartNumber=10_001, Body=b"") == "InvalidArgument"
+    assert error_code_of(s3.upload_part, **upload, PartNumber=10_001, Body=b"") == "InvalidArgument"
     s3.abort_multipart_upload(**upload)
     assert catch_error(s3.list_parts, **upload) == (404, "NoSuchUpload")
 
@@ -217,12 +217,12 @@ def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str
     assert first["CommonPrefixes"] == [{"Prefix": "a/"}]
     assert tail["KeyCount"] == 5
     for token in ("x", "/w=="):
-        assert refusal(s3.list_objects_v2, Bucket=bucket, ContinuationToken=token) == "InvalidArgument"
-    assert refusal(s3.delete_bucket, Bucket=bucket) == "BucketNotEmpty"
+        assert error_code_of(s3.list_objects_v2, Bucket=bucket, ContinuationToken=token) == "InvalidArgument"
+    assert error_code_of(s3.delete_bucket, Bucket=bucket) == "BucketNotEmpty"
     for key in odd:
         s3.delete_object(Bucket=bucket, Key=key)
     s3.delete_bucket(Bucket=bucket)
-    assert refusal(s3.head_bucket, Bucket=bucket) == "404"
+    assert error_code_of(s3.head_bucket, Bucket=bucket) == "404"
 
 
 def count_reads(pid: int | None) -> int:
@@ -259,7 +259,7 @@ def test_uploads_are_listed_in_pages_and_outlive_the_daemon(records: Cloud, buck
     assert [(row["Key"], row["UploadId"]) for page in pages for row in page["Uploads"]] == uploads[1:]
     tail = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="in/1")
     assert [row["Key"] for row in tail["Uploads"]] == ["in/2"]
-    assert refusal(s3.list_multipart_uploads, Bucket=bucket, Delimiter="/") == "NotImplemented"
+    assert error_code_of(s3.list_multipart_uploads, Bucket=bucket, Delimiter="/") == "NotImplemented"
 
 
 def read_peak_memory_kb(pid: int | None) -> int:
@@ -308,20 +308,20 @@ def test_a_body_can_be_sent_in_signed_or_unsigned_chunks(records: Cloud, bucket:
 
 def test_a_cut_put_leaves_nothing_and_a_lost_reply_leaves_the_object(records: Cloud, bucket: str) -> None:
     s3, body = records.client("s3"), os.urandom(4 * MB)
-    fault_add(records.info, "PutObject", "cut", times=2, only="one")
+    add_fault(records.info, "PutObject", "cut", times=2, only="one")
     for data in (body, b""):
         with pytest.raises((ConnectionClosedError, HTTPClientError)):
             s3.put_object(Bucket=bucket, Key="one", Body=data)
     assert list_keys(s3, bucket) == []
     assert not list(CloudPaths(records.home).uploads.iterdir())
-    fault_add(records.info, "PutObject", "lost", times=1)
+    add_fault(records.info, "PutObject", "lost", times=1)
     with pytest.raises(ConnectionClosedError):
         s3.put_object(Bucket=bucket, Key="one", Body=body)
     assert s3.get_object(Bucket=bucket, Key="one")["Body"].read() == body
-    fault_add(records.info, "GetObject", "cut", times=1)
+    add_fault(records.info, "GetObject", "cut", times=1)
     with pytest.raises((IncompleteReadError, HTTPClientError)):
         s3.get_object(Bucket=bucket, Key="one")["Body"].read()
-    fault_add(records.info, "GetObject", "SlowDown", times=1, only=bucket)
+    add_fault(records.info, "GetObject", "SlowDown", times=1, only=bucket)
     with pytest.raises(ClientError) as caught:
         s3.get_object(Bucket=bucket, Key="one")
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
@@ -330,18 +330,18 @@ def test_a_cut_put_leaves_nothing_and_a_lost_reply_leaves_the_object(records: Cl
 def test_a_bucket_is_readable_by_its_owner_or_if_it_is_public(records: Cloud, bucket: str) -> None:
     s3, anonymous = records.client("s3"), records.client("s3", config=Config(signature_version=UNSIGNED))
     s3.put_object(Bucket=bucket, Key="one", Body=b"1")
-    assert refusal(anonymous.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    assert error_code_of(anonymous.get_object, Bucket=bucket, Key="one") == "AccessDenied"
     s3.put_bucket_acl(Bucket=bucket, ACL="public-read")
     assert anonymous.get_object(Bucket=bucket, Key="one")["Body"].read() == b"1"
-    assert refusal(anonymous.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
+    assert error_code_of(anonymous.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
     file = CloudPaths(records.home).buckets / bucket / "bucket.json"
     document, changes = json.loads(file.read_text()), {"public": True, "requester_pays": True}
     file.write_text(json.dumps({**document, "owner": "999999999999", **changes}))
-    assert refusal(anonymous.get_object, Bucket=bucket, Key="one") == "AccessDenied"
-    assert refusal(s3.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    assert error_code_of(anonymous.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    assert error_code_of(s3.get_object, Bucket=bucket, Key="one") == "AccessDenied"
     assert s3.get_object(Bucket=bucket, Key="one", RequestPayer="requester")["Body"].read() == b"1"
-    assert refusal(s3.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
-    assert refusal(s3.create_bucket, Bucket=bucket) == "BucketAlreadyExists"
+    assert error_code_of(s3.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
+    assert error_code_of(s3.create_bucket, Bucket=bucket) == "BucketAlreadyExists"
 
 
 def test_a_bucket_of_another_region_redirects(records: Cloud, bucket: str) -> None:
@@ -361,19 +361,21 @@ def test_a_bucket_of_another_region_redirects(records: Cloud, bucket: str) -> No
 
 def test_unsupported_requests_and_unknown_credentials_are_refused(records: Cloud, bucket: str) -> None:
     s3, target = records.client("s3"), {"Bucket": bucket, "Key": "one"}
-    assert refusal(s3.copy_object, **target, CopySource=target) == "NotImplemented"
-    assert refusal(s3.put_object, **target, StorageClass="GLACIER") == "NotImplemented"
-    assert refusal(s3.put_object, **target, ACL="public-read") == "NotImplemented"
-    assert refusal(s3.put_object, **target, ContentEncoding="gzip") == "NotImplemented"
-    assert refusal(s3.delete_object, **target, IfMatch="*") == "NotImplemented"
-    assert refusal(s3.get_bucket_versioning, Bucket=bucket) == "NotImplemented"
-    assert refusal(s3.create_bucket, Bucket=bucket) == "BucketAlreadyOwnedByYou"
-    assert refusal(s3.list_objects_v2, Bucket="no-such-bucket") == "NoSuchBucket"
+    assert error_code_of(s3.copy_object, **target, CopySource=target) == "NotImplemented"
+    assert error_code_of(s3.put_object, **target, StorageClass="GLACIER") == "NotImplemented"
+    assert error_code_of(s3.put_object, **target, ACL="public-read") == "NotImplemented"
+    assert error_code_of(s3.put_object, **target, ContentEncoding="gzip") == "NotImplemented"
+    assert error_code_of(s3.delete_object, **target, IfMatch="*") == "NotImplemented"
+    assert error_code_of(s3.get_bucket_versioning, Bucket=bucket) == "NotImplemented"
+    assert error_code_of(s3.create_bucket, Bucket=bucket) == "BucketAlreadyOwnedByYou"
+    assert error_code_of(s3.list_objects_v2, Bucket="no-such-bucket") == "NoSuchBucket"
     wrong, unknown = {"aws_secret_access_key": "x" * 40}, {"aws_access_key_id": "AKIAUNKNOWN"}
-    assert refusal(records.client("s3", **wrong).list_buckets) == "SignatureDoesNotMatch"
-    assert refusal(records.client("s3", **unknown).list_buckets) == "InvalidAccessKeyId"
+    assert error_code_of(records.client("s3", **wrong).list_buckets) == "SignatureDoesNotMatch"
+    assert error_code_of(records.client("s3", **unknown).list_buckets) == "InvalidAccessKeyId"
     ends = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 3}}
-    assert refusal(s3.get_bucket_lifecycle_configuration, Bucket=bucket) == "NoSuchLifecycleConfiguration"
+    assert (
+        error_code_of(s3.get_bucket_lifecycle_configuration, Bucket=bucket) == "NoSuchLifecycleConfiguration"
+    )
     s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [ends]})
     [rule] = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
     assert (rule["ID"], rule["Expiration"]) == ("old", {"Days": 3})

@@ -6,7 +6,7 @@ from pathlib import Path
 from awsddp.local import control
 from awsddp.local.machine import CloudPaths
 from tests.support.local_cloud import Cloud
-from tests.support.multipart import in_parts
+from tests.support.multipart import upload_one_part
 
 
 def test_files_of_the_local_s3_are_private(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_files_of_the_local_s3_are_private(tmp_path: Path) -> None:
         s3, target = cloud.client("s3"), {"Bucket": "mine", "Key": "one"}
         s3.create_bucket(Bucket="mine")
         s3.put_object(**target, Body=b"1")
-        in_parts(s3, target, b"part")
+        upload_one_part(s3, target, b"part")
         files = [path for folder in (paths.buckets, paths.uploads) for path in (folder, *folder.rglob("*"))]
         modes = {(path.is_dir(), oct(path.stat().st_mode & 0o777)) for path in files}
         assert (modes, len(files)) == ({(True, "0o700"), (False, "0o600")}, 10)

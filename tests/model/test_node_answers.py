@@ -12,7 +12,7 @@ from awsddp.agent.messages import Request
 from awsddp.agent_client import calls
 from awsddp.errors import NodeError
 from awsddp.model import node_answers
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 
 RANK = {"rank": 0, "local_rank": 0, "node": 1, "exit_code": None, "seconds": 1.5, "started": None}
 DOCUMENT = {
@@ -59,7 +59,7 @@ ANSWERS: list[tuple[Request[Any], dict[str, Any]]] = [
     (messages.State(), {"jobs": [DOCUMENT]}),
     (JOB, {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
     (messages.Slots(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
-    (launch_of(job="j"), {"job": "j"}),
+    (make_launch(job="j"), {"job": "j"}),
     (messages.Manifest(job="j"), LIST),
 ]
 

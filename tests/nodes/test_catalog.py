@@ -8,12 +8,12 @@ import pytest
 
 from awsddp.nodes.catalog import Catalog, signing_key
 from awsddp.util.parallel import run_each
-from tests.support.mirrored_node import REPLIES, mirrored
+from tests.support.mirrored_node import REPLIES, serve_through_mirror
 from tests.support.servers import PASSWORD, Reply, make_repository, page, serve_git, serve_replies
 
 
 def test_forged_link_is_refused(catalog: Catalog) -> None:
-    with serve_replies(REPLIES) as server, mirrored(catalog) as node:
+    with serve_replies(REPLIES) as server, serve_through_mirror(catalog) as node:
         link = node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")[1]
         host, signature, encoded, name = link.removeprefix("http://").split("/")
         other = Catalog(everything=True, key=b"other").sign_link(f"{server.url}/files/x.whl", is_named=True)
@@ -22,9 +22,9 @@ def test_forged_link_is_refused(catalog: Catalog) -> None:
             f"http://{host}/{signature}/{encoded[:-4]}/x",
             other,
         ):
-            assert node.ask(forged)[0] == 403
-        with mirrored(Catalog(everything=True, key=b"key")) as other_node:
-            assert other_node.ask(link)[0] == 403, "no configuration names that host any longer"
+            assert node.request(forged)[0] == 403
+        with serve_through_mirror(Catalog(everything=True, key=b"key")) as other_node:
+            assert other_node.request(link)[0] == 403, "no configuration names that host any longer"
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_forged_link_is_refused(catalog: Catalog) -> None:
     ],
 )
 def test_other_paths_on_the_host_of_an_index_are_refused(catalog: Catalog, path: str) -> None:
-    with serve_replies(REPLIES) as server, mirrored(catalog) as node:
+    with serve_replies(REPLIES) as server, serve_through_mirror(catalog) as node:
         host = catalog.rewrite_index(f"{server.url}/simple").removesuffix("/simple")
-        assert node.ask(f"{host}{path}")[0] == 403 and not server.asked
+        assert node.request(f"{host}{path}")[0] == 403 and not server.requests
         assert "only what the configuration names" in node.mirror.explain_output("")
 
 
@@ -55,12 +55,12 @@ def test_login_is_sent_only_to_the_path_that_it_belongs_to(catalog: Catalog) -> 
             "/other/small-2.0.whl": Reply(b"two"),
             "/team/moved/small-3.0.whl": Reply(status=302, headers=headers),
         }
-        with serve_replies(replies) as server, mirrored(catalog) as node:
+        with serve_replies(replies) as server, serve_through_mirror(catalog) as node:
             index = catalog.rewrite_index(f"http://u:p%40@127.0.0.1:{server.port}/team/simple/")
             links = node.links(f"{index}small/")
-            assert [node.ask(link)[1] for link in links] == [b"one", b"two", b"three"]
-            assert node.ask(links[0], "HEAD") == (200, b"")
-        assert server.asked == [
+            assert [node.request(link)[1] for link in links] == [b"one", b"two", b"three"]
+            assert node.request(links[0], "HEAD") == (200, b"")
+        assert server.requests == [
             *(
                 "GET /team/simple/small/ u:p@",
                 "GET /team/files/small-1.0.whl u:p@",
@@ -68,14 +68,14 @@ def test_login_is_sent_only_to_the_path_that_it_belongs_to(catalog: Catalog) -> 
             ),
             *("GET /team/moved/small-3.0.whl u:p@", "HEAD /team/files/small-1.0.whl u:p@"),
         ]
-        assert other.asked == ["GET /small-3.0.whl"]
+        assert other.requests == ["GET /small-3.0.whl"]
 
 
 def test_git_requirement_allows_reading_only_its_repository(catalog: Catalog, tmp_path: Path) -> None:
     """With its login and its revision; another repository of the host is refused."""
     for name in ("mine", "mine2"):
         make_repository(tmp_path / "org", name)
-    with serve_git(tmp_path, password=PASSWORD) as server, mirrored(catalog) as node:
+    with serve_git(tmp_path, password=PASSWORD) as server, serve_through_mirror(catalog) as node:
         url = f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/org/mine.git"
         line = catalog.rewrite_requirement(f"mine @ git+{url}@main#subdirectory=x")
         assert PASSWORD not in line and line.endswith("/org/mine.git@main#subdirectory=x")
@@ -91,9 +91,15 @@ def test_git_requirement_allows_reading_only_its_repository(catalog: Catalog, tm
         assert "403" in git("ls-remote", remote.replace("mine", "mine2"))
         assert "403" in git("-C", "mine", "push", "--force", "origin", "HEAD:other")
         push = f"{remote}/info/refs?service=git-receive-pack"
-        assert node.ask(push)[0] == 403 and node.ask(f"{remote}/git-receive-pack", "POST", b"0000")[0] == 403
-        assert not [request for request in server.asked if "mine2" in request or "receive" in request]
-        assert node.ask(f"{remote}/git-upload-pack", "POST", headers={"Content-Length": str(2**31)})[0] == 403
+        assert (
+            node.request(push)[0] == 403
+            and node.request(f"{remote}/git-receive-pack", "POST", b"0000")[0] == 403
+        )
+        assert not [request for request in server.requests if "mine2" in request or "receive" in request]
+        assert (
+            node.request(f"{remote}/git-upload-pack", "POST", headers={"Content-Length": str(2**31)})[0]
+            == 403
+        )
         assert (
             f"{server.port}/org/mine2.git/info/refs: only what the configuration names"
             in node.mirror.explain_output("")

@@ -16,7 +16,7 @@ from awsddp.nodes import download
 from awsddp.nodes.download import STAGING_FOLDER, VERSIONS
 from awsddp.util.parallel import NodesFailed
 from tests.nodes.test_sync import read_tree
-from tests.support.project_folder import HELL
+from tests.support.project_folder import ODD_NAMES
 from tests.support.ssh_hosts import Host, Lab
 
 MakeLab = Callable[[int], Lab]
@@ -211,7 +211,7 @@ def test_file_rewritten_after_an_interrupted_fetch_arrives_as_it_is_now(
 def test_file_with_any_name_is_fetched(make_lab: MakeLab, target: Path) -> None:
     lab = make_lab(1)
     host = lab.hosts[0]
-    files = [make_file(host, f"{name}/{name}", name.encode("utf-8", "surrogateescape")) for name in HELL]
+    files = [make_file(host, f"{name}/{name}", name.encode("utf-8", "surrogateescape")) for name in ODD_NAMES]
     pull(lab, {0: files}, target)
     assert read_tree(target / "node0") == read_tree(host.work)
     assert not list(target.parent.rglob("canary"))

@@ -30,7 +30,7 @@ from awsddp.util.shipped_files import template
 from tests.support.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.support.ssh_hosts import Lab
 from tests.support.waiting import until
-from tests.support.wheels import add, image, installed_wheel, wheel
+from tests.support.wheels import add_package, make_image, write_installed_wheel, write_wheel
 
 MakeLab = Callable[[int], Lab]
 PLAN = EnvironmentPlan(name="requirements.txt", lines=("small",), packages_from="client")
@@ -40,9 +40,9 @@ PLAN = EnvironmentPlan(name="requirements.txt", lines=("small",), packages_from=
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only packages that pip finds. `small` needs torch, which must not be installed from here."""
     folder = tmp_path / "index"
-    wheel(folder, "small", requires=("torch>=2", "tiny"))
-    wheel(folder, "tiny")
-    wheel(folder, "torch", "2.13.0")
+    write_wheel(folder, "small", requires=("torch>=2", "tiny"))
+    write_wheel(folder, "tiny")
+    write_wheel(folder, "torch", "2.13.0")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -51,7 +51,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(image(tmp_path_factory.mktemp("image") / "pytorch"))
+    return str(make_image(tmp_path_factory.mktemp("image") / "pytorch"))
 
 
 def build_envs(
@@ -89,7 +89,7 @@ def test_requirement_for_another_torch_is_refused_with_both_versions(
     make_lab: MakeLab, index: Path, python: str
 ) -> None:
     plan = dataclasses.replace(PLAN, lines=("torch==2.5.1",))
-    wheel(index, "torch", "2.5.1")
+    write_wheel(index, "torch", "2.5.1")
     with pytest.raises(ConfigError) as error:
         build_envs(make_lab(1), plan, python)
     reason = "torch==2.5.1 needs another torch than the image's 2.13.0+cpu"
@@ -160,7 +160,7 @@ def test_changed_file_gets_a_new_environment_and_an_interrupted_build_continues(
 ) -> None:
     lab = make_lab(1)
     first = build_envs(lab, PLAN, python)[0]
-    wheel(index, "more")
+    write_wheel(index, "more")
     changed = dataclasses.replace(PLAN, lines=("small", "more"))
     second = build_envs(lab, changed, python)[0]
     assert first.python != second.python and run_python(first.python, "import small") == ""
@@ -173,10 +173,10 @@ def test_changed_file_gets_a_new_environment_and_an_interrupted_build_continues(
 
 
 def test_requirement_replaces_a_package_of_the_image(make_lab: MakeLab, index: Path, tmp_path: Path) -> None:
-    python = image(tmp_path / "own")
-    add(tmp_path / "own", "numbers2", "2.0")
-    wheel(index, "numbers2", "1.5")
-    wheel(index, "numbers2", "3.0")
+    python = make_image(tmp_path / "own")
+    add_package(tmp_path / "own", "numbers2", "2.0")
+    write_wheel(index, "numbers2", "1.5")
+    write_wheel(index, "numbers2", "3.0")
     env = build_envs(make_lab(1), dataclasses.replace(PLAN, lines=("small", "numbers2<2")), str(python))[0]
     assert run_python(env.python, "import numbers2; print(numbers2.VERSION)") == "1.5"
 
@@ -186,12 +186,14 @@ def test_extra_of_a_package_of_the_image_installs_only_what_the_extra_needs(
     make_lab: MakeLab, index: Path, tmp_path: Path
 ) -> None:
     """For example Lightning needs fsspec[http], and fsspec came with torch."""
-    python = image(tmp_path / "own")
-    add(tmp_path / "own", "Files", "2.0", needs="Requires-Dist: web; extra == 'http'\nProvides-Extra: http\n")
-    wheel(index, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
-    wheel(index, "files", "3.0")
-    wheel(index, "web")
-    wheel(index, "light", requires=("files[http,typo]", "torch[typo]"))
+    python = make_image(tmp_path / "own")
+    add_package(
+        tmp_path / "own", "Files", "2.0", needs="Requires-Dist: web; extra == 'http'\nProvides-Extra: http\n"
+    )
+    write_wheel(index, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
+    write_wheel(index, "files", "3.0")
+    write_wheel(index, "web")
+    write_wheel(index, "light", requires=("files[http,typo]", "torch[typo]"))
     env = build_envs(make_lab(1), dataclasses.replace(PLAN, lines=("light",)), str(python))[0]
     assert run_python(env.python, "import light, web") == ""
     packages = Path(str(env.python)).parents[1].glob("lib/python3*/site-packages/*.dist-info")
@@ -202,8 +204,8 @@ def test_extra_of_a_package_of_the_image_installs_only_what_the_extra_needs(
 def test_transitive_requirement_for_another_torch_is_named(
     make_lab: MakeLab, index: Path, python: str
 ) -> None:
-    wheel(index, "greedy", requires=("torch<2.6",))
-    wheel(index, "torch", "2.5.1")
+    write_wheel(index, "greedy", requires=("torch<2.6",))
+    write_wheel(index, "torch", "2.5.1")
     with pytest.raises(ConfigError, match="needs another torch than the image") as error:
         build_envs(make_lab(1), dataclasses.replace(PLAN, lines=("greedy",)), python)
     assert "greedy depend on torch<2.6" in error.value.why
@@ -214,15 +216,15 @@ def test_package_without_a_wheel_is_built_on_the_node_also_from_a_url_or_git(
     make_lab: MakeLab, index: Path, python: str, tmp_path: Path
 ) -> None:
     """A release newer than all wheels, a package that is not pure Python, and a transitive requirement."""
-    installed_wheel(index, "setuptools")
+    write_installed_wheel(index, "setuptools")
     compiled = "distclass=type('D', (Distribution,), {'has_ext_modules': lambda s: True}),"
     make_sdist(index, tmp_path, "deep_speed", compiled)
-    wheel(index, "deep_speed", "0.3")
+    write_wheel(index, "deep_speed", "0.3")
     make_sdist(index, tmp_path, "deep_down", "")
-    wheel(index, "above", "2.0", requires=("deep_down",))
-    wheel(index, "above")
+    write_wheel(index, "above", "2.0", requires=("deep_down",))
+    write_wheel(index, "above")
     make_sdist(tmp_path / "elsewhere", tmp_path, "pure", "")
-    wheel(tmp_path / "elsewhere", "tiny", "2.0")
+    write_wheel(tmp_path / "elsewhere", "tiny", "2.0")
     make_repository(tmp_path / "repositories", "gitted")
     with serve_folder(tmp_path / "elsewhere") as server, serve_git(tmp_path / "repositories") as git:
         lines = (
@@ -237,7 +239,9 @@ def test_package_without_a_wheel_is_built_on_the_node_also_from_a_url_or_git(
     code = f"import {names}; print(*(x.VERSION for x in ({names})))"
     for env in envs.values():
         assert run_python(env.python, code) == "1.0 2.0 1.0 1.0 2.0 1.0 of git"
-    assert server.by_pip.count("GET /pure-1.0.tar.gz") == 2, "once per node; uv here may request it, too"
+    assert server.pip_requests.count("GET /pure-1.0.tar.gz") == 2, (
+        "once per node; uv here may request it, too"
+    )
 
 
 def make_sdist(index: Path, folder: Path, name: str, arguments: str) -> None:
@@ -461,7 +465,7 @@ def test_conda_gets_the_file_of_the_project_or_else_pinned_packages(make_lab: Ma
 
 def test_error_names_the_facts_in_which_nodes_differ(make_lab: MakeLab, python: str, tmp_path: Path) -> None:
     lab = make_lab(2)
-    other = str(image(tmp_path / "other", torch="2.12.1+cpu"))
+    other = str(make_image(tmp_path / "other", torch="2.12.1+cpu"))
     plan = EnvironmentPlan(name="image", setup=("true",))
     with lab.fleet() as fleet, pytest.raises(NodeError, match="the nodes differ") as error:
         ensure_environments(fleet, plan, pythons={0: python, 1: other}, cache=lab.folder)

@@ -16,9 +16,9 @@ from awsddp.errors import NodeError
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.settings.spec import EnvSection
 from tests.nodes.test_environments import build_envs, python, run_python
-from tests.support.channel import MINOR, SUBDIR, VERSION, make_channel, served
+from tests.support.channel import MINOR, SUBDIR, VERSION, make_channel, serve_channels
 from tests.support.ssh_hosts import Lab
-from tests.support.wheels import torch_text, wheel
+from tests.support.wheels import torch_text, write_wheel
 
 __all__ = ["python"]
 MakeLab = Callable[[int], Lab]
@@ -37,7 +37,7 @@ def channels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mirror(channels: Path) -> Iterator[str]:
-    with served(channels) as url:
+    with serve_channels(channels) as url:
         yield url
 
 
@@ -45,10 +45,10 @@ def mirror(channels: Path) -> Iterator[str]:
 def index(tmp_path: Path) -> Path:
     """The only packages that pip finds."""
     folder = tmp_path / "index"
-    wheel(folder, "small", requires=("tiny",))
-    wheel(folder, "tiny")
-    wheel(folder, "torch", "2.13.0", text=torch_text("2.13.0"))
-    wheel(folder, "torchvision", "0.28.0", requires=("torch",))
+    write_wheel(folder, "small", requires=("tiny",))
+    write_wheel(folder, "tiny")
+    write_wheel(folder, "torch", "2.13.0", text=torch_text("2.13.0"))
+    write_wheel(folder, "torchvision", "0.28.0", requires=("torch",))
     return folder
 
 

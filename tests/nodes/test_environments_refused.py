@@ -21,9 +21,9 @@ from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.plan.indexes import Indexes
 from awsddp.settings.spec import EnvSection
 from tests.nodes.test_environments import PLAN, build_envs, index, python, run_python
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 from tests.support.ssh_hosts import Lab
-from tests.support.wheels import torch_text, wheel
+from tests.support.wheels import torch_text, write_wheel
 
 __all__ = ["index", "python"]
 pytestmark = pytest.mark.prove
@@ -45,16 +45,16 @@ def expect_refusal(lab: Lab, plan: EnvironmentPlan, python: str, pattern: str) -
 @pytest.fixture
 def uv(index: Path) -> str:
     """The real uv, which each node has; the uv wheel that the client sends is empty."""
-    wheel(index, "torch", "2.13.0", text=torch_text("2.13.0"))
-    wheel(index, "torchvision", "0.28.0", requires=("torch",))
-    wheel(index, "uv")
+    write_wheel(index, "torch", "2.13.0", text=torch_text("2.13.0"))
+    write_wheel(index, "torchvision", "0.28.0", requires=("torch",))
+    write_wheel(index, "uv")
     path = shutil.which("uv", path=str(Path(sys.executable).parent))
     if path is None:
         pytest.skip("uv is not installed: pip install -e '.[dev]'")
     return path
 
 
-@pytest.mark.parametrize(("packages_from", "kind"), drawn(CASES, 1, what="unmet requirement"))
+@pytest.mark.parametrize(("packages_from", "kind"), draw_cases(CASES, 1, label="unmet requirement"))
 def test_unmet_requirement_is_named(
     make_lab: MakeLab, index: Path, python: str, uv: str, kind: str, packages_from: str
 ) -> None:
@@ -92,7 +92,7 @@ def impatient_lab(make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("packages_from", "kind"), drawn(CASES, 2, what="silent index"))
+@pytest.mark.parametrize(("packages_from", "kind"), draw_cases(CASES, 2, label="silent index"))
 def test_index_that_never_answers_is_reported(
     impatient_lab: Lab, python: str, kind: str, packages_from: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_index_that_never_answers_is_reported(
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("packages_from", drawn(["client", "node"], 1, what="slow index"))
+@pytest.mark.parametrize("packages_from", draw_cases(["client", "node"], 1, label="slow index"))
 def test_slow_index_that_answers_is_waited_for(
     impatient_lab: Lab, index: Path, python: str, monkeypatch: pytest.MonkeyPatch, packages_from: str
 ) -> None:
@@ -176,7 +176,7 @@ def mount_small_disk(path: Path) -> Iterator[None]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="mount needs root")
 def test_full_disk_is_reported_with_its_node(make_lab: MakeLab, index: Path, python: str) -> None:
     lab = make_lab(2)
-    wheel(index, "large", text=f"DATA = {os.urandom(300_000)!r}\n")
+    write_wheel(index, "large", text=f"DATA = {os.urandom(300_000)!r}\n")
     plan = dataclasses.replace(PLAN, lines=("large",))
     with mount_small_disk(lab.hosts[1].home / "awsddp/env"):
         error = expect_refusal(lab, plan, python, "a disk is full")

@@ -8,11 +8,11 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes.project_files import list_files_to_send
-from tests.support.project_folder import make, names
+from tests.support.project_folder import names, write_files
 
 
 def test_awsddpignore_replaces_gitignore(tmp_path: Path) -> None:
-    make(tmp_path, "a", "b", "sub/a", "sub/b")
+    write_files(tmp_path, "a", "b", "sub/a", "sub/b")
     (tmp_path / ".gitignore").write_text("a\n")
     assert names(tmp_path) == [".gitignore", "b", "sub/b"]
     (tmp_path / ".awsddpignore").write_text("b\n.*ignore\n")
@@ -20,13 +20,13 @@ def test_awsddpignore_replaces_gitignore(tmp_path: Path) -> None:
 
 
 def test_ignore_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    make(tmp_path, "a", "b")
+    write_files(tmp_path, "a", "b")
     (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfa\r\n")
     assert names(tmp_path) == [".gitignore", "b"]
 
 
 def test_patterns_of_the_configuration_override_ignore_files(tmp_path: Path) -> None:
-    make(tmp_path, "a", "b", "sub/c")
+    write_files(tmp_path, "a", "b", "sub/c")
     (tmp_path / ".gitignore").write_text("a\n.gitignore\n")
     assert names(tmp_path, "!a", "sub/") == ["a", "b"]
 
@@ -48,7 +48,7 @@ def test_sync_ignores_the_files_that_git_ignores(
             not any((tmp_path / parent).is_file() for parent in Path(path).parents)
             and not (tmp_path / path).exists()
         ):
-            make(tmp_path, path)
+            write_files(tmp_path, path)
     patterns = [
         "*.log",
         "/a",
@@ -88,7 +88,7 @@ def test_tracked_files_are_sent_and_an_unreadable_git_index_is_reported(
     tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = tmp_path / ".venv" / "project"
-    make(project, "data/keep.csv", "data/other.csv", "a.py")
+    write_files(project, "data/keep.csv", "data/other.csv", "a.py")
     (project / ".gitignore").write_text("data/\n")
     subprocess.run(["git", "init", "-q", project], check=True)
     subprocess.run(["git", "-C", project, "add", "-f", "data/keep.csv"], check=True)
@@ -109,7 +109,7 @@ def test_files_that_ignore_files_outside_the_project_exclude_are_not_sent(
     global_ignore.parent.mkdir(parents=True, exist_ok=True)
     global_ignore.write_text(".env\n")
     (isolated / "config").write_text("[core]\nexcludesFile = ~/mine\n" if kind == "a name" else "")
-    make(tmp_path, "repo/proj/.env", "repo/proj/big.bin", "repo/proj/secret", "repo/proj/a.py")
+    write_files(tmp_path, "repo/proj/.env", "repo/proj/big.bin", "repo/proj/secret", "repo/proj/a.py")
     (tmp_path / "repo/.gitignore").write_text("/proj/big.bin\n")
     git = tmp_path / "repo/.git"
     subprocess.run(["git", "init", "-q", tmp_path / "repo"], check=True)
@@ -118,7 +118,7 @@ def test_files_that_ignore_files_outside_the_project_exclude_are_not_sent(
         git.rename(tmp_path / "store")
         git.write_text(f"gitdir: {tmp_path}/store\n")
     if kind == "a work tree":
-        make(tmp_path, "store/worktrees/w/HEAD")
+        write_files(tmp_path, "store/worktrees/w/HEAD")
         (tmp_path / "store/worktrees/w/commondir").write_text("../..\n")
         git.write_text("gitdir: ../store/worktrees/w\n")
     if kind == "no git":
@@ -132,7 +132,7 @@ def test_files_that_ignore_files_outside_the_project_exclude_are_not_sent(
 
 
 def test_awsddpignore_replaces_ignore_files_above_the_project(tmp_path: Path) -> None:
-    make(tmp_path, "proj/a", "proj/b")
+    write_files(tmp_path, "proj/a", "proj/b")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / ".gitignore").write_text("a\n")
     assert names(tmp_path / "proj") == ["b"]
@@ -142,7 +142,7 @@ def test_awsddpignore_replaces_ignore_files_above_the_project(tmp_path: Path) ->
 
 def test_folder_that_its_repository_ignores_is_sent(tmp_path: Path) -> None:
     """For example below a home folder that is a repository with "*" in its .gitignore."""
-    make(tmp_path, "proj/deep/a")
+    write_files(tmp_path, "proj/deep/a")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     for text in ("*\n", "/proj/\n"):
         (tmp_path / ".gitignore").write_text(text)

@@ -12,14 +12,14 @@ from awsddp.errors import ConfigError
 from awsddp.nodes.login import JumpFailure, Ssm
 from awsddp.util.parallel import NodesFailed
 from tests.support.ssh_hosts import Lab
-from tests.support.ssm import StandIn
+from tests.support.ssm import FakeAwsCli
 
 MakeLab = Callable[[int], Lab]
 
 
 @pytest.fixture
-def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    stand_in = StandIn(tmp_path / "ssm")
+def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeAwsCli:
+    stand_in = FakeAwsCli(tmp_path / "ssm")
     monkeypatch.setenv("PATH", str(stand_in.bin), prepend=os.pathsep)
     return stand_in
 
@@ -36,11 +36,11 @@ def make_ssm(folder: Path) -> Ssm:
 
 
 def test_commands_and_ssh_reach_nodes_through_ssm_sessions(
-    make_lab: MakeLab, aws: StandIn, tmp_path: Path
+    make_lab: MakeLab, aws: FakeAwsCli, tmp_path: Path
 ) -> None:
     lab, jump = make_lab(2), make_ssm(tmp_path)
     endpoints = lab.endpoints(jump)
-    aws.know({host.endpoint.instance_id: (host.host, "") for host in lab.hosts})
+    aws.set_targets({host.endpoint.instance_id: (host.host, "") for host in lab.hosts})
     with lab.fleet(jump=jump, deadline_s=60) as fleet:
         results = fleet.run(["sh", "-c", "cat; exit 3"], stdin=b"x" * 2**20, timeout_s=60)
         assert [(result.exit_code, len(result.stdout)) for result in results.values()] == [(3, 2**20)] * 2
@@ -50,7 +50,7 @@ def test_commands_and_ssh_reach_nodes_through_ssm_sessions(
 
 
 def test_node_without_a_connected_ssm_agent_is_reported_at_the_deadline(
-    make_lab: MakeLab, aws: StandIn, tmp_path: Path
+    make_lab: MakeLab, aws: FakeAwsCli, tmp_path: Path
 ) -> None:
     with pytest.raises(NodesFailed) as error, make_lab(1).fleet(jump=make_ssm(tmp_path), deadline_s=1):
         pass
@@ -58,8 +58,10 @@ def test_node_without_a_connected_ssm_agent_is_reported_at_the_deadline(
     assert "AmazonSSMManagedInstanceCore" in error.value.next
 
 
-def test_missing_permission_is_not_retried(make_lab: MakeLab, aws: StandIn, tmp_path: Path) -> None:
-    aws.know({}, refusal="An error occurred (AccessDeniedException) when calling the StartSession operation")
+def test_missing_permission_is_not_retried(make_lab: MakeLab, aws: FakeAwsCli, tmp_path: Path) -> None:
+    aws.set_targets(
+        {}, refusal="An error occurred (AccessDeniedException) when calling the StartSession operation"
+    )
     lab, jump = make_lab(1), make_ssm(tmp_path)
     with pytest.raises((JumpFailure, NodesFailed)) as error, lab.fleet(jump=jump, deadline_s=3600):
         pass
@@ -73,7 +75,7 @@ def test_missing_permission_is_not_retried(make_lab: MakeLab, aws: StandIn, tmp_
     [("aws", "pip install awscli"), ("session-manager-plugin", "session-manager-plugin.deb")],
 )
 def test_missing_program_is_named_with_the_command_that_installs_it(
-    aws: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, command: str
+    aws: FakeAwsCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, command: str
 ) -> None:
     (aws.bin / program).unlink()
     (aws.bin / "dpkg").touch(mode=0o755)

@@ -23,7 +23,7 @@ from awsddp.nodes.package_mirror import Mirror
 from awsddp.plan.indexes import Indexes
 from awsddp.util.parallel import run_in_thread
 from tests.nodes.test_environments import PLAN, build_envs, hidden_index, index, python, run_python
-from tests.support.mirrored_node import REPLIES, Node, mirrored
+from tests.support.mirrored_node import REPLIES, Node, serve_through_mirror
 from tests.support.servers import (
     PASSWORD,
     certificate_only,
@@ -34,7 +34,7 @@ from tests.support.servers import (
     serve_replies,
 )
 from tests.support.ssh_hosts import Lab, wait_until
-from tests.support.wheels import wheel
+from tests.support.wheels import write_wheel
 
 __all__ = ["hidden_index", "index", "python"]
 MakeLab = Callable[[int], Lab]
@@ -71,16 +71,16 @@ def test_files_on_another_host_come_by_tls_through_the_proxy_of_this_machine(
         indexes = Indexes(index_url=index_url, find_links=find_links, ca=certificate_only(certificate))
         envs = build_envs(lab, dataclasses.replace(PLAN, indexes=indexes), python)
     assert run_python(envs[1].python, "import small, tiny") == ""
-    assert upstream.asked.count(f"CONNECT localhost:{files.port}") >= 4, "two files for each of two nodes"
-    assert f"GET {server.url}/simple/small/" in upstream.asked
-    assert sorted(set(files.asked))[0].startswith("GET /") and len(files.asked) >= 4
+    assert upstream.requests.count(f"CONNECT localhost:{files.port}") >= 4, "two files for each of two nodes"
+    assert f"GET {server.url}/simple/small/" in upstream.requests
+    assert sorted(set(files.requests))[0].startswith("GET /") and len(files.requests) >= 4
     wait_until(lambda: list_threads() <= threads_before, "the end of all threads")
 
 
 def test_mirror_serves_only_clients_with_its_password_and_configured_urls(
     make_lab: MakeLab, catalog: Catalog, tmp_path: Path
 ) -> None:
-    wheel(tmp_path / "wheels", "tiny")
+    write_wheel(tmp_path / "wheels", "tiny")
     url = catalog.rewrite_links_page(str(tmp_path / "wheels"))
     with (
         serve_folder(tmp_path) as server,
@@ -94,7 +94,7 @@ def test_mirror_serves_only_clients_with_its_password_and_configured_urls(
             assert run_curl(fleet, environ, url).startswith("200")
             assert run_curl(fleet, environ, server.url).startswith("403")
             assert run_curl(fleet, environ, server.url.replace("http:", "https:")).startswith("000 403")
-            assert not server.asked
+            assert not server.requests
         assert f"127.0.0.1:{server.port}: no packages come from there" in mirror.explain_output("")
         real_url = (tmp_path / "wheels").as_uri()
         assert mirror.explain_output(f"{url}x.whl").startswith(f"{real_url}/x.whl\n")
@@ -103,30 +103,33 @@ def test_mirror_serves_only_clients_with_its_password_and_configured_urls(
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_mirror_uploads_nothing_to_an_index(catalog: Catalog, method: str) -> None:
-    with serve_replies(REPLIES) as server, mirrored(catalog) as node:
+    with serve_replies(REPLIES) as server, serve_through_mirror(catalog) as node:
         index = catalog.rewrite_index(f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/simple")
-        assert node.ask(f"{index}/small/", method, b"x")[0] in (403, 501) and not server.asked
-        assert node.ask(f"{index}/small/", headers={"Content-Length": "5"})[0] == 200
-        assert node.ask(node.links(f"{index}/small/")[1], headers={"Content-Length": "5"}) == (200, b"two")
-        assert all(request.startswith("GET ") for request in server.asked)
+        assert node.request(f"{index}/small/", method, b"x")[0] in (403, 501) and not server.requests
+        assert node.request(f"{index}/small/", headers={"Content-Length": "5"})[0] == 200
+        assert node.request(node.links(f"{index}/small/")[1], headers={"Content-Length": "5"}) == (
+            200,
+            b"two",
+        )
+        assert all(request.startswith("GET ") for request in server.requests)
 
 
 def test_mirror_limits_headers_and_connections(catalog: Catalog, tmp_path: Path) -> None:
     url = catalog.rewrite_links_page(str(tmp_path))
-    with mirrored(catalog) as node, contextlib.ExitStack() as stack:
+    with serve_through_mirror(catalog) as node, contextlib.ExitStack() as stack:
         with pytest.raises((http.client.HTTPException, OSError)):
-            node.ask(url, headers={f"X-{number}": "x" * 10_000 for number in range(20)})
+            node.request(url, headers={f"X-{number}": "x" * 10_000 for number in range(20)})
         for _ in range(64):
             stack.enter_context(socket.create_connection(("127.0.0.1", node.port)))
         with pytest.raises((http.client.HTTPException, OSError)):
-            node.ask(url)
+            node.request(url)
         stack.close()
         wait_until(lambda: _is_answering(node, url), "the end of the connections")
 
 
 def _is_answering(node: Node, url: str) -> bool:
     try:
-        return node.ask(url)[0] == 200
+        return node.request(url)[0] == 200
     except (http.client.HTTPException, OSError):
         return False
 
@@ -222,7 +225,7 @@ def test_nodes_install_from_a_simple_index_in_a_local_folder(
 
 def test_uv_requests_python_from_the_mirror(catalog: Catalog, tmp_path: Path) -> None:
     """The real uv requests one, and the mirror has none."""
-    with serve_replies({}) as server, mirrored(catalog) as node:
+    with serve_replies({}) as server, serve_through_mirror(catalog) as node:
         url = catalog.rewrite_location(f"{server.url}/releases/download", "tree")
         settings = {
             "UV_PYTHON_INSTALL_MIRROR": url,
@@ -233,4 +236,4 @@ def test_uv_requests_python_from_the_mirror(catalog: Catalog, tmp_path: Path) ->
         arguments = [find_uv_bin(), "venv", "--no-project", "--python", "3.9.7", tmp_path / "venv"]
         result = subprocess.run(arguments, env=environ, capture_output=True, text=True)
     assert result.returncode and "404 Not Found" in node.mirror.explain_output(result.stderr)
-    assert server.asked and server.asked[0].startswith("GET /releases/download/2021")
+    assert server.requests and server.requests[0].startswith("GET /releases/download/2021")

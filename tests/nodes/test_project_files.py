@@ -7,24 +7,24 @@ import pytest
 from awsddp.errors import ConfigError
 from awsddp.nodes import project_files
 from awsddp.nodes.project_files import EXTERNAL_LINK, UNRESOLVABLE_LINK, list_files_to_send
-from tests.support.project_folder import HELL, make, names
+from tests.support.project_folder import ODD_NAMES, names, write_files
 
 
 def test_project_is_sent_without_caches_environments_and_results(tmp_path: Path) -> None:
-    make(
+    write_files(
         tmp_path, "a.py", "pkg/b.py", "pkg/__pycache__/b.pyc", ".git/HEAD", ".venv/bin/python", "runs/j/x.log"
     )
-    make(tmp_path, "env/pyvenv.cfg", "env/lib/x.py", ".awsddp/key", "pkg/runs/kept.txt", ".hidden")
+    write_files(tmp_path, "env/pyvenv.cfg", "env/lib/x.py", ".awsddp/key", "pkg/runs/kept.txt", ".hidden")
     assert names(tmp_path) == [".hidden", "a.py", "pkg/b.py", "pkg/runs/kept.txt"]
 
 
 def test_results_folder_and_home_of_awsddp_are_excluded_at_any_path(tmp_path: Path) -> None:
-    make(tmp_path, "a", "out/results/x", "state/key")
+    write_files(tmp_path, "a", "out/results/x", "state/key")
     assert names(tmp_path, results="out/results", exclude=[tmp_path / "state"]) == ["a", "out"]
 
 
 def test_empty_folders_are_sent(tmp_path: Path) -> None:
-    make(tmp_path, "saved_models/old.pth", "a")
+    write_files(tmp_path, "saved_models/old.pth", "a")
     (tmp_path / "deep/er").mkdir(parents=True)
     entries = list_files_to_send(tmp_path, ["*.pth"]).entries
     assert [(entry.kind, entry.path) for entry in entries] == [
@@ -35,12 +35,12 @@ def test_empty_folders_are_sent(tmp_path: Path) -> None:
 
 
 def test_file_with_any_name_is_listed(tmp_path: Path) -> None:
-    make(tmp_path, *HELL, *(f"dir {name}/{name}" for name in HELL))
-    assert set(names(tmp_path)) == {*HELL, *(f"dir {name}/{name}" for name in HELL)}
+    write_files(tmp_path, *ODD_NAMES, *(f"dir {name}/{name}" for name in ODD_NAMES))
+    assert set(names(tmp_path)) == {*ODD_NAMES, *(f"dir {name}/{name}" for name in ODD_NAMES)}
 
 
 def test_internal_links_are_sent_and_external_links_are_reported(tmp_path: Path) -> None:
-    make(tmp_path, "a", "sub/b")
+    write_files(tmp_path, "a", "sub/b")
     (tmp_path / "sub/up").symlink_to("../a")
     (tmp_path / "folder").symlink_to("sub")
     (tmp_path / "dangling").symlink_to("not/there")
@@ -57,7 +57,7 @@ def test_internal_links_are_sent_and_external_links_are_reported(tmp_path: Path)
 @pytest.mark.parametrize("text", ["../p/real", "sub/../../p/real", "../p/sub/../real", "beside/real"])
 def test_link_through_the_name_of_the_folder_is_not_sent(tmp_path: Path, text: str) -> None:
     """On a node the folder has another name."""
-    make(tmp_path, "p/real/f", "p/sub/g")
+    write_files(tmp_path, "p/real/f", "p/sub/g")
     (tmp_path / "p/beside").symlink_to("../p")
     (tmp_path / "p/data").symlink_to(text)
     files = list_files_to_send(tmp_path / "p")
@@ -65,7 +65,7 @@ def test_link_through_the_name_of_the_folder_is_not_sent(tmp_path: Path, text: s
 
 
 def test_link_with_parent_steps_inside_the_folder_is_sent(tmp_path: Path) -> None:
-    make(tmp_path, "real/f", "sub/deep/g")
+    write_files(tmp_path, "real/f", "sub/deep/g")
     (tmp_path / "sub/data").symlink_to("deep/../../real")
     (tmp_path / "to").symlink_to("sub/data/f")
     files = list_files_to_send(tmp_path)
@@ -107,7 +107,7 @@ def test_missing_folder_is_reported(tmp_path: Path) -> None:
 def test_too_many_files_are_refused_with_the_largest_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(tmp_path, *(f"data/{number}" for number in range(20)))
+    write_files(tmp_path, *(f"data/{number}" for number in range(20)))
     monkeypatch.setattr(project_files, "_MOST_FILES", 10)
     with pytest.raises(ConfigError, match="far too large") as error:
         list_files_to_send(tmp_path)
@@ -116,7 +116,7 @@ def test_too_many_files_are_refused_with_the_largest_folders(
 
 
 def test_ignored_files_are_listed_with_their_source(tmp_path: Path) -> None:
-    make(tmp_path, "a.pt", "data/x", "sub/log/y", "sub/z", "runs/j/x", "env/pyvenv.cfg", "own/k")
+    write_files(tmp_path, "a.pt", "data/x", "sub/log/y", "sub/z", "runs/j/x", "env/pyvenv.cfg", "own/k")
     (tmp_path / ".gitignore").write_text("/data\n*.pt\n")
     (tmp_path / "sub/.gitignore").write_text("log/\n")
     files = list_files_to_send(tmp_path, ["own"])

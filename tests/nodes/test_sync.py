@@ -16,7 +16,7 @@ from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login, ssh_config
 from awsddp.nodes.project_files import list_files_to_send
 from awsddp.util.parallel import NodesFailed
-from tests.support.project_folder import HELL, make
+from tests.support.project_folder import ODD_NAMES, write_files
 from tests.support.ssh_hosts import Host, Lab, wait_until
 
 MakeLab = Callable[[int], Lab]
@@ -67,7 +67,7 @@ def read_tree(root: Path) -> dict[str, object]:
 @pytest.mark.usefixtures("both_transports")
 def test_work_folder_of_each_node_equals_the_project(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(2)
-    make(project, "a.py", "pkg/b.py")
+    write_files(project, "a.py", "pkg/b.py")
     (project / "empty").mkdir()
     (project / "link").symlink_to("pkg/b.py")
     (project / "run.sh").write_text("#!/bin/sh\n")
@@ -87,7 +87,7 @@ def test_work_folder_of_each_node_equals_the_project(make_lab: MakeLab, project:
 @pytest.mark.usefixtures("both_transports")
 def test_second_sync_sends_only_what_changed(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, "a", "b", "c", "d")
+    write_files(project, "a", "b", "c", "d")
     (project / "link").symlink_to("a")
     push(lab, project)
     assert push(lab, project) == {0: NodeFiles(node=0, files=0, bytes=0)}
@@ -108,7 +108,7 @@ def test_large_sync_reports_its_size_and_largest_folder(
 ) -> None:
     monkeypatch.setattr("awsddp.nodes.sync.LARGE_BYTES", 1e6)
     lab, events = make_lab(1), list[Event]()
-    make(project, "a.py", "data/b")
+    write_files(project, "a.py", "data/b")
     (project / "data" / "b").write_bytes(bytes(2_000_000))
     for _ in range(2):
         push(lab, project, on_event=events.append)
@@ -119,7 +119,7 @@ def test_large_sync_reports_its_size_and_largest_folder(
 
 def test_only_a_node_that_differs_gets_files(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(2)
-    make(project, "a", "b")
+    write_files(project, "a", "b")
     push(lab, project)
     (lab.hosts[1].work / "a").write_text("spoiled")
     assert push(lab, project) == {
@@ -130,13 +130,13 @@ def test_only_a_node_that_differs_gets_files(make_lab: MakeLab, project: Path) -
 
 def test_files_created_on_a_node_stay(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, "train.py", "pkg/old.py")
+    write_files(project, "train.py", "pkg/old.py")
     push(lab, project)
     work = lab.hosts[0].work
-    make(work, "saved_models/x.pth", "data/stl10.bin", "pkg/made_here.txt")
+    write_files(work, "saved_models/x.pth", "data/stl10.bin", "pkg/made_here.txt")
     (project / "pkg/old.py").unlink()
     (project / "pkg").rmdir()
-    make(project, "new.py")
+    write_files(project, "new.py")
     push(lab, project)
     assert set(read_tree(work)) == {
         *("train.py", "new.py", "pkg", "pkg/made_here.txt"),
@@ -149,7 +149,7 @@ def test_removed_files_are_removed_on_the_node_with_folders_that_become_empty(
     make_lab: MakeLab, project: Path
 ) -> None:
     lab = make_lab(1)
-    make(project, "a", "old/deep/b", "old/deep/c", "kept/d")
+    write_files(project, "a", "old/deep/b", "old/deep/c", "kept/d")
     (project / "empty").mkdir()
     (project / "link").symlink_to("a")
     push(lab, project)
@@ -163,7 +163,7 @@ def test_removed_files_are_removed_on_the_node_with_folders_that_become_empty(
 
 def test_removed_file_stays_on_a_node_that_changed_it(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, "metrics.json", "a")
+    write_files(project, "metrics.json", "a")
     push(lab, project)
     (lab.hosts[0].work / "metrics.json").write_text("made on the node")
     (project / "metrics.json").unlink()
@@ -174,7 +174,7 @@ def test_removed_file_stays_on_a_node_that_changed_it(make_lab: MakeLab, project
 
 def test_newly_ignored_file_stays_on_the_node_until_it_is_removed(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, "data/set.bin", "a")
+    write_files(project, "data/set.bin", "a")
     push(lab, project)
     push(lab, project, "data/")
     assert (lab.hosts[0].work / "data/set.bin").exists()
@@ -187,13 +187,13 @@ def test_newly_ignored_file_stays_on_the_node_until_it_is_removed(make_lab: Make
 @pytest.mark.usefixtures("both_transports")
 def test_files_folders_and_links_may_replace_each_other(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, "one", "two/x", "three/y", "four")
+    write_files(project, "one", "two/x", "three/y", "four")
     push(lab, project)
     (project / "one").unlink()
-    make(project, "one/inside")
+    write_files(project, "one/inside")
     (project / "two/x").unlink()
     (project / "two").rmdir()
-    make(project, "two")
+    write_files(project, "two")
     (project / "three").rename(project / "five")
     (project / "three").symlink_to("five")
     (project / "four").unlink()
@@ -205,11 +205,11 @@ def test_files_folders_and_links_may_replace_each_other(make_lab: MakeLab, proje
 @pytest.mark.usefixtures("both_transports")
 def test_file_with_any_name_is_synced(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, *HELL, *(f"dir {name}/{name}" for name in HELL))
+    write_files(project, *ODD_NAMES, *(f"dir {name}/{name}" for name in ODD_NAMES))
     push(lab, project)
     assert read_tree(lab.hosts[0].work) == read_tree(project)
     assert push(lab, project)[0].files == 0
-    for name in HELL:
+    for name in ODD_NAMES:
         (project / name).unlink()
     push(lab, project)
     assert read_tree(lab.hosts[0].work) == read_tree(project)
@@ -218,9 +218,9 @@ def test_file_with_any_name_is_synced(make_lab: MakeLab, project: Path) -> None:
 
 def test_another_folder_is_synced_separately(make_lab: MakeLab, project: Path, tmp_path: Path) -> None:
     lab = make_lab(1)
-    make(project, "a")
+    write_files(project, "a")
     other = tmp_path / "train"
-    make(other, "main.py")
+    write_files(other, "main.py")
     push(lab, project)
     push(lab, other, folder="train")
     push(lab, project)
@@ -233,7 +233,7 @@ def test_another_folder_is_synced_separately(make_lab: MakeLab, project: Path, t
 @pytest.mark.usefixtures("both_transports")
 def test_node_cannot_request_unlisted_files(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, "a", ".git/secret")
+    write_files(project, "a", ".git/secret")
     (project.parent / "key").write_text("private")
     answer = r"changed a\0changed .git/secret\0unsure 0 ../key\0changed /etc/passwd\0missing ../key\0"
     lab.hosts[0].script("python3", f"#!/bin/sh\ncat >> '{{root}}/received'\nprintf '\\0{answer}'\n")
@@ -252,7 +252,7 @@ def test_output_of_a_login_shell_is_ignored(make_lab: MakeLab, project: Path) ->
     enter.write_text(
         enter.read_text().replace("exec ", 'case "$SSH_ORIGINAL_COMMAND" in p*) echo hi;; esac\nexec ')
     )
-    make(project, "a")
+    write_files(project, "a")
     assert push(lab, project)[0].files == 1
 
 
@@ -271,7 +271,7 @@ def test_sparse_file_stays_sparse(make_lab: MakeLab, project: Path) -> None:
 @pytest.mark.usefixtures("both_transports")
 def test_file_removed_during_a_sync_is_no_error(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(project, "a", "b")
+    write_files(project, "a", "b")
     with lab.fleet() as fleet:
         listing = list_files_to_send(project)
         (project / "b").unlink()
@@ -281,7 +281,7 @@ def test_file_removed_during_a_sync_is_no_error(make_lab: MakeLab, project: Path
 
 def test_small_sync_needs_no_rsync(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(2)
-    make(project, "a", "pkg/b")
+    write_files(project, "a", "pkg/b")
     for host in lab.hosts:
         replace_rsync(host, "exit 1")
     assert {node: count.files for node, count in push(lab, project).items()} == {0: 2, 1: 2}
@@ -293,8 +293,8 @@ def test_small_sync_needs_no_rsync(make_lab: MakeLab, project: Path) -> None:
 
 def test_failed_sync_leaves_no_temporary_files(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(lab.hosts[0].work, "out/made_here")
-    make(project, "out")
+    write_files(lab.hosts[0].work, "out/made_here")
+    write_files(project, "out")
     with pytest.raises(NodesFailed, match="out"):
         push(lab, project)
     assert {path.name for path in (lab.hosts[0].home / "awsddp").iterdir()} == {"work", "work.sent"}
@@ -319,7 +319,7 @@ def test_failed_transfer_is_reported_with_the_reason_and_the_others_complete(
 ) -> None:
     lab = make_lab(2)
     replace_rsync(lab.hosts[1], command)
-    make(project, "a")
+    write_files(project, "a")
     with pytest.raises(NodesFailed, match=reason) as error:
         push(lab, project)
     assert list(error.value.failures) == [1]
@@ -329,8 +329,8 @@ def test_failed_transfer_is_reported_with_the_reason_and_the_others_complete(
 @pytest.mark.usefixtures("both_transports")
 def test_folder_on_the_node_that_blocks_a_file_is_named(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
-    make(lab.hosts[0].work, "out/made_here")
-    make(project, "out")
+    write_files(lab.hosts[0].work, "out/made_here")
+    write_files(project, "out")
     with pytest.raises(NodesFailed, match="out"):
         push(lab, project)
     assert (lab.hosts[0].work / "out/made_here").exists()
@@ -339,7 +339,7 @@ def test_folder_on_the_node_that_blocks_a_file_is_named(make_lab: MakeLab, proje
 def test_work_folder_that_cannot_be_created_is_reported(make_lab: MakeLab, project: Path) -> None:
     lab = make_lab(1)
     (lab.hosts[0].home / "awsddp").write_text("a file")
-    make(project, "a")
+    write_files(project, "a")
     with pytest.raises(NodesFailed, match="folders are not usable"):
         push(lab, project)
 
@@ -372,7 +372,7 @@ def test_missing_or_old_rsync_and_missing_ssh_are_reported(
     request: pytest.FixtureRequest,
 ) -> None:
     lab = make_lab(1)
-    make(project, "a")
+    write_files(project, "a")
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))

@@ -8,7 +8,7 @@ import pytest
 
 from awsddp.nodes.catalog import Catalog
 from awsddp.nodes.upstream import NodeRequest, Upstream, is_public
-from tests.support.mirrored_node import REPLIES, mirrored, resolved
+from tests.support.mirrored_node import REPLIES, resolve_host, serve_through_mirror
 from tests.support.servers import Reply, page, serve_proxy, serve_replies
 
 
@@ -72,20 +72,20 @@ def test_mirror_connects_to_the_address_that_it_checked(
 def test_link_or_redirect_to_a_private_address_is_refused(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, host: str, by: str
 ) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", partial(resolved, socket.getaddrinfo))
+    monkeypatch.setattr(socket, "getaddrinfo", partial(resolve_host, socket.getaddrinfo))
     with serve_replies({"/small-1.0.whl": Reply(b"secret")}) as other:
         url = f"http://{host}:{other.port}/small-1.0.whl"
         redirect = {"/files/small-1.0.whl": Reply(status=302, headers={"location": url})}
         replies = {"/simple/small/": page(url if by == "link" else "/files/small-1.0.whl"), **redirect}
-        with serve_replies(replies) as server, mirrored(catalog) as node:
+        with serve_replies(replies) as server, serve_through_mirror(catalog) as node:
             links = node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")
-            status, text = node.ask(links[0])
-            assert status == 403 and b"secret" not in text and not other.asked
+            status, text = node.request(links[0])
+            assert status == 403 and b"secret" not in text and not other.requests
             assert f"{other.port}: its address is not public" in node.mirror.explain_output("")
             catalog.rewrite_links_page(f"http://{host}:{other.port}/")  # now the user names it
             if host in ("127.0.0.1", "localhost"):
                 assert (
-                    node.ask(node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")[0])[0]
+                    node.request(node.links(catalog.rewrite_index(f"{server.url}/simple") + "/small/")[0])[0]
                     == 200
                 )
 
@@ -98,10 +98,10 @@ def test_only_configured_hosts_are_reached_through_a_proxy(
         replies = {"/simple/small/": page(f"http://localhost:{files.port}/files/small-2.0.whl")}
         monkeypatch.setenv("no_proxy", "")
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{upstream.port}")
-        with serve_replies(replies) as server, mirrored(catalog) as node:
+        with serve_replies(replies) as server, serve_through_mirror(catalog) as node:
             index = catalog.rewrite_index(f"{server.url}/simple") + "/small/"
-            assert node.ask(node.links(index)[0])[0] == 403 and not files.asked
+            assert node.request(node.links(index)[0])[0] == 403 and not files.requests
             assert "localhost" in node.mirror.explain_output("")
             catalog.rewrite_links_page(f"http://localhost:{files.port}/files/")
-            assert node.ask(node.links(index)[0]) == (200, b"two")
-            assert f"GET http://localhost:{files.port}/files/small-2.0.whl" in upstream.asked
+            assert node.request(node.links(index)[0]) == (200, b"two")
+            assert f"GET http://localhost:{files.port}/files/small-2.0.whl" in upstream.requests

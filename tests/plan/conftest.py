@@ -6,25 +6,25 @@ import pytest
 
 from awsddp.plan import resolve
 from awsddp.plan.indexes import Indexes
-from tests.support.wheels import wheel
+from tests.support.wheels import write_wheel
 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels, the only source of the client's pip; the current folder is the project."""
     folder = tmp_path / "index"
-    wheel(folder, "small", requires=("torch>=2", "tiny"))
-    wheel(folder, "tiny")
+    write_wheel(folder, "small", requires=("torch>=2", "tiny"))
+    write_wheel(folder, "tiny")
     for version in ("1.5", "2.0", "3.0"):
-        wheel(folder, "numbers2", version)
-    wheel(folder, "greedy", requires=("torch<2.6",))
-    wheel(folder, "modern", python=">=3.13")
-    wheel(folder, "future", python=">=3.99")
-    wheel(folder, "elsewhere", tag="macosx_11_0_arm64")
-    wheel(folder, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
-    wheel(folder, "web")
-    wheel(folder, "torch", "2.12.1", requires=("nvidia_nccl",))
-    wheel(folder, "nvidia_nccl", "2.29")
+        write_wheel(folder, "numbers2", version)
+    write_wheel(folder, "greedy", requires=("torch<2.6",))
+    write_wheel(folder, "modern", python=">=3.13")
+    write_wheel(folder, "future", python=">=3.99")
+    write_wheel(folder, "elsewhere", tag="macosx_11_0_arm64")
+    write_wheel(folder, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
+    write_wheel(folder, "web")
+    write_wheel(folder, "torch", "2.12.1", requires=("nvidia_nccl",))
+    write_wheel(folder, "nvidia_nccl", "2.29")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))

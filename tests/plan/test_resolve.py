@@ -12,9 +12,9 @@ from awsddp.errors import ConfigError
 from awsddp.plan.environment import EnvironmentPlan
 from awsddp.plan.requirements import parse_name, read_requirements
 from awsddp.plan.resolve import check_packages, choose_packages, make_target
-from tests.support.resolving import IMAGE, PROJECT, chosen, lock, planned
+from tests.support.resolving import IMAGE, PROJECT, choose, lock, make_plan
 from tests.support.servers import make_repository, serve_folder
-from tests.support.wheels import sdist, wheel
+from tests.support.wheels import write_sdist, write_wheel
 
 
 def check(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
@@ -61,7 +61,7 @@ def test_an_unmet_requirement_is_refused_by_its_line(index: Path, text: str, mes
     Path("more.txt").write_text("numbers2>=3\n")
     Path("pins.txt").write_text("numbers2==3.0\n")
     with pytest.raises(ConfigError) as refused:
-        check(planned(text))
+        check(make_plan(text))
     assert message in refused.value.message and why in refused.value.why
     assert refused.value.exit_code == 3 and refused.value.next and "asked" not in refused.value.why
 
@@ -79,42 +79,42 @@ def test_an_unmet_requirement_is_refused_by_its_line(index: Path, text: str, mes
     ],
 )
 def test_a_requirement_that_a_node_may_resolve_is_accepted(index: Path, text: str) -> None:
-    assert check(planned(text)) == ""
+    assert check(make_plan(text)) == ""
 
 
 def test_the_python_of_a_venv_decides_the_resolution(index: Path) -> None:
-    assert check(planned("modern\n", kind="venv", python="3.13")) == ""
+    assert check(make_plan("modern\n", kind="venv", python="3.13")) == ""
     with pytest.raises(ConfigError, match=r"modern cannot be met") as refused:
-        check(planned("modern\n", kind="venv", python="3.12"))
+        check(make_plan("modern\n", kind="venv", python="3.12"))
     assert "requires Python >=3.13" in refused.value.why
     with pytest.raises(ConfigError, match=r"greedy cannot be met"):
-        check(planned("greedy\n", kind="venv", python="3.12"))
+        check(make_plan("greedy\n", kind="venv", python="3.12"))
 
 
 def test_any_torch_is_accepted_if_the_torch_of_the_image_is_unknown(index: Path) -> None:
-    assert check(planned("greedy\nsmall\ntorch==2.5.1\n"), image_torch=None) == ""
+    assert check(make_plan("greedy\nsmall\ntorch==2.5.1\n"), image_torch=None) == ""
 
 
 def test_an_unreachable_index_does_not_refuse_a_launch(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
-    why = check(planned("-i http://me:secret@127.0.0.1:9/simple\nsmall\n"))
+    why = check(make_plan("-i http://me:secret@127.0.0.1:9/simple\nsmall\n"))
     assert "127.0.0.1:9" in why or "refused" in why
     assert "secret" not in why and not Path("cache").exists()
 
 
 def test_versions_are_chosen_once_for_all_nodes_and_those_of_the_image_stay(index: Path) -> None:
-    plan = planned("small\nnumbers2\nfiles[http]\n")
+    plan = make_plan("small\nnumbers2\nfiles[http]\n")
     target = make_target(plan, IMAGE)
     assert choose_packages(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
-    wheel(index, "tiny", "2.0")
+    write_wheel(index, "tiny", "2.0")
     (index / "small-1.0-py3-none-any.whl").unlink()
     assert choose_packages(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
-    other = planned("numbers2>=3\ntiny\n")
+    other = make_plan("numbers2>=3\ntiny\n")
     assert choose_packages(other, make_target(other, IMAGE), cache=Path("cache"))[0] == (
         "numbers2==3.0",
         "tiny==2.0",
     )
-    assert choose_packages(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
+    assert choose_packages(make_plan("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
 
 
 OLD, DYNAMIC = "Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Requires-Dist"
@@ -134,16 +134,16 @@ OLD, DYNAMIC = "Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Require
 @pytest.mark.parametrize("has_old_wheel", [True, False])
 def test_resolving_runs_no_package_code(index: Path, line: str, has_old_wheel: bool, info: str) -> None:
     """Its dependencies are known only after a build, at any depth of the tree."""
-    sdist(index, "to_build", info=info)
-    wheel(index, "new", "2.0", requires=("to_build>=1",))
+    write_sdist(index, "to_build", info=info)
+    write_wheel(index, "new", "2.0", requires=("to_build>=1",))
     if has_old_wheel:  # an unrestricted resolver prefers the newer version, without a wheel
-        wheel(index, "to_build", "0.3")
-        wheel(index, "new", "1.0")
+        write_wheel(index, "to_build", "0.3")
+        write_wheel(index, "new", "1.0")
     with serve_folder(index) as server:
         requirement = line.format(url=f"{server.url}/to_build-1.0.tar.gz")
-        pins, why = chosen(f"tiny\n{requirement}\n")
+        pins, why = choose(f"tiny\n{requirement}\n")
         assert pins is None and why.replace("-", "_").startswith("a node must build to_build")
-        assert check(planned(f"tiny\n{requirement}\n")) == ("" if "url" in line else why)
+        assert check(make_plan(f"tiny\n{requirement}\n")) == ("" if "url" in line else why)
     assert not (index / "it-ran").exists()
 
 
@@ -161,20 +161,20 @@ def test_the_newest_version_is_chosen_even_if_it_or_a_dependency_has_no_wheel(
     index: Path, line: str, pins: tuple[str, ...]
 ) -> None:
     """hydra-core needs antlr4-python3-runtime 4.9.3, an sdist; with wheels alone it is years older."""
-    wheel(index, "static")
-    sdist(index, "static", "2.0", info="Metadata-Version: 2.2\nRequires-Dist: tiny")
-    wheel(index, "above", "2.0", requires=("static>=2",))
-    wheel(index, "above")
-    wheel(index, "foreign", tag="macosx_11_0_arm64")
-    sdist(index, "foreign")
-    assert chosen(line + "\n") == (pins, "")
+    write_wheel(index, "static")
+    write_sdist(index, "static", "2.0", info="Metadata-Version: 2.2\nRequires-Dist: tiny")
+    write_wheel(index, "above", "2.0", requires=("static>=2",))
+    write_wheel(index, "above")
+    write_wheel(index, "foreign", tag="macosx_11_0_arm64")
+    write_sdist(index, "foreign")
+    assert choose(line + "\n") == (pins, "")
     assert not (index / "it-ran").exists()
 
 
 def test_a_conflict_with_a_package_without_a_wheel_is_refused(index: Path) -> None:
-    sdist(index, "static", info="Metadata-Version: 2.2\nRequires-Dist: numbers2<2")
+    write_sdist(index, "static", info="Metadata-Version: 2.2\nRequires-Dist: numbers2<2")
     with pytest.raises(ConfigError, match="static and numbers2>=2 exclude each other"):
-        check(planned("static\nnumbers2>=2\n"))
+        check(make_plan("static\nnumbers2>=2\n"))
 
 
 def test_a_requirement_with_a_password_is_not_cached(index: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_requirement_with_a_password_is_not_cached(index: Path) -> None:
         threading.Thread(target=server.serve_forever).start()
         try:
             url = f"http://me:secret@127.0.0.1:{server.server_port}/tiny-1.0-py3-none-any.whl"
-            plan = planned(f"tiny @ {url}\n")
+            plan = make_plan(f"tiny @ {url}\n")
             choice = choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
         finally:
             server.shutdown()
@@ -199,9 +199,9 @@ def test_a_lock_gives_the_dependencies_without_those_of_torch(index: Path) -> No
         "numbers2==1.5",
         "tiny==1.0",
     }
-    assert check(planned(file=str(file))) == ""
+    assert check(make_plan(file=str(file))) == ""
     with pytest.raises(ConfigError, match=r"needs another torch than the image's 2\.11"):
-        check(planned(file=str(file)), image_torch="2.11")
+        check(make_plan(file=str(file)), image_torch="2.11")
 
 
 def test_a_lock_with_a_wheel_of_the_client_is_refused(index: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_lock_with_a_wheel_of_the_client_is_refused(index: Path) -> None:
 def test_a_lock_gives_the_urls_and_the_git_commits_of_its_sources(index: Path, tmp_path: Path) -> None:
     """The locked commit is used without a request; dependencies come from the index."""
     bare = make_repository(tmp_path / "served", "gitted")
-    wheel(tmp_path / "served", "direct", requires=("tiny",))
+    write_wheel(tmp_path / "served", "direct", requires=("tiny",))
     with serve_folder(tmp_path / "served") as server:
         wheel_name = "direct-1.0-py3-none-any.whl"
         sources = (
@@ -224,14 +224,14 @@ def test_a_lock_gives_the_urls_and_the_git_commits_of_its_sources(index: Path, t
             '"numbers2<2"', '"direct", "gitted"'
         )
         file = lock(index, project)
-        requests = len(server.asked)
+        requests = len(server.requests)
         lines = read_requirements(file).lines
         head = subprocess.run(["git", "-C", bare, "rev-parse", "HEAD"], capture_output=True, text=True)
         assert f"direct @ {server.url}/{wheel_name}" in lines
         assert f"gitted @ git+{server.url}/gitted.git@{head.stdout.strip()}" in lines
         assert "tiny==1.0" in lines and not [line for line in lines if line.startswith("numbers2")]
-        assert check(planned(file=str(file))) == "" and len(server.asked) == requests
-        plan = planned(file=str(file))
+        assert check(make_plan(file=str(file))) == "" and len(server.requests) == requests
+        plan = make_plan(file=str(file))
         pins, why = choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
     assert why == "" and pins is not None and {"direct", "gitted", "tiny"} <= set(map(parse_name, pins))
 

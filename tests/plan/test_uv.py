@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.plan.requirements import read_requirements
-from tests.support.resolving import chosen, lock
+from tests.support.resolving import choose, lock
 
 
 def test_the_users_settings_of_uv_are_ignored(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,5 +17,5 @@ def test_the_users_settings_of_uv_are_ignored(index: Path, monkeypatch: pytest.M
     for folder in (Path("config/uv"), Path()):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "uv.toml").write_text("what uv cannot read")
-    assert chosen("tiny\n") == (("tiny==1.0",), "")
+    assert choose("tiny\n") == (("tiny==1.0",), "")
     assert "tiny==1.0" in read_requirements(file).lines

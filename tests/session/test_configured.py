@@ -24,13 +24,15 @@ def test_settings_that_are_not_repeated_are_those_of_the_launch(
     key_file.touch(mode=0o600)
     key_file.write_text(key_pair["KeyMaterial"])
     laptop = on("laptop")
-    laptop.first(access__key_file=str(key_file), network__security_group=group, tags__team="vision")
+    laptop.launch_two_nodes(
+        access__key_file=str(key_file), network__security_group=group, tags__team="vision"
+    )
     laptop.up(cluster__nodes=3)
-    [request] = cloud.sent("RunInstances")
+    [request] = cloud.requests_of("RunInstances")
     assert request["KeyName"] == "mine"
     assert request["NetworkInterface.1.SecurityGroupId.1"] == group
     assert "vision" in request.values()
-    assert cloud.sent("CreateSecurityGroup") == []
+    assert cloud.requests_of("CreateSecurityGroup") == []
     down(laptop.context(), confirm=lambda question: None)
     assert aws.call("DescribeSecurityGroups", {"GroupIds": [group]})["SecurityGroups"]
     assert key_file.read_text() == key_pair["KeyMaterial"]
@@ -38,7 +40,7 @@ def test_settings_that_are_not_repeated_are_those_of_the_launch(
 
 def test_a_wrong_login_name_can_be_corrected(on: On) -> None:
     laptop = on("laptop")
-    laptop.first(access__user="nobody")
+    laptop.launch_two_nodes(access__user="nobody")
     for keys in ({"access__user": "ubuntu"}, {}):
         laptop.up(**keys)
         assert "User ubuntu\n" in laptop.folder.ssh_config.read_text()
@@ -49,7 +51,7 @@ def test_up_switches_ssh_to_a_jump_host_and_remembers_it(
     on: On, aws: AwsClient, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     laptop = on(str(tmp_path_factory.mktemp("short")))  # a socket's path is limited to about 100 characters
-    laptop.first()
+    laptop.launch_two_nodes()
     with pytest.raises(ConfigError, match=r"network\.ssh_cidr"):
         laptop.up(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0")
     parameters = {"GroupName": "bastion", "Description": "the user's own"}
@@ -69,23 +71,23 @@ def test_up_switches_ssh_to_a_jump_host_and_remembers_it(
 
 def test_a_file_that_requests_another_cluster_does_not_change_an_existing_one(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
-    before = laptop.first(cluster__nodes=1)
+    before = laptop.launch_two_nodes(cluster__nodes=1)
     laptop.file.write_text('[cluster]\nnodes = 2\ninstance_type = "g6.xlarge"\nexpires = "48h"\n')
     document = plan(laptop.context())
     assert (document.exists, document.steps, document.nodes) == (True, (), 1)
     laptop.up()
-    assert cloud.sent("RunInstances") == laptop.questions == []
+    assert cloud.requests_of("RunInstances") == laptop.questions == []
     assert laptop.cluster == before
 
 
 @pytest.mark.prove
 def test_up_reports_settings_of_the_file_that_differ_and_the_options_that_apply_them(on: On) -> None:
     laptop = on("laptop")
-    laptop.first(cluster__nodes=1)
+    laptop.launch_two_nodes(cluster__nodes=1)
     laptop.file.write_text('[cluster]\ninstance_type = "g5.xlarge"\nnodes = 1\nexpires = "24h"\n')
-    laptop.said.clear()
+    laptop.messages.clear()
     laptop.up()
-    assert [line for line in laptop.said if "awsddp.toml" in line] == []
+    assert [line for line in laptop.messages if "awsddp.toml" in line] == []
     laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\n[network]\naddress = "private"\n')
     line = (
         "awsddp.toml says network.address = private, which only a new cluster gets; "
@@ -93,12 +95,12 @@ def test_up_reports_settings_of_the_file_that_differ_and_the_options_that_apply_
         "nodes = 2, the cluster has 1: awsddp -c demo up --expires 48h --nodes 2"
     )
     for verb in (laptop.up, lambda: plan(laptop.context())):
-        laptop.said.clear()
+        laptop.messages.clear()
         verb()
-        assert [text for text in laptop.said if "awsddp.toml" in text] == [line]
+        assert [text for text in laptop.messages if "awsddp.toml" in text] == [line]
     laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\n')
     for keys in ({"cluster__nodes": 2, "cluster__expires": "48h"}, {}):
-        laptop.said.clear()
+        laptop.messages.clear()
         laptop.up(**keys)
-        assert [text for text in laptop.said if "awsddp.toml" in text] == []
+        assert [text for text in laptop.messages if "awsddp.toml" in text] == []
     assert len(laptop.cluster.live) == 2

@@ -8,22 +8,22 @@ from awsddp.errors import NodeError
 from awsddp.job.fetch import fetch
 from awsddp.job.jobs import list_jobs as jobs
 from awsddp.session.connect import list_jobs_on_nodes
-from tests.support.folder_nodes import World, start
-from tests.support.owed_results import at_home
+from tests.support.folder_nodes import World, start_script
+from tests.support.owed_results import fetched_nodes
 
 
 def test_a_node_that_loses_its_connection_does_not_hide_the_other(owed: World) -> None:
     owed.cut = {1}
     [job] = jobs(owed.session())["jobs"]
     assert (job["job"], job["nodes"][1].instance_id) == ("j", "i-1")
-    assert "node1 was skipped: node1: the connection was lost" in owed.said
+    assert "node1 was skipped: node1: the connection was lost" in owed.events
     with pytest.raises(NodeError):
         fetch(owed.session(), job="j", start=print)
-    assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
+    assert (fetched_nodes(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
 
 
 def test_a_job_that_nodes_list_is_ignored_if_its_results_folder_exists(world: World) -> None:
-    start(world, "", name="mine")
+    start_script(world, "", name="mine")
     world.homes.wait("mine")
     world.folder.write(replace(world.record, jobs=()))  # as if another client had started it
     assert [job.job for job in list_jobs_on_nodes(world.connected())] == ["mine"]

@@ -31,18 +31,18 @@ def status_cost(machine: Machine) -> tuple[float | None, float | None]:
 
 def test_status_down_and_report_agree(on: On) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     assert status_cost(laptop) == jobs_cost(laptop) == (0.03, round(2 * (MACHINE + ADDRESS + DISK), 4))
     ended = down(laptop.context(), confirm=laptop.questions.append)
     assert (ended["cost_usd"], 0.0) == jobs_cost(laptop)
     listed = jobs(laptop.context())
     assert listed["total_usd"] == listed["clusters"][0]["cost_usd"] == ended["cost_usd"]
-    assert any(text.startswith("no cluster demo") for text in laptop.said), laptop.said
+    assert any(text.startswith("no cluster demo") for text in laptop.messages), laptop.messages
 
 
 def test_jobs_of_an_unknown_cluster_is_an_error_with_the_known_clusters(on: On) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     ctx = laptop.context()
     other = replace(ctx, name="typo", settings=(replace(ctx.spec, name="typo"), ctx.job_spec))
     with pytest.raises(NotFoundError) as error:
@@ -53,7 +53,7 @@ def test_jobs_of_an_unknown_cluster_is_an_error_with_the_known_clusters(on: On) 
 
 def test_a_node_terminated_elsewhere_costs_no_more_and_the_cost_does_not_fall(on: On) -> None:
     laptop = on("laptop")
-    cluster = laptop.first()
+    cluster = laptop.launch_two_nodes()
     before, _ = status_cost(laptop)
     first, second = (node.instance_id for node in cluster.live)
     laptop.aws.call("TerminateInstances", {"InstanceIds": [first]})
@@ -64,7 +64,7 @@ def test_a_node_terminated_elsewhere_costs_no_more_and_the_cost_does_not_fall(on
 
 def test_a_launch_without_a_ledger_row_is_counted(on: On) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
     laptop.folder.ledger.unlink()
     assert status_cost(laptop) == jobs_cost(laptop) == (0.03, round(2 * (MACHINE + ADDRESS + DISK), 4))
 

@@ -28,7 +28,7 @@ def test_nodes_that_another_command_terminates_are_reported_with_their_state(
     on: On, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     laptop = on("laptop")
-    laptop.first()
+    laptop.launch_two_nodes()
 
     def fail(fleet: Fleet) -> None:
         raise NodeFailure(1, "files", "the transfer was interrupted")

@@ -29,7 +29,7 @@ from awsddp.settings.loader import load, option_arguments
 from awsddp.settings.spec import OPTIONS
 from awsddp.settings.verbs import HAS_OPTION
 from awsddp.state import ClusterFolder
-from tests.support.advice_lines import texts, type_in
+from tests.support.advice_lines import parse_commands, texts
 from tests.support.lab import Lab
 from tests.support.launched_cluster import RECORD
 
@@ -152,7 +152,7 @@ def test_every_line_of_a_message_that_starts_as_a_command_is_valid() -> None:
     wrong = {}
     for location, text in texts("1"):
         try:
-            type_in(text)
+            parse_commands(text)
         except Exception as error:
             wrong[location] = f"{text!r}: {error}"
     assert {location.partition(":")[0] for location in wrong} <= BUILT, wrong
@@ -163,7 +163,7 @@ def test_the_next_step_after_a_rehearsal_uses_the_local_cloud_again(records: Lab
     records.json("up", "--local", "--nodes", "1", "-y")
     records.json("down", "-y")
     refused = records.json("train", code=7)["error"]
-    [line] = type_in(refused["next"])
+    [line] = parse_commands(refused["next"])
     assert line == "awsddp up --local"
     assert records.json(*shlex.split(line)[1:], "--nodes", "1", "-y")["target"] == "local"
     records.json("down", "-y")
@@ -185,7 +185,7 @@ def test_the_next_step_of_an_interrupted_up_launches_no_second_node(records: Lab
         client.send_signal(signal.SIGINT)
         error = json.loads(client.communicate(timeout=60)[0])["error"]
         assert records.run("local", "fault", "clear").returncode == 0
-        [again, down] = type_in(error["next"])
+        [again, down] = parse_commands(error["next"])
         assert again == "awsddp up --nodes 1 --instance-type g6.xlarge"
         assert len(records.json(*shlex.split(again)[1:], "-y")["nodes"]) == 1
         assert len(records.json(*shlex.split(down)[1:], "-y")["terminated"]) == 1
@@ -235,7 +235,7 @@ def test_the_next_step_of_an_interrupted_up_has_the_typed_options(
         "job.save_to": "s3://results/runs",
     }
     ctx = make_session(folder, **keys)
-    up, down = type_in(complete_commands(ctx, make_interrupted_error(ctx).next))
+    up, down = parse_commands(complete_commands(ctx, make_interrupted_error(ctx).next))
     needs = "--nodes 1 --instance-type g6.xlarge -o local.gpus=off"
     assert up == f"awsddp up {needs} -o job.results=out --save-to s3://results/runs"
     assert down == "awsddp down -o job.results=out"
@@ -298,13 +298,13 @@ def test_advice_repeats_the_requested_settings_once(
     ctx = make_session(folder, **TYPED)
     assert complete_commands(ctx, text, job=JOB) == expected
     assert complete_commands(ctx, expected, job=JOB) == expected
-    type_in(expected)
+    parse_commands(expected)
 
 
 def test_the_next_step_after_run_is_run(folder: ClusterFolder) -> None:
     folder.write(RECORD)
     ctx = make_session(folder, verb="run", **TYPED, **{"cluster.nodes": 1, "cluster.spot": True})
-    [line] = type_in(complete_commands(ctx, "awsddp train --env requirements.txt", job=JOB))
+    [line] = parse_commands(complete_commands(ctx, "awsddp train --env requirements.txt", job=JOB))
     select = "-c second --profile work --region eu-west-1"
     assert line == (f"awsddp {select} run --nodes 1 --spot {AGAIN} --env requirements.txt t.py -- --lr 'a b'")
 
@@ -336,7 +336,7 @@ def test_an_error_of_the_local_cloud_does_not_name_aws() -> None:
     error = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
     failure = translate_error(error, "DescribeInstances", location="http://127.0.0.1:1", is_local=True)
     assert failure.message.startswith("could not reach the local cloud for")
-    assert type_in(failure.next) == ["awsddp local status"]
+    assert parse_commands(failure.next) == ["awsddp local status"]
 
 
 def test_the_summary_of_a_lost_connection_is_one_line() -> None:
@@ -346,7 +346,9 @@ def test_the_summary_of_a_lost_connection_is_one_line() -> None:
 
 def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: ClusterFolder) -> None:
     cluster = Cluster("second", local=True)
-    assert type_in(JobFailed(Job(cluster, "j"), "failed", None).next) == ["awsddp -c second --local logs j"]
+    assert parse_commands(JobFailed(Job(cluster, "j"), "failed", None).next) == [
+        "awsddp -c second --local logs j"
+    ]
 
 
 SCRIPT = """
@@ -385,7 +387,7 @@ def test_the_next_step_after_an_unsent_file_runs_the_same_job(
     cause = (document.get("train") or document)["cause"]
     assert cause["kind"] == "file_not_found", failed.stderr
     assert failed.stderr.count("is in .gitignore and letters.py mentions it: not sent") == 1
-    [line] = type_in(cause["next"])
+    [line] = parse_commands(cause["next"])
     again = cluster.run(*shlex.split(line)[1:], *yes, timeout=300, cwd=tmp_path)
     assert again.returncode == 0, f"{line}\n{again.stderr}"
     assert again.stdout.count("trained with 2 ranks") == 2

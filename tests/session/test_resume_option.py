@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.cli.command_line import COMMAND, resume_command
 from awsddp.model.records import JobRecord
-from tests.support.resuming import NOTE, session_of
+from tests.support.resuming import NOTE, make_session
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_the_resume_command_passes_the_checkpoint_or_notes_that_the_script_must_
     args: tuple[str, ...],
     expected: str,
 ) -> None:
-    monkeypatch.setattr(COMMAND, "session", session_of(tmp_path, script))
+    monkeypatch.setattr(COMMAND, "session", make_session(tmp_path, script))
     if text is not None:
         path = tmp_path / ("m/n.py" if script == "m.n" else script)
         path.parent.mkdir(exist_ok=True)

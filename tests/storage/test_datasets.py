@@ -20,7 +20,7 @@ from awsddp.storage import datasets
 from awsddp.storage.saved_job import SavedCheckpoint, open_store
 from awsddp.storage.saved_lists import MAX_READS
 from awsddp.util.parallel import NodesFailed
-from tests.support.local_cloud import Cloud, fault_add, fault_clear
+from tests.support.local_cloud import Cloud, add_fault, clear_fault
 
 
 class Sender:
@@ -75,7 +75,7 @@ class Sender:
 @pytest.fixture
 def sender(records: Cloud, tmp_path: Path) -> Iterator[Sender]:
     yield Sender(records, tmp_path)
-    fault_clear(records.info)
+    clear_fault(records.info)
 
 
 def test_unchanged_files_are_not_sent_again_and_removed_files_are_deleted(sender: Sender) -> None:
@@ -115,10 +115,10 @@ def test_a_failed_upload_is_not_recorded_as_sent(sender: Sender) -> None:
     sender.write(a="1", b="2")
     sender.send()
     sender.write(a="X")  # of the same size; the object in the bucket is older
-    fault_add(sender.cloud.info, "PutObject", "AccessDenied", only=sender.key("/set/a"))
+    add_fault(sender.cloud.info, "PutObject", "AccessDenied", only=sender.key("/set/a"))
     with pytest.raises(CloudError):
         sender.send()
-    fault_clear(sender.cloud.info)
+    clear_fault(sender.cloud.info)
     assert sender.send() == ["a"]
     assert sender.objects == {"a": b"X", "b": b"2"}
 
@@ -194,10 +194,10 @@ def test_a_file_that_becomes_a_pipe_does_not_block(sender: Sender) -> None:
 
 def test_a_missing_document_is_none_even_if_s3_denies_access(sender: Sender) -> None:
     with open_store(sender.target, sender.uri) as store:
-        fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.uri.key("none.json"))
+        add_fault(sender.cloud.info, "GetObject", "AccessDenied", only=sender.uri.key("none.json"))
         assert store.document(sender.uri, "none.json") is None
         store.write(sender.uri, "there.json", {})
-        fault_add(sender.cloud.info, "GetObject", "AccessDenied", only=sender.uri.key("there.json"))
+        add_fault(sender.cloud.info, "GetObject", "AccessDenied", only=sender.uri.key("there.json"))
         with pytest.raises(CloudError), open_store(sender.target, sender.uri) as other:
             other.document(sender.uri, "there.json")
 
@@ -205,7 +205,7 @@ def test_a_missing_document_is_none_even_if_s3_denies_access(sender: Sender) -> 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "PreconditionFailed"])
 def test_a_conditional_write_that_loses_to_another_returns_none(sender: Sender, code: str) -> None:
     with open_store(sender.target, sender.uri) as store:
-        fault_add(sender.cloud.info, "PutObject", code, only=sender.uri.key("job.json"))
+        add_fault(sender.cloud.info, "PutObject", code, only=sender.uri.key("job.json"))
         assert store.write(sender.uri, "job.json", {}, instead_of="") is None
         with pytest.raises(ClientError):
             store.write(sender.uri, "job.json", {})

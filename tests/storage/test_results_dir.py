@@ -16,7 +16,7 @@ from awsddp.job.report import write_report as report
 from awsddp.model.records import JobNode, JobRecord
 from awsddp.session.context import ConnectedCluster
 from awsddp.storage.results_dir import make_job_result, refuse_other_job
-from tests.support.desk import Desk, one
+from tests.support.desk import Desk, row_of_job
 from tests.support.folder_nodes import World
 from tests.support.places import TO
 
@@ -86,8 +86,8 @@ def test_all_documents_agree_if_results_are_fetched(
     desk.listed = tuple(replace(node, unfetched=("j",) if is_tagged else ()) for node in desk.listed)
     session, elsewhere_session = desk.session(), desk.session(desk.project.parent)
     surfaces = {
-        "status": one(desk.status()["jobs"], "j")["fetched"],
-        "status, from another folder": one(desk.status(desk.project.parent)["jobs"], "j")["fetched"],
+        "status": row_of_job(desk.status()["jobs"], "j")["fetched"],
+        "status, from another folder": row_of_job(desk.status(desk.project.parent)["jobs"], "j")["fetched"],
         "train, logs, cancel": make_job_result(session, job)["fetched"],
         "report": report(session, job="j")["fetched"],
         "report, from another folder": report(elsewhere_session, job="j")["fetched"],

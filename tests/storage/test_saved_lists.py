@@ -14,7 +14,7 @@ from awsddp.errors import NodeError
 from awsddp.storage.results_dir import read_job
 from awsddp.storage.saved_job import FilesChanged, StoredJob, derive_signing_secret
 from awsddp.storage.saved_lists import ListReader
-from tests.support.saved_job import SavedJob, row
+from tests.support.saved_job import SavedJob, make_row
 from tests.support.shelf import (
     BODY,
     HOME,
@@ -25,19 +25,19 @@ from tests.support.shelf import (
     Change,
     Shelf,
     job_of_one_file,
-    knows,
-    put,
+    set_value,
+    write_local_record,
 )
 
 
 def add_row(name: str, **fields: Any) -> Change:
     """Return a change that adds a file to the list."""
-    return put("rows", name, to={**row(HOME, BODY), **fields})
+    return set_value("rows", name, to={**make_row(HOME, BODY), **fields})
 
 
 def add_part(name: str) -> Change:
     """Return a change that adds a file to the checkpoint's page."""
-    return put("of_checkpoint", name, to=row(HOME, BODY))
+    return set_value("of_checkpoint", name, to=make_row(HOME, BODY))
 
 
 def set_invalid_checkpoint(saved: SavedJob) -> None:
@@ -45,25 +45,25 @@ def set_invalid_checkpoint(saved: SavedJob) -> None:
 
 
 HOSTILE: dict[str, tuple[Change, str, str]] = {
-    "an older format": (put("index", "save", to=1), JOB, "its format is 1; this awsddp reads 2"),
-    "a wrong type": (put("index", "nodes", to="all"), JOB, "array"),
-    "a state that is none": (put("index", "document", "state", to="\x1b[2J"), JOB, "Invalid enum"),
-    "another job": (put("index", "document", "job", to="second"), JOB, "is for job 'second'"),
-    "a node that is none": (put("index", "nodes", to=[-1]), JOB, ">= 0"),
-    "no nodes": (put("index", "document", "nodes", to=[]), JOB, "its job has []"),
+    "an older format": (set_value("index", "save", to=1), JOB, "its format is 1; this awsddp reads 2"),
+    "a wrong type": (set_value("index", "nodes", to="all"), JOB, "array"),
+    "a state that is none": (set_value("index", "document", "state", to="\x1b[2J"), JOB, "Invalid enum"),
+    "another job": (set_value("index", "document", "job", to="second"), JOB, "is for job 'second'"),
+    "a node that is none": (set_value("index", "nodes", to=[-1]), JOB, ">= 0"),
+    "no nodes": (set_value("index", "document", "nodes", to=[]), JOB, "its job has []"),
     "no nodes at all": (
         lambda saved: saved.index.update(nodes=[], document={**saved.index["document"], "nodes": []}),
         JOB,
         "its job has []",
     ),
-    "more nodes": (put("index", "nodes", to=[0, 1]), JOB, "its job has [0]"),
-    "another node": (put("nodes", 0, "node", to=1), NODE, "it is for node1"),
+    "more nodes": (set_value("index", "nodes", to=[0, 1]), JOB, "its job has [0]"),
+    "another node": (set_value("nodes", 0, "node", to=1), NODE, "it is for node1"),
     "a home that leads out": (add_row("node0/../../out"), NODE, "invalid result path"),
     "an absolute home": (add_row("/etc/passwd"), NODE, "invalid result path"),
     "a home of another node": (add_row("node1/a"), NODE, "lies outside of node0/"),
     "a home of awsddp": (add_row("job.json"), NODE, "lies outside of node0/"),
     "a surrogate": (add_row("node0/\ud800"), PAGE, "surrogates"),
-    "a link that leads out": (put("links", "node0/l", to="../../etc"), NODE, "invalid result path"),
+    "a link that leads out": (set_value("links", "node0/l", to="../../etc"), NODE, "invalid result path"),
     "a negative size": (add_row("node0/a", size=-1), PAGE, ">= 0"),
     "longer than its parts": (add_row("node0/a", size=9), PAGE, "its parts have 7"),
     "a part without an ETag": (add_row("node0/a", parts=[[HOME, 7, "", ""]]), PAGE, "length >= 1"),
@@ -82,7 +82,7 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
     "a checkpoint's file of another": (add_part("node0/a"), JOB, "is no part of"),
     "a checkpoint's file of no node": (add_part("node7/run/model.pt"), JOB, "is no part of"),
     "a checkpoint that leads out": (set_invalid_checkpoint, JOB, "is no part of"),
-    "a checkpoint of a wrong size": (put("of_checkpoint", HOME, "size", to=8), OF_CHECKPOINT, "have 7"),
+    "a checkpoint of a wrong size": (set_value("of_checkpoint", HOME, "size", to=8), OF_CHECKPOINT, "have 7"),
 }
 
 
@@ -113,14 +113,14 @@ def test_an_invalid_document_is_refused_with_its_name(shelf: Shelf, case: str) -
     if case in HOSTILE:
         change, name, why = HOSTILE[case]
         change(saved)
-        saved.put(shelf.store, shelf.where)
+        saved.put(shelf.store, shelf.uri)
     else:
         body, name, why = RAW[case]
-        saved.put(shelf.store, shelf.where)
+        saved.put(shelf.store, shelf.uri)
         shelf.put(name, body)
     with pytest.raises(NodeError) as caught:
         shelf.read()
-    error, uri = caught.value, f"{shelf.where}/{name}"
+    error, uri = caught.value, f"{shelf.uri}/{name}"
     assert (error.message, why in error.why) == (f"{uri} is not valid", True), str(error)
     assert error.next.startswith(f"aws s3 cp {shlex.quote(uri)} -   #")
     assert not list(shelf.home.rglob("runs"))
@@ -152,12 +152,12 @@ def test_no_document_takes_more_than_64_mb_of_memory(shelf: Shelf, bomb: str) ->
     node = {
         "node": 0,
         "launch": "l",
-        "pages": [["page", len(body), shelf.store.put(shelf.where, "page", body)]],
+        "pages": [["page", len(body), shelf.store.put(shelf.uri, "page", body)]],
     }
     shelf.put("job.json", body)
     shelf.put("node0.json", body)
     shelf.put("node1.json", json.dumps({**node, "node": 1}).encode())
-    lists = ListReader(shelf.store, shelf.where)
+    lists = ListReader(shelf.store, shelf.uri)
     for read in (
         lists.read_index,
         lambda: lists.read_node(0, launch="l"),
@@ -172,34 +172,34 @@ def test_no_document_takes_more_than_64_mb_of_memory(shelf: Shelf, bomb: str) ->
 
 
 def test_a_client_with_the_clusters_key_accepts_only_what_its_nodes_signed(shelf: Shelf) -> None:
-    knows(shelf, f"s3://{shelf.where.bucket}/runs of mine/")
+    write_local_record(shelf, f"s3://{shelf.uri.bucket}/runs of mine/")
     saved = job_of_one_file()
     saved.secret = derive_signing_secret(shelf.session, "first")
-    saved.put(shelf.store, shelf.where)
+    saved.put(shelf.store, shelf.uri)
     assert shelf.read()[0].files == 1
     for secret, name in ((None, JOB), ("0" * 64, JOB), (None, NODE), (saved.secret, None)):
-        saved.put(shelf.store, shelf.where)
-        body = shelf.store.document(shelf.where, name or JOB)
+        saved.put(shelf.store, shelf.uri)
+        body = shelf.store.document(shelf.uri, name or JOB)
         assert body is not None
         forged = SavedJob({HOME: BODY}, secret=secret)
         if name:
-            forged._document(shelf.store, shelf.where, name, json.loads(body.body))
+            forged._document(shelf.store, shelf.uri, name, json.loads(body.body))
         else:  # the signature of another document
-            of_node = shelf.store.document(shelf.where, NODE)
+            of_node = shelf.store.document(shelf.uri, NODE)
             assert of_node is not None
             name = JOB
-            shelf.store.put(shelf.where, JOB, body.body, Metadata={"awsddp-signature": of_node.signature})
+            shelf.store.put(shelf.uri, JOB, body.body, Metadata={"awsddp-signature": of_node.signature})
         with pytest.raises(NodeError) as error:
             shelf.read()
-        assert error.value.message == f"{shelf.where}/{name} was not written by a node of this job"
+        assert error.value.message == f"{shelf.uri}/{name} was not written by a node of this job"
     other_session = replace(shelf.session, home=shelf.home / "another")
-    assert StoredJob(other_session, shelf.store, shelf.where).job.job == "first"
+    assert StoredJob(other_session, shelf.store, shelf.uri).job.job == "first"
 
 
 def test_the_list_of_another_launch_is_ignored(shelf: Shelf) -> None:
     saved = SavedJob({HOME: BODY, "node1/x": b"1"})
     saved.nodes[1]["launch"] = "launch-0"
-    saved.put(shelf.store, shelf.where)
+    saved.put(shelf.store, shelf.uri)
     assert {node: files_read.files for node, files_read in shelf.read().items()} == {0: 1, 1: 0}
     job = read_job(shelf.folder)
     assert job is not None and job.missing == (1,)
@@ -207,14 +207,14 @@ def test_the_list_of_another_launch_is_ignored(shelf: Shelf) -> None:
 
 def test_a_list_that_keeps_changing_is_read_again_and_then_refused(shelf: Shelf) -> None:
     saved = job_of_one_file()
-    saved.put(shelf.store, shelf.where)
+    saved.put(shelf.store, shelf.uri)
     remaining = [2]
 
     def change(key: str) -> None:
         if key == PAGE and remaining[0]:
             remaining[0] -= 1
-            saved.rows[f"node0/{remaining[0]}"] = row(HOME, BODY)
-            saved.put(shelf.store, shelf.where)
+            saved.rows[f"node0/{remaining[0]}"] = make_row(HOME, BODY)
+            saved.put(shelf.store, shelf.uri)
 
     with shelf.on_get(change):
         assert shelf.read()[0].files == 3
@@ -226,9 +226,9 @@ def test_a_list_that_keeps_changing_is_read_again_and_then_refused(shelf: Shelf)
 def test_a_key_outside_of_the_job_is_not_read(shelf: Shelf) -> None:
     saved = job_of_one_file()
     for key, secret in (("/secret", "/secret"), ("../second/secret", "runs of mine/second/secret")):
-        shelf.s3.put_object(Bucket=shelf.where.bucket, Key=secret, Body=BODY)
-        saved.rows[HOME] = row(HOME, BODY, key=key)
-        saved.put(shelf.store, shelf.where)
+        shelf.s3.put_object(Bucket=shelf.uri.bucket, Key=secret, Body=BODY)
+        saved.rows[HOME] = make_row(HOME, BODY, key=key)
+        saved.put(shelf.store, shelf.uri)
         with pytest.raises(FilesChanged):
             shelf.read()
         assert shelf.files == {}

@@ -22,7 +22,7 @@ def commands(text: str) -> Iterator[str]:
             yield from _NEXT.split(line.partition("   #")[0].removeprefix("sudo "))
 
 
-def type_in(text: str) -> list[str]:
+def parse_commands(text: str) -> list[str]:
     """Parse every command of a message as the command line does; return the commands."""
     lines = list(commands(text))
     for line in lines:

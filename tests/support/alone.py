@@ -28,7 +28,7 @@ LAUNCHER = (
 
 
 @contextmanager
-def nobody_else(folder: Path) -> Iterator[None]:
+def single_process(folder: Path) -> Iterator[None]:
     """Set the run folder and one thread, remove a launcher's variables; restore the process afterwards.
 
     The garbage collector never frees objects of the run: torch 2.13 may hang where it destroys a gloo group,
@@ -54,18 +54,18 @@ def nobody_else(folder: Path) -> Iterator[None]:
 
 def train(folder: Path, *argv: str) -> list[dict[str, Any]]:
     """Train in `folder`; return the rows of its metrics."""
-    with nobody_else(folder):
+    with single_process(folder):
         assert main.run(list(argv)) == 0
-    return rows(folder)
+    return read_metrics(folder)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of the metrics in `folder`."""
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def weights(folder: Path) -> torch.Tensor:
+def read_weights(folder: Path) -> torch.Tensor:
     """Return all weights of the newest checkpoint in `folder`, one after the other."""
     path = max((folder / "checkpoints").glob("step-*.pt"))
     model = torch.load(path, weights_only=True)["model"]

@@ -19,7 +19,7 @@ MINOR = ".".join(VERSION.split(".")[:2])
 _NO_BYTES = hashlib.sha256(b"").hexdigest()
 
 
-def package(
+def write_package(
     channel: Path,
     name: str,
     version: str = "1.0",
@@ -74,17 +74,17 @@ def module(version: str, *, noarch: bool = False, name: str) -> dict[str, str]:
     return {f"{folder}site-packages/{name}.py": f"VERSION = {version!r}\n"}
 
 
-def make_channel(folder: Path, *, base: Path | None = None, own_pip: Path | None = None) -> None:
+def make_channel(folder: Path, *, base: Path | None = None, pip_folder: Path | None = None) -> None:
     """Fill `folder` with packages, as conda-forge has them.
 
     Python and pip are those of this process, or those at the paths `base` and `own_pip` of a node.
     """
     import pip
 
-    base, own_pip = base or Path(sys.executable).resolve(), own_pip or Path(pip.__file__).parent
+    base, pip_folder = base or Path(sys.executable).resolve(), pip_folder or Path(pip.__file__).parent
     for version in (VERSION, "3.7.12"):
         config = f"home = {base.parent}\ninclude-system-site-packages = false\nversion = {version}\n"
-        package(
+        write_package(
             folder,
             "python",
             version,
@@ -92,10 +92,10 @@ def make_channel(folder: Path, *, base: Path | None = None, own_pip: Path | None
             files={"pyvenv.cfg": config},
             links={"bin/python": str(base)},
         )
-    pip_links = {"site-packages/pip": str(own_pip)}
-    package(folder, "pip", pip.__version__, noarch=True, depends=("python >=3.7",), links=pip_links)
+    pip_links = {"site-packages/pip": str(pip_folder)}
+    write_package(folder, "pip", pip.__version__, noarch=True, depends=("python >=3.7",), links=pip_links)
     for version in ("1.24.4", "1.26.4", "2.1.0"):
-        package(
+        write_package(
             folder,
             "numpy",
             version,
@@ -105,9 +105,9 @@ def make_channel(folder: Path, *, base: Path | None = None, own_pip: Path | None
         )
     for name, depends in {"tqdm": ("colorama", "python"), "colorama": ("python",)}.items():
         files = module("4.66", name=name, noarch=True)
-        package(folder, name, "4.66", build="pyhd8ed1ab_0", noarch=True, depends=depends, files=files)
-    package(folder, "greedy", depends=("numpy >=9",))
-    package(folder, "library", files={"lib/library.so": ""})
+        write_package(folder, name, "4.66", build="pyhd8ed1ab_0", noarch=True, depends=depends, files=files)
+    write_package(folder, "greedy", depends=("numpy >=9",))
+    write_package(folder, "library", files={"lib/library.so": ""})
     write_index(folder)
 
 
@@ -134,7 +134,7 @@ def _write_index(folder: Path) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def serve_channels(folder: Path) -> Iterator[str]:
     """Serve a folder of channels and yield its URL."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -154,6 +154,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return client
 
 
-def one(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def row_of_job(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     [row] = [row for row in rows if row["job"] == name]
     return row

@@ -11,7 +11,7 @@ from pathlib import Path
 KINDS = ("plain", "deep", "runs", "odd", "same", "link", "outside", "closed")
 
 
-def drawn(seed: int, node: int) -> dict[str, str]:
+def draw_files(seed: int, node: int) -> dict[str, str]:
     """Return the files of rank `node`: the kind of each, by its path in the work folder."""
     draw = random.Random(f"{seed} {node}")
     made = {f"always{node}.txt": "plain"}
@@ -35,7 +35,7 @@ def content(seed: int, node: int, path: str) -> bytes:
 
 def make(seed: int, node: int) -> None:
     """Make the files in the current folder."""
-    for path, kind in drawn(seed, node).items():
+    for path, kind in draw_files(seed, node).items():
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # left by an earlier job

@@ -11,4 +11,4 @@ SECONDS = 200.0
 
 
 def wait_for_all(fleet: "Fleet") -> None:
-    until(fleet.up, seconds=SECONDS)
+    until(fleet.ranks_are_up, seconds=SECONDS)

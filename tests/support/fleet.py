@@ -26,11 +26,11 @@ from awsddp.model.records import JobRecord, Node, PreparedNode
 from awsddp.settings.spec import JobSection, JobSpec
 from tests.support.waiting import until
 
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
 
 
-def node_of(number: int) -> Node:
+def make_node(number: int) -> Node:
     """Return the record of a running node."""
     return Node(
         node=number,
@@ -42,13 +42,13 @@ def node_of(number: int) -> Node:
     )
 
 
-def prepared_of(number: int, **fields: Any) -> PreparedNode:
+def make_prepared_node(number: int, **fields: Any) -> PreparedNode:
     """Return the prepared record of the node of `node_of`, with changed fields."""
     usual = {"home": "/home/ubuntu", "python": "python", "nic": "ens5"}
     return PreparedNode(node=number, instance_id=f"i-{number}", **{**usual, **fields})
 
 
-def launch_of(node: int = 0, **fields: Any) -> Launch:
+def make_launch(node: int = 0, **fields: Any) -> Launch:
     """Return the launch request of a job without processes on nodes 0 and 1, one rank per node."""
     usual = {
         "job": "job",
@@ -86,8 +86,10 @@ class Fleet:
         address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(250)}"
         self.hosts = [
             Host(
-                node=replace(node_of(node), private_ip=f"{address}.{node + 1}"),
-                prepared=prepared_of(node, home=str(self.homes[node]), python=sys.executable, nic="lo"),
+                node=replace(make_node(node), private_ip=f"{address}.{node + 1}"),
+                prepared=make_prepared_node(
+                    node, home=str(self.homes[node]), python=sys.executable, nic="lo"
+                ),
                 workdir=str(self.workdirs[node]),
             )
             for node in range(count)
@@ -126,7 +128,7 @@ class Fleet:
             process.stdin = None
         return process
 
-    def ask(self, node: int, request: Request[Told]) -> Told:
+    def send_request(self, node: int, request: Request[Answer]) -> Answer:
         """Send a request and return its answer."""
         out, err = self.start(node, request).communicate(timeout=90)
         return calls.parse_response(out, request=request, node=node, stderr=err)
@@ -162,7 +164,7 @@ class Fleet:
         """Return the job document of a node, read in this process, as a request starts another process."""
         return JobFolder(job, self.folder(node, job)).document().to_json()
 
-    def told(self, node: int, job: str = "job") -> node_answers.NodeJob:
+    def node_job(self, node: int, job: str = "job") -> node_answers.NodeJob:
         """Return the job document of a node as a client parses it."""
         return node_answers.convert_answer(self.document(node, job), node_answers.NodeJob)
 
@@ -170,7 +172,7 @@ class Fleet:
         """Return the job when it is over on all nodes."""
         chosen = list(range(len(self.hosts))) if nodes is None else nodes
         until(lambda: all(self.document(node, job)["state"] != "running" for node in chosen), seconds=seconds)
-        return merge_job({node: self.told(node, job) for node in chosen})
+        return merge_job({node: self.node_job(node, job) for node in chosen})
 
     def run(self, script: str, **settings: Any) -> JobRecord:
         """Launch a job and return it when it is over."""
@@ -182,7 +184,7 @@ class Fleet:
         node = next(entry.node for entry in self.ranks if entry.rank == rank)
         return (self.folder(node, job) / "logs" / f"rank{rank}.log").read_bytes()
 
-    def up(self) -> bool:
+    def ranks_are_up(self) -> bool:
         """Return True if the log of every rank contains "up"."""
         return all(
             self.folder(rank.node).joinpath("logs", f"rank{rank.rank}.log").exists()

@@ -51,7 +51,7 @@ _CONNECTORS = (
 """The modules that import `connect`."""
 
 
-class Line:
+class NodeConnections:
     """Replaces the connections to the nodes: the agent's program of a node answers each request.
 
     Nodes in `cut` are lost at any request, nodes in `mute` after they have launched a job.
@@ -67,14 +67,14 @@ class Line:
         }
         self.cut: set[int] = set()
         self.mute: set[int] = set()
-        self.asked: list[dict[int, list[str]]] = []
+        self.requests: list[dict[int, list[str]]] = []
         """The requests of each round trip, by node."""
 
     def request(
         self, program: object, messages: Mapping[int, bytes], on_data: Callable[[int, bytes], bool], **_: Any
     ) -> dict[int, Result | NodeError]:
         """Answer as `Fleet.request` does."""
-        self.asked.append(
+        self.requests.append(
             {node: [name.decode() for name in _DO.findall(data)] for node, data in messages.items()}
         )
         outcomes: dict[int, Result | NodeError] = {}
@@ -99,7 +99,7 @@ class Line:
     def reconnect(self, nodes: list[int], **_: Any) -> None:
         """Reconnect to no node."""
 
-    def __enter__(self) -> "Line":
+    def __enter__(self) -> "NodeConnections":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,10 +115,10 @@ class World:
         for path in homes.workdirs:
             path.mkdir(parents=True)
         self.tags: dict[str, list[str]] = {}
-        self.said: list[str] = []
+        self.events: list[str] = []
         self.cut: set[int] = set()
-        self.lines = 0
-        self.away = False
+        self.connection_count = 0
+        self.aws_is_unreachable = False
         self.nodes = tuple(replace(host.node, launched=datetime.now(UTC)) for host in homes.hosts)
         self.project = folder / "project"
         self.project.mkdir()
@@ -146,12 +146,12 @@ class World:
         return Session(name="default", home=self.folder.root, settings=settings, on_event=self._record_event)
 
     def _record_event(self, event: Event) -> None:
-        self.said.append(f"{event.who}: {event.text}" if event.who else event.text)
+        self.events.append(f"{event.who}: {event.text}" if event.who else event.text)
 
-    def line(self, *_: object, **__: object) -> Any:
+    def open_connections(self, *_: object, **__: object) -> Any:
         """Return new connections to all running nodes; those to nodes in `cut` break when they are used."""
-        self.lines += 1
-        line = Line(self.homes, tuple(node for node in self.nodes if node.state == "running"))
+        self.connection_count += 1
+        line = NodeConnections(self.homes, tuple(node for node in self.nodes if node.state == "running"))
         line.cut = set(self.cut)
         return line
 
@@ -184,9 +184,11 @@ class World:
             nodes=self.listed,
         )
 
-    def connected(self, session: Session | None = None, line: Line | None = None) -> ConnectedCluster:
+    def connected(
+        self, session: Session | None = None, line: NodeConnections | None = None
+    ) -> ConnectedCluster:
         """Return the cluster with the connections `line`."""
-        fleet: Any = line or self.line()
+        fleet: Any = line or self.open_connections()
         return ConnectedCluster(cluster=self.located(session), fleet=fleet)
 
     @contextlib.contextmanager
@@ -197,7 +199,7 @@ class World:
     @contextlib.contextmanager
     def connect(self, cluster: LocatedCluster, *_: object, **__: object) -> Iterator[ConnectedCluster]:
         """Yield the connected cluster in place of `connect.connect`."""
-        yield ConnectedCluster(cluster=cluster, fleet=self.line())
+        yield ConnectedCluster(cluster=cluster, fleet=self.open_connections())
 
     def set_state(self, number: int, state: str) -> None:
         """Set the state of a node's instance."""
@@ -225,7 +227,7 @@ class World:
         return {node.instance_id: list(self.tags.get(node.instance_id, ())) for node in nodes}
 
     def tag(self, aws: object, instance_ids: list[str], name: str, value: str) -> None:
-        if self.away:
+        if self.aws_is_unreachable:
             raise CloudError("AWS cannot be reached", "", "try again")
         assert name == power.TAG
         self.tags |= {key: value.split() for key in instance_ids}
@@ -243,7 +245,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(power, "unfetched_of", made.unfetched_of)
 
     def push(listing: object, fleet: object, *, folder: str, **_: object) -> None:
-        made.said.append("sent")
+        made.events.append("sent")
         for name, workdir in itertools.product(made.project.glob("*.py"), homes.workdirs):
             (workdir.parent / folder).mkdir(exist_ok=True)
             (workdir.parent / folder / name.name).write_text(name.read_text())
@@ -267,7 +269,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     homes.end()
 
 
-def start(world: World, script: str, **job: Any) -> JobRecord:
+def start_script(world: World, script: str, **job: Any) -> JobRecord:
     """Start a script of two ranks, one per node."""
     (world.project / "w.py").write_text(script)
     ranks = layout_ranks([0, 1], gpus=0, world_size=2)

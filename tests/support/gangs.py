@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def codes(job: Any) -> list[int | None]:
+def exit_codes(job: Any) -> list[int | None]:
     return [rank.exit_code for rank in job.ranks]
 
 

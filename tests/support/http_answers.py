@@ -17,7 +17,7 @@ BAD_ANSWERS = (
 
 
 @contextmanager
-def answering(raw: bytes) -> Iterator[str]:
+def serve_bytes(raw: bytes) -> Iterator[str]:
     """Yield the URL of a server that answers one request with `raw`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 

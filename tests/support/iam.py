@@ -57,7 +57,7 @@ class Need:
 
 
 @contextmanager
-def held_to(policy: Mapping[str, Any], cloud: Path) -> Iterator[list[Need]]:
+def enforce_policy(policy: Mapping[str, Any], cloud: Path) -> Iterator[list[Need]]:
     """Enforce a policy on all calls to a cloud; afterwards the list has the permissions that they needed."""
     needed: list[Need] = []
     (cloud / _NEEDS).write_text("")
@@ -69,7 +69,7 @@ def held_to(policy: Mapping[str, Any], cloud: Path) -> Iterator[list[Need]]:
         needed += [Need(**json.loads(line)) for line in (cloud / _NEEDS).read_text().splitlines()]
 
 
-def held(take_fault: Callable[..., Any], cloud: Path) -> Callable[..., Any]:
+def add_policy_check(take_fault: Callable[..., Any], cloud: Path) -> Callable[..., Any]:
     """Return `take_fault` preceded by a check that refuses what the policy in the daemon's folder denies."""
 
     def look(self: EndpointApp, request: Request) -> Any:

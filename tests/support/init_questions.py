@@ -12,7 +12,7 @@ from awsddp.cli.failures import run_command
 from awsddp.cli.main import cli
 
 
-def started(
+def run_init(
     folder: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, answers: str
 ) -> tuple[dict[str, dict[str, object]], str]:
     """Return the configuration that `init` wrote into the folder, and the output on the terminal."""

@@ -14,7 +14,7 @@ import pytest
 
 from awsddp.local import control, image
 from tests.support import quick_start, schema
-from tests.support.advice_lines import type_in
+from tests.support.advice_lines import parse_commands
 from tests.support.terminal import Story, Terminal
 
 
@@ -66,7 +66,7 @@ class Lab:
                 document = json.loads(shown.stdout)
                 schema.check(document, *words)
                 for text in next_steps(document):
-                    type_in(text)
+                    parse_commands(text)
             return shown
         except subprocess.TimeoutExpired as late:
             cloud = self.home / "local"
@@ -167,6 +167,6 @@ def says(record_property: Callable[[str, object], None]) -> Callable[[str, Story
     """A function that adds the count of a story to the summary of the test run."""
 
     def add(who: str, story: Story) -> None:
-        record_property("says", f"{who}: {story.told().splitlines()[0]}")
+        record_property("says", f"{who}: {story.report().splitlines()[0]}")
 
     return add

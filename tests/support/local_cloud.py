@@ -67,13 +67,13 @@ class Cloud:
         self.info = control.start(self.home)
 
 
-def fault_add(info: control.LocalInfo, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
+def add_fault(info: control.LocalInfo, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
     """Add a fault to an operation or a node; return all active faults."""
     order = {"add": {"operation": operation, "effect": effect, **choices}}
     return [msgspec.to_builtins(fault) for fault in control.send_command(info, order).faults]
 
 
-def fault_clear(info: control.LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
+def clear_fault(info: control.LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
     """Remove one fault, or all; return the remaining ones."""
     return [msgspec.to_builtins(fault) for fault in control.send_command(info, {"clear": number}).faults]
 
@@ -82,7 +82,7 @@ until = partial(waiting.until, seconds=60)
 """`waiting.until` with the time that a host takes to start."""
 
 
-def refusal(call: Callable[..., Any], **parameters: Any) -> str:
+def error_code_of(call: Callable[..., Any], **parameters: Any) -> str:
     """Return the error code of a call that must fail."""
     with pytest.raises(ClientError) as caught:
         call(**parameters)
@@ -103,7 +103,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     control.stop(home)
 
 
-def left_over(home: Path) -> dict[str, list[str]]:
+def find_leftovers(home: Path) -> dict[str, list[str]]:
     """Return the processes, mounts, interfaces, files etc. of a local cloud on this machine, by kind."""
     from awsddp.local.machine import CloudPaths
 

@@ -13,7 +13,7 @@ def quiet(_: Event) -> None:
     return None
 
 
-def started_and_killed(home: Path, *, after_s: float) -> None:
+def kill_starting_client(home: Path, *, after_s: float) -> None:
     """Kill a client while it starts an automatic daemon."""
     code = (
         "import sys; from pathlib import Path; from awsddp.local import control\n"

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 
-class Answers(BaseHTTPRequestHandler):
+class LoginHandler(BaseHTTPRequestHandler):
     """STS, SSO and sign-in. GetCallerIdentity answers with the access key of the caller as its UserId."""
 
     refusals: dict[str, tuple[int, dict[str, str]]] = {}
@@ -15,14 +15,14 @@ class Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(
             "SSO",
-            {"roleCredentials": {**keys_of("ASIASSO"), "expiration": int(LATER.timestamp() * 1000)}},
+            {"roleCredentials": {**make_keys("ASIASSO"), "expiration": int(LATER.timestamp() * 1000)}},
         )
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         if self.path.startswith("/v1/token"):
             assert self.headers["DPoP"].count(".") == 2
-            token = {"accessToken": keys_of("ASIAREFRESHED"), "refreshToken": "next", "expiresIn": 900}
+            token = {"accessToken": make_keys("ASIAREFRESHED"), "refreshToken": "next", "expiresIn": 900}
             self._answer("signin", token | {"tokenType": "aws_sigv4"})
             return
         operation = parse_qs(body)["Action"][0]
@@ -56,7 +56,7 @@ PROGRAM = "credential_process returned no credentials"
 LATER = datetime.now(UTC) + timedelta(minutes=14)
 
 
-def keys_of(key: str) -> dict[str, str]:
+def make_keys(key: str) -> dict[str, str]:
     return {"accessKeyId": key, "secretAccessKey": "secret", "sessionToken": "token"}
 
 

@@ -21,7 +21,7 @@ class Machine:
         self.home, self.aws, self.cloud = home, aws, cloud
         self.folder = ClusterFolder(home, "demo")
         self.file = home / "awsddp.toml"
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.questions: list[LaunchPlan | str] = []
 
     def context(self, **keys: Any) -> Session:
@@ -33,7 +33,7 @@ class Machine:
             name="demo",
             home=self.home,
             settings=(spec, job),
-            on_event=lambda event: self.said.append(event.text),
+            on_event=lambda event: self.messages.append(event.text),
         )
 
     def up(self, **keys: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Machine:
         self.cloud.requests.clear()
         return up(self.context(**keys), confirm=self.questions.append)
 
-    def first(self, **keys: Any) -> ClusterListing:
+    def launch_two_nodes(self, **keys: Any) -> ClusterListing:
         """Launch two nodes."""
         usual = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
         self.up(**(usual | keys))

@@ -24,7 +24,7 @@ class Node:
     mirror: Mirror
     port: int
 
-    def ask(
+    def request(
         self,
         url: str,
         method: str = "GET",
@@ -44,7 +44,7 @@ class Node:
 
     def links(self, url: str) -> list[str]:
         """Return the links of a page."""
-        status, text = self.ask(url)
+        status, text = self.request(url)
         assert status == 200
         return [html.unescape(link) for link in re.findall(r'href="([^"]*)"', text.decode())]
 
@@ -63,7 +63,7 @@ class _Channel:
 
 
 @contextlib.contextmanager
-def mirrored(catalog: Catalog, *, proxy: str = "") -> Iterator[Node]:
+def serve_through_mirror(catalog: Catalog, *, proxy: str = "") -> Iterator[Node]:
     """Serve a catalog to a node through a mirror."""
     with socket.create_server(("127.0.0.1", 0)) as server, Mirror(catalog, ca="", proxy=proxy) as mirror:
 
@@ -91,7 +91,9 @@ REPLIES = {
 }
 
 
-def resolved(getaddrinfo: Callable[..., Any], host: str, port: int, *options: Any, **keywords: Any) -> Any:
+def resolve_host(
+    getaddrinfo: Callable[..., Any], host: str, port: int, *options: Any, **keywords: Any
+) -> Any:
     """Return the addresses of a host; private.example has a public and a private one."""
     if host != "private.example":
         return getaddrinfo(host, port, *options, **keywords)

@@ -66,10 +66,10 @@ class Cloud:
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, bytes] = field(default_factory=dict)
     quotas: dict[str, float] = field(default_factory=dict)
-    asked_quotas: dict[str, float] = field(default_factory=dict)
+    requested_quotas: dict[str, float] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
-    knows_any_of: bool = True
-    asked_prices: list[str] = field(default_factory=list)
+    supports_any_of: bool = True
+    price_filters: list[str] = field(default_factory=list)
 
     @property
     def target(self) -> Target:
@@ -92,7 +92,7 @@ class Cloud:
     def fail(self, operation: str, *codes: str, **settings: Any) -> None:
         self.faults[operation].extend(Fault(code, **settings) for code in codes)
 
-    def sent(self, operation: str) -> list[dict[str, str]]:
+    def requests_of(self, operation: str) -> list[dict[str, str]]:
         return [form for name, form in self.requests if name == operation]
 
     def add_image(
@@ -167,20 +167,20 @@ class Server:
             return [b'{"__type": "NoSuchResourceException", "message": "no such quota"}']
         key = "RequestedQuota" if operation.startswith("Request") else "Quota"
         if key == "RequestedQuota":
-            self.cloud.asked_quotas[parameters["QuotaCode"]] = parameters["DesiredValue"]
+            self.cloud.requested_quotas[parameters["QuotaCode"]] = parameters["DesiredValue"]
         return [json.dumps({key: {"Id": "request-1", "Value": value}}).encode()]
 
     def _products(self, body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
         """Answer as the Pricing API, which moto lacks."""
         kind = next(row["Type"] for row in json.loads(body)["Filters"] if row["Field"] == "instanceType")
-        self.cloud.asked_prices.append(kind)
+        self.cloud.price_filters.append(kind)
         products = [
             {
                 "product": {"attributes": {"instanceType": name, "tenancy": tenancy}},
                 "terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(usd)}}}}}},
             }
             for name, price in self.cloud.prices.items()
-            if kind == "TERM_MATCH" or self.cloud.knows_any_of
+            if kind == "TERM_MATCH" or self.cloud.supports_any_of
             for tenancy, usd in (("Shared", price), ("Host", 0.0))
         ]
         start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
@@ -251,6 +251,6 @@ class Launcher:
         self.on_intent(intent)
 
 
-def without_zones(plan: LaunchPlan, count: int) -> LaunchPlan:
+def keep_zones(plan: LaunchPlan, count: int) -> LaunchPlan:
     """Return the plan with only its first `count` zones."""
     return replace(plan, subnets=plan.subnets[:count])

@@ -24,7 +24,7 @@ from tests.support.machine import Machine, On
 from tests.support.moto_cloud import NOW, Cloud, Launcher, Server
 
 
-def serving() -> Iterator[Server]:
+def serve_moto() -> Iterator[Server]:
     """Yield moto's server; moto and botocore are patched once for all tests."""
     application = Server()
     listener = make_server("127.0.0.1", 0, application, threaded=True)

@@ -4,7 +4,7 @@ from awsddp.aws.client import AwsClient
 from awsddp.model.records import ClusterListing
 
 
-def second(aws: AwsClient, mine: ClusterListing) -> str:
+def launch_namesake(aws: AwsClient, mine: ClusterListing) -> str:
     """Launch a node of a second cluster of the same name and owner, as from another machine."""
     tags = {
         "awsddp:cluster": "demo",

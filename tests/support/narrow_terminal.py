@@ -5,13 +5,13 @@ import pytest
 from awsddp.cli import doctor_page, table
 
 
-def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+def set_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """Set the width of the terminal for the pages."""
     for module in (table, doctor_page):
         monkeypatch.setattr(module, "width", lambda *, stderr=False: columns)
 
 
-def too_long(text: str, columns: int) -> list[str]:
+def find_long_lines(text: str, columns: int) -> list[str]:
     """Return the lines that do not fit, except commands and paths, which users copy, and lines of ranks."""
     return [
         line

@@ -1,8 +1,8 @@
 """The launch request of a job with one process."""
 
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 
 PROCESS = {"ranks": [0], "argv": [], "environment": {}, "log": ""}
 
 
-REQUEST = launch_of(processes=[PROCESS])
+REQUEST = make_launch(processes=[PROCESS])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from awsddp.job.logs import logs
-from tests.support.folder_nodes import World, start
+from tests.support.folder_nodes import World, start_script
 
 SAVES = """
 import os
@@ -17,17 +17,17 @@ open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
 @pytest.fixture
 def owed(world: World) -> World:
     """A cluster with the unfetched results of job `j`, which has succeeded."""
-    start(world, SAVES, name="j")
+    start_script(world, SAVES, name="j")
     world.homes.wait("j")
     return world
 
 
-def at_home(world: World) -> list[str]:
+def fetched_nodes(world: World) -> list[str]:
     home = world.project / "runs" / "j"
     return sorted(path.parent.parent.name for path in home.rglob("saved.txt"))
 
 
-def lines(world: World, **options: Any) -> bytes:
+def read_logs(world: World, **options: Any) -> bytes:
     pieces: list[bytes] = []
     logs(world.session(), job="j", follow=False, on_lines=pieces.append, **options)
     return b"".join(pieces)

@@ -12,7 +12,7 @@ def ids(cluster_id: str) -> dict[str, str]:
     return resource_names("demo", cluster_id)
 
 
-def tagging(plan: LaunchPlan, **tags: str) -> LaunchPlan:
+def with_tags(plan: LaunchPlan, **tags: str) -> LaunchPlan:
     """Return the plan with other values of awsddp's tags, e.g. another owner or expiry."""
 
     def put(value: Any) -> Any:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from awsddp.nodes.project_files import list_files_to_send
 
-HELL = [
+ODD_NAMES = [
     " ",
     "a b",
     "'",
@@ -36,7 +36,7 @@ HELL = [
 ]
 
 
-def make(root: Path, *paths: str) -> None:
+def write_files(root: Path, *paths: str) -> None:
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(path.encode("utf-8", "surrogateescape").hex())

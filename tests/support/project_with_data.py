@@ -18,8 +18,8 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
         self.home = folder / "home"
-        self.said: list[str] = []
-        self.asked: list[str] = []
+        self.messages: list[str] = []
+        self.questions: list[str] = []
         self.folder.mkdir()
 
     def add(self, files: dict[str, str]) -> None:
@@ -28,7 +28,7 @@ class Project:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_text(text)
 
-    def checked(self, answer: bool | None = None, *, nodes: int = 2, **keys: object) -> Session:
+    def answer_questions(self, answer: bool | None = None, *, nodes: int = 2, **keys: object) -> Session:
         """Return the session after all questions were answered by `answer`."""
         values = {key.replace("__", "."): value for key, value in keys.items()}
         overrides = {
@@ -41,19 +41,19 @@ class Project:
         settings = load(environ={}, overrides=without_none)
 
         def ask(question: str) -> bool | None:
-            self.asked.append(question)
+            self.questions.append(question)
             return answer
 
         session = Session(
             name="default",
             home=self.home,
             settings=settings,
-            on_event=lambda event: self.said.append(event.text),
+            on_event=lambda event: self.messages.append(event.text),
             ask=ask,
         )
         return ask_about_unsynced_data(session)
 
-    def sent(self, session: Session) -> set[str]:
+    def synced_paths(self, session: Session) -> set[str]:
         """Return the paths that sync sends to the nodes."""
         return {entry.path for entry in list_project_files(session.job_spec, awsddp_home=self.home).entries}
 

@@ -80,7 +80,7 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """Run `awsddp` as subprocess.run does, with `text` on its stdin. Raises TimeoutExpired."""
     argv = [sys.executable, "-m", "awsddp", *words]
-    if not is_as_here(env):
+    if not has_python_variables_of_tests(env):
         return subprocess.run(
             argv, cwd=cwd, env=env, input=text, capture_output=True, text=True, timeout=timeout
         )
@@ -140,7 +140,7 @@ def _write_all(end: int, data: bytes) -> None:
             return  # the command has ended
 
 
-def is_as_here(env: Mapping[str, str]) -> bool:
+def has_python_variables_of_tests(env: Mapping[str, str]) -> bool:
     """Return True if this environment and that of the tests have equal variables of Python."""
 
     def select_variables(environ: Mapping[str, str]) -> dict[str, str]:

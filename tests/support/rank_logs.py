@@ -3,7 +3,7 @@
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n'
 
 
-def raised(text: str) -> str:
+def exception_log(text: str) -> str:
     """Return the log of a rank that ended with an exception, as torch prints it in a process group."""
     return "[rank1]: " + (TRACEBACK + text).replace("\n", "\n[rank1]: ") + "\n"
 

@@ -55,28 +55,28 @@ class Replay:
     def play(self, *names: str) -> None:
         self.answers = {recording(name)["operation"]: recording(name) for name in names}
 
-    def parsed(self, operation: str) -> Any:
+    def parsed_answer(self, operation: str) -> Any:
         """Return the recorded response of an operation as botocore returns it."""
-        return parsed_as(self.models[operation].output_shape, deepcopy(self.answers[operation]["answer"]))
+        return parse_shape(self.models[operation].output_shape, deepcopy(self.answers[operation]["answer"]))
 
     def _answer(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]]:
         self.models[model.name] = model
         document = self.answers[model.name]
         status = document.get("status", 200)
         metadata = {"HTTPStatusCode": status, "HTTPHeaders": {}, "RequestId": "r-1"}
-        parsed = {"Error": document["error"]} if "error" in document else self.parsed(model.name)
+        parsed = {"Error": document["error"]} if "error" in document else self.parsed_answer(model.name)
         return SimpleNamespace(status_code=status), {**parsed, "ResponseMetadata": metadata}
 
 
-def parsed_as(shape: Shape | None, value: Any) -> Any:
+def parse_shape(shape: Shape | None, value: Any) -> Any:
     """Return a value with parsed times, as botocore does. Raises KeyError for a field that botocore lacks."""
     match shape:
         case StructureShape():
-            return {key: parsed_as(shape.members[key], child) for key, child in value.items()}
+            return {key: parse_shape(shape.members[key], child) for key, child in value.items()}
         case ListShape():
-            return [parsed_as(shape.member, child) for child in value]
+            return [parse_shape(shape.member, child) for child in value]
         case MapShape():
-            return {key: parsed_as(shape.value, child) for key, child in value.items()}
+            return {key: parse_shape(shape.value, child) for key, child in value.items()}
     if shape is not None and shape.type_name == "timestamp":
         return datetime.fromisoformat(value)
     kinds: dict[str, tuple[type, ...]] = {
@@ -148,7 +148,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from leaves(child, (*path, index))
 
 
-def without(answer: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+def without_field(answer: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
     """Return a copy of a response without a field."""
     copied = deepcopy(answer)
     *above, last = path
@@ -166,7 +166,7 @@ def read_fields(replay: Replay, names: tuple[str, ...]) -> dict[str, set[tuple[s
     before = outcome(replay, names)
     for operation, document in list(replay.answers.items()):
         for path in leaves(document["answer"]):
-            replay.answers[operation] = {**document, "answer": without(document["answer"], path)}
+            replay.answers[operation] = {**document, "answer": without_field(document["answer"], path)}
             if outcome(replay, names) != before:
                 fields.setdefault(operation, set()).add(tuple(key for key in path if isinstance(key, str)))
         replay.answers[operation] = document

@@ -19,15 +19,15 @@ IMAGE = Platform(
 )
 
 
-def planned(text: str = "", **keys: object) -> EnvironmentPlan:
+def make_plan(text: str = "", **keys: object) -> EnvironmentPlan:
     if text:
         Path("requirements.txt").write_text(text)
     env = EnvSection(**{"file": "requirements.txt", **keys})  # type: ignore[arg-type]
     return make_environment_plan(env, internet=True, driver=None)
 
 
-def chosen(text: str) -> tuple[tuple[str, ...] | None, str]:
-    plan = planned(text)
+def choose(text: str) -> tuple[tuple[str, ...] | None, str]:
+    plan = make_plan(text)
     return choose_packages(plan, make_target(plan, IMAGE), cache=Path("cache"))
 
 

@@ -8,7 +8,7 @@ from awsddp.settings.loader import load
 NOTE = "   # the script has to read $AWSDDP_RESUME"
 
 
-def session_of(tmp_path: Path, script: str | None) -> Session:
+def make_session(tmp_path: Path, script: str | None) -> Session:
     overrides = {"sync.workdir": str(tmp_path), "job.script": script, "job.resume": "last"}
     settings = load("default", overrides=overrides, environ={})
     return Session(name="default", home=tmp_path / "home", settings=settings)

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.local_cloud import Cloud
 
 
-def role(records: Cloud, bucket: str, *actions: str, listed: str = "in/*") -> Any:
+def make_role(records: Cloud, bucket: str, *actions: str, listed: str = "in/*") -> Any:
     """Return (ARN, S3 client) of a role that may do `actions` in the bucket's `in/`, and list `listed`."""
     iam, name = records.client("iam"), f"role-{uuid.uuid4().hex}"
     arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]

@@ -56,7 +56,7 @@ class SavedJob:
         node = {"launch": launch, "look": 1, "pending": [], "pending_files": 0, "ended": True, "error": ""}
         self.nodes: dict[int, dict[str, Any]] = {number: {"node": number, **node} for number in nodes}
         self.objects = dict(files)
-        self.rows = {home: row(home, body) for home, body in files.items()}
+        self.rows = {home: make_row(home, body) for home, body in files.items()}
         self.links: dict[str, str] = {}
         self.checkpoint, self.secret = checkpoint, secret
         self.of_checkpoint = {
@@ -72,7 +72,7 @@ class SavedJob:
             data, key = body[at : at + part_bytes], f"parts/{home}/{at:015}"
             self.objects[key] = data + b"more"
             parts.append([key, len(data), "as it was", hashlib.sha256(data).hexdigest()])
-        self.rows[home] = {**row(home, body), "parts": parts}
+        self.rows[home] = {**make_row(home, body), "parts": parts}
 
     def put(self, store: Store, uri: S3Uri) -> None:
         """Upload all objects, the documents last."""
@@ -113,7 +113,7 @@ class SavedJob:
         store.put(uri, name, body, **options)
 
 
-def row(home: str, body: bytes, *, key: str = "", modified: int = 1) -> dict[str, Any]:
+def make_row(home: str, body: bytes, *, key: str = "", modified: int = 1) -> dict[str, Any]:
     """Return the row of a file that is one object; its ETag is the MD5 sum, as in S3 for small objects."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "file")

@@ -3,5 +3,5 @@
 from typing import Any
 
 
-def row(modified: int = 1, key: str = "k", **more: Any) -> dict[str, Any]:
+def make_row(modified: int = 1, key: str = "k", **more: Any) -> dict[str, Any]:
     return {"size": 1, "modified": modified, "sample": "", "parts": [[key, 1, "e", ""]], **more}

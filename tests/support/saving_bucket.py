@@ -25,7 +25,7 @@ from awsddp.local import control
 from awsddp.model.node_answers import NameClaimResult, read_answer
 from awsddp.plan.policy import role_policy
 from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
-from tests.support.fleet import launch_of
+from tests.support.fleet import make_launch
 from tests.support.local_cloud import Cloud
 
 RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload")
@@ -47,7 +47,7 @@ class Metadata:
     def __init__(self, cloud: Cloud | None, bucket: str = "", rights: tuple[str, ...] = RIGHTS) -> None:
         role = self._role(cloud, bucket, rights) if cloud else None
 
-        self.slow_s, self.refuses = 0.0, 0
+        self.slow_s, self.refusals_left = 0.0, 0
         metadata = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -59,7 +59,10 @@ class Metadata:
 
             def _send(self, text: str) -> None:
                 time.sleep(metadata.slow_s)
-                refused, metadata.refuses = metadata.refuses > 0, max(0, metadata.refuses - 1)
+                refused, metadata.refusals_left = (
+                    metadata.refusals_left > 0,
+                    max(0, metadata.refusals_left - 1),
+                )
                 self.send_response(404 if refused or (role is None and self.command == "GET") else 200)
                 self.end_headers()
                 self.wfile.write(text.encode())
@@ -165,7 +168,7 @@ class Bucket:
             files |= json.loads(body).get("files", {})
         return files
 
-    def listed(self, node: int = 0) -> dict[str, Any]:
+    def read_list(self, node: int = 0) -> dict[str, Any]:
         """Return the rows of a node's list, by home. It is read again if it changes during the read."""
         for _ in range(9):
             with contextlib.suppress(ClientError):
@@ -186,9 +189,9 @@ class Bucket:
             bodies.append(body)
         return b"".join(bodies)
 
-    def saved(self, home: str, node: int = 0) -> bytes | None:
+    def read_result(self, home: str, node: int = 0) -> bytes | None:
         """Return the content of a saved result, or None."""
-        row = self.listed(node).get(home)
+        row = self.read_list(node).get(home)
         return row and self.join(row)
 
     def uploads(self) -> list[str]:
@@ -227,7 +230,7 @@ class Node:
         every = range(count)
         machines = [{"node": node, "private_ip": "127.0.0.1", "instance_id": f"i-{node}"} for node in every]
         layout = [[node, 0, node] for node in every]
-        self.request = launch_of(number, job="job-1", nodes=machines, layout=layout, workdir=str(self.work))
+        self.request = make_launch(number, job="job-1", nodes=machines, layout=layout, workdir=str(self.work))
         self.folder = JobFolder("job-1", self.jobs)
         write_json(self.jobs / "job.json", self.request)
         write_json(self.folder.snapshot, {})

@@ -28,8 +28,8 @@ class Served:
     """A server: its port and its requests, all and those of pip, as "GET /path"."""
 
     port: int = 0
-    asked: list[str] = field(default_factory=list)
-    by_pip: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    pip_requests: list[str] = field(default_factory=list)
     is_held: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
 
@@ -61,9 +61,9 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
     served: Served
 
     def log_message(self, *args: object) -> None:
-        self.served.asked.append(f"{self.command} {self.path}")
+        self.served.requests.append(f"{self.command} {self.path}")
         if getattr(self, "headers", {}).get("User-Agent", "").startswith("pip/"):
-            self.served.by_pip.append(f"{self.command} {self.path}")
+            self.served.pip_requests.append(f"{self.command} {self.path}")
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def serve_replies(replies: Mapping[str, Reply]) -> Iterator[Served]:
                 self.wfile.write(reply.body)
             login = self.headers.get("Authorization", "").removeprefix("Basic ")
             words = (self.command, self.path, base64.b64decode(login).decode())
-            self.served.asked.append(" ".join(filter(None, words)))
+            self.served.requests.append(" ".join(filter(None, words)))
 
         do_HEAD = do_POST = do_GET
 
@@ -125,7 +125,7 @@ def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
         served = Served()
 
         def do_GET(self) -> None:
-            self.served.asked.append(f"{self.command} {self.path}")
+            self.served.requests.append(f"{self.command} {self.path}")
             if password and self.headers.get("Authorization") != expected:
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="git"')
@@ -232,7 +232,7 @@ def serve_proxy(*, password: str = "") -> Iterator[Served]:
         do_HEAD = do_POST = do_GET
 
         def _through(self, host: str, port: int, first: bytes) -> None:
-            self.served.asked.append(f"{self.command} {self.path}")
+            self.served.requests.append(f"{self.command} {self.path}")
             expected = base64.b64encode(f"staff:{password}".encode()).decode()
             if password and self.headers.get("Proxy-Authorization") != f"Basic {expected}":
                 self.send_response(407)

@@ -37,21 +37,21 @@ class Shelf:
 
     def __init__(self, store: Store, home: Path) -> None:
         self.store, self.s3, self.home = store, store.client, home
-        self.where = S3Uri(f"saved-{uuid.uuid4().hex}", "runs of mine/first")
-        self.s3.create_bucket(Bucket=self.where.bucket)
+        self.uri = S3Uri(f"saved-{uuid.uuid4().hex}", "runs of mine/first")
+        self.s3.create_bucket(Bucket=self.uri.bucket)
         settings = load("default", overrides={"sync.workdir": str(home / "project")}, environ={})
-        self.said: list[Event] = []
+        self.events: list[Event] = []
         self.session = Session(
-            name="default", home=home / "home", settings=settings, on_event=self.said.append
+            name="default", home=home / "home", settings=settings, on_event=self.events.append
         )
 
     def put(self, name: str, body: bytes) -> None:
-        self.s3.put_object(Bucket=self.where.bucket, Key=self.where.key(name), Body=body)
+        self.s3.put_object(Bucket=self.uri.bucket, Key=self.uri.key(name), Body=body)
 
     def read(self) -> dict[int, NodeFiles]:
         """Download all results of the job, and read its checkpoint."""
-        with translate_aws_errors(Target(name="local"), location=str(self.where)):
-            saved = StoredJob(self.session, self.store, self.where)
+        with translate_aws_errors(Target(name="local"), location=str(self.uri)):
+            saved = StoredJob(self.session, self.store, self.uri)
             if saved._index.checkpoint is not None:
                 saved.read_checkpoint()
             return saved.download(all_results=True)
@@ -62,7 +62,7 @@ class Shelf:
         events, name, unique = self.s3.meta.events, "before-parameter-build.s3.GetObject", uuid.uuid4().hex
 
         def hook(params: dict[str, Any], **_: object) -> None:
-            do(params["Key"].removeprefix(f"{self.where.prefix}/"))
+            do(params["Key"].removeprefix(f"{self.uri.prefix}/"))
 
         events.register(name, hook, unique)
         try:
@@ -97,7 +97,7 @@ def shelf(store: Store, tmp_path: Path) -> Shelf:
     return Shelf(store, tmp_path)
 
 
-def put(attribute: str, *keys: Any, to: Any) -> Change:
+def set_value(attribute: str, *keys: Any, to: Any) -> Change:
     """Return a function that sets the value at `keys` in an attribute of the saved job."""
 
     def change(made: SavedJob) -> None:
@@ -112,7 +112,7 @@ def put(attribute: str, *keys: Any, to: Any) -> Change:
 JOB, NODE, PAGE, OF_CHECKPOINT = "job.json", "node0.json", "lists/node0-0", "lists/checkpoint-0"
 
 
-def knows(
+def write_local_record(
     shelf: Shelf, save_to: str, target: Target | None = None, *, nodes: tuple[JobNode, ...] = ()
 ) -> None:
     """Write the cluster's key and a record with the job on this client."""

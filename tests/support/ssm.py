@@ -37,7 +37,7 @@ while data := line.recv(65536):
 """
 
 
-class StandIn:
+class FakeAwsCli:
     """The programs in a folder for the PATH, and the command lines of their calls."""
 
     def __init__(self, folder: Path) -> None:
@@ -48,9 +48,9 @@ class StandIn:
         (self.bin / "session-manager-plugin").write_text("#!/bin/sh\n")
         for program in self.bin.iterdir():
             program.chmod(0o755)
-        self.know({})
+        self.set_targets({})
 
-    def know(self, targets: dict[str, tuple[str, str]], **refusal: str) -> None:
+    def set_targets(self, targets: dict[str, tuple[str, str]], **refusal: str) -> None:
         """Set the instances that sessions reach: (address, namespace to connect from, "" for none) by id."""
         new = self.folder / "targets.new"
         new.write_text(json.dumps({**targets, **refusal}))

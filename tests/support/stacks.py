@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 
-def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
+def diagnose_fleet(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
     """Request the stacks of all nodes and diagnose the hang, as `why` does."""
     answers = {
-        node: read_stacks(msgspec.to_builtins(fleet.ask(node, messages.Stacks(job=job))))
+        node: read_stacks(msgspec.to_builtins(fleet.send_request(node, messages.Stacks(job=job))))
         for node in range(len(fleet.hosts))
     }
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]

@@ -14,12 +14,12 @@ class Row:
     """A command of a table, options that shorten it, and patterns of lines that it must print."""
 
     command: str
-    more: str
-    seen: tuple[str, ...]
+    short_options: str
+    patterns: tuple[str, ...]
 
     def missing(self, shown: str) -> list[str]:
         """Return the patterns that the output lacks."""
-        return [pattern for pattern in self.seen if not re.search(pattern, shown, re.MULTILINE)]
+        return [pattern for pattern in self.patterns if not re.search(pattern, shown, re.MULTILINE)]
 
 
 def commands(*, on_nodes: bool) -> set[str]:

@@ -78,7 +78,7 @@ class Terminal:
 
     def _start(self, words: list[str], end: int) -> "quick_start.Started | subprocess.Popen[bytes]":
         if words[0] == "awsddp":
-            if quick_start.is_as_here(self._environ):
+            if quick_start.has_python_variables_of_tests(self._environ):
                 streams = (end, end, end)
                 return quick_start.start(
                     words[1:], cwd=self._cwd, env=self._environ, streams=streams, terminal=True
@@ -141,7 +141,7 @@ class Story:
         self.stumbles += [f"{problem}\n{shown.text}" for problem in wrong]
         return shown.text
 
-    def told(self) -> str:
+    def report(self) -> str:
         """Return the count, and each failure and stumble with its screen."""
         count = f"{self.commands} commands, {len(self.failed)} failed, {len(self.stumbles)} stumbles"
         return "\n\n".join([count, *self.failed, *self.stumbles])

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 
-def traces(home: Path) -> list[str]:
+def find_traces(home: Path) -> list[str]:
     """Return the namespaces, interfaces, mounts and processes that belong to the daemon of `home`."""
     from awsddp.local.machine import CloudPaths
 

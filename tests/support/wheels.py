@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 
-def wheel(
+def write_wheel(
     folder: Path,
     name: str,
     version: str = "1.0",
@@ -33,7 +33,9 @@ def wheel(
         file.writestr(f"{info}/RECORD", "")
 
 
-def sdist(folder: Path, name: str, version: str = "1.0", *, info: str = "Metadata-Version: 2.2") -> None:
+def write_sdist(
+    folder: Path, name: str, version: str = "1.0", *, info: str = "Metadata-Version: 2.2"
+) -> None:
     """Write the sdist of a package with the metadata `info`, name and version.
 
     Its build backend is in the archive, so that running it needs no installation.
@@ -51,7 +53,7 @@ def sdist(folder: Path, name: str, version: str = "1.0", *, info: str = "Metadat
             file.addfile(member, io.BytesIO(text.encode()))
 
 
-def installed_wheel(folder: Path, name: str) -> None:
+def write_installed_wheel(folder: Path, name: str) -> None:
     """Write the wheel of an installed package of pure Python, with its own code."""
     distribution = metadata.distribution(name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,7 @@ def installed_wheel(folder: Path, name: str) -> None:
         file.writestr(f"{name}-{distribution.version}.dist-info/RECORD", "")
 
 
-def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
+def make_image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
     """Make the Python of an image, with pip and a fake torch; return its path."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next(folder.glob("lib/python3*/site-packages"))
@@ -84,7 +86,7 @@ def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
     return folder / "bin/python"
 
 
-def add(image: Path, name: str, version: str, *, needs: str = "") -> None:
+def add_package(image: Path, name: str, version: str, *, needs: str = "") -> None:
     """Add the metadata of a package to an image; `needs` are more lines of it."""
     info = next(image.glob("lib/python3*/site-packages")) / f"{name}-{version}.dist-info"
     info.mkdir()

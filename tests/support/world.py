@@ -54,7 +54,7 @@ from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from tests.support import iam
 from tests.support.clock import SLEEP, Clock
-from tests.support.local_cloud import fault_add, fault_clear
+from tests.support.local_cloud import add_fault, clear_fault
 
 REGION = "us-east-1"
 PATIENCE_S = 120
@@ -80,7 +80,7 @@ KINDS = {
 }
 
 
-def yes(what: object) -> None:
+def agree(what: object) -> None:
     """Confirm everything."""
 
 
@@ -142,7 +142,7 @@ class Cloud:
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            http_server.EndpointApp._take_fault = iam.held(
+            http_server.EndpointApp._take_fault = iam.add_policy_check(
                 http_server.EndpointApp._take_fault, self.place.home
             )  # type: ignore[method-assign]
             http_server.EndpointApp._stale_view = _of_account(http_server.EndpointApp._stale_view)  # type: ignore[method-assign]
@@ -194,24 +194,26 @@ class Cloud:
 
     def fault(self, operation: str, effect: str, **choices: Any) -> None:
         """Add a fault, as `awsddp local fault add`."""
-        fault_add(self.info, operation, effect, **choices)
+        add_fault(self.info, operation, effect, **choices)
 
     def instances(self) -> list[dict[str, Any]]:
         """Return every instance that was launched, as EC2 describes it."""
         pages = self.ec2.describe_instances()["Reservations"]
         return [instance for page in pages for instance in page["Instances"]]
 
-    def mend(self) -> None:
+    def clear_faults(self) -> None:
         """Clear all faults, as `awsddp local fault clear`."""
-        fault_clear(self.info)
+        clear_fault(self.info)
 
-    def living(self) -> list[dict[str, Any]]:
+    def live_instances(self) -> list[dict[str, Any]]:
         return [row for row in self.instances() if row["State"]["Name"] not in clusters.ENDED_STATES]
 
     def expire(self) -> None:
         """Power off every instance whose expiry has passed, from inside, as the watchdog does."""
         now = self.clock.now()
-        late = [row for row in self.living() if datetime.fromisoformat(tags(row)["awsddp:expires"]) <= now]
+        late = [
+            row for row in self.live_instances() if datetime.fromisoformat(tags(row)["awsddp:expires"]) <= now
+        ]
         self.power_off([row for row in late if row["State"]["Name"] == "running"])
 
     def power_off(self, instances: Iterable[Mapping[str, Any]]) -> None:
@@ -228,7 +230,7 @@ class Cloud:
         )
         return str(attribute["InstanceInitiatedShutdownBehavior"]["Value"])
 
-    def left(self) -> list[str]:
+    def find_leftovers(self) -> list[str]:
         """Return the resources of the account that a new account does not have."""
         leftovers = []
         for operation, key in KINDS.items():
@@ -321,7 +323,7 @@ class Outcome:
 
     code: int | None = None
     document: dict[str, Any] = field(default_factory=dict)
-    told: str = ""
+    text: str = ""
     calls: tuple[tuple[str, int], ...] = ()
 
 
@@ -341,7 +343,7 @@ class World:
         nodes: int = 2,
         home: Path | None = None,
         kill: Kill | None = None,
-        asked: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
         login: Login = "key",
         fault: Fault | None = None,
         **choices: Any,
@@ -350,7 +352,7 @@ class World:
 
         The fault is added after the login and cleared at the end.
         """
-        context = self._context(nodes, home or self.home, asked or {})
+        context = self._context(nodes, home or self.home, overrides or {})
         environ = self._log_in(login)
         if fault is not None:
             operation, effect, how = fault
@@ -359,7 +361,7 @@ class World:
             return self._run(lambda: verb(context, **choices), verb.__name__, kill, environ)
         finally:
             if fault is not None:
-                self.cloud.mend()
+                self.cloud.clear_faults()
 
     def _run(
         self, verb: Callable[[], dict[str, Any]], name: str, kill: Kill | None, environ: Mapping[str, str]
@@ -382,7 +384,7 @@ class World:
             assert os.waitstatus_to_exitcode(status) >= 128, status
             return Outcome(code=os.waitstatus_to_exitcode(status))
         outcome: Outcome = pickle.loads(pickled)
-        assert outcome.code != 1, outcome.told
+        assert outcome.code != 1, outcome.text
         return outcome
 
     def _log_in(self, login: Login) -> dict[str, str]:
@@ -405,13 +407,13 @@ class World:
             "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
         }
 
-    def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Session:
+    def _context(self, nodes: int, home: Path, overrides: Mapping[str, Any]) -> Session:
         values = {
             "cluster.region": REGION,
             "cluster.nodes": nodes,
             "cluster.instance_type": "g5.xlarge",
             "network.ssh_cidr": "203.0.113.7/32",
-            **asked,
+            **overrides,
         }
         spec, job = load("demo", environ={}, overrides=values)
         return Session(name="demo", home=home, settings=(spec, job))
@@ -482,12 +484,12 @@ def _run_verb(
         return {"code": 0, "document": verb()}
     except AwsddpError as error:
         if not error.message or not (error.why or error.next):
-            return {"code": 1, "told": f"an error that explains nothing: {error!r}"}
-        return {"code": error.exit_code, "told": str(error)}
+            return {"code": 1, "text": f"an error that explains nothing: {error!r}"}
+        return {"code": error.exit_code, "text": str(error)}
     except KeyboardInterrupt as stop:
         return {"code": 128 + stop.signal_number if isinstance(stop, Terminated) else 130}
     except BaseException:
-        return {"code": 1, "told": traceback.format_exc()}
+        return {"code": 1, "text": traceback.format_exc()}
 
 
 TIMED = (

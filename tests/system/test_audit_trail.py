@@ -8,7 +8,7 @@ from typing import Any
 from awsddp.cluster.down import down
 from awsddp.cluster.inventory import down_orphans
 from awsddp.cluster.up import up
-from tests.support.world import Kill, World, yes
+from tests.support.world import Kill, World, agree
 
 SECRET = b"PRIVATE KEY-----"
 
@@ -32,7 +32,7 @@ def read_trail(home: Path) -> list[dict[str, Any]]:
 def test_the_host_key_of_a_launch_is_only_in_its_intent_and_only_until_the_nodes_are_ready(
     world: World,
 ) -> None:
-    world.run(up, confirm=yes, kill=Kill("RunInstances", 1, "before it is sent"))
+    world.run(up, confirm=agree, kill=Kill("RunInstances", 1, "before it is sent"))
     cut = read_files(world.home)
     assert {name for name, text in cut.items() if SECRET in text} == {
         "clusters/demo/key",
@@ -40,17 +40,17 @@ def test_the_host_key_of_a_launch_is_only_in_its_intent_and_only_until_the_nodes
     }
     intent = json.loads(cut["clusters/demo/cluster.json"])["intent"]
     assert SECRET.decode() in intent["parameters"]["UserData"]
-    assert world.run(up, confirm=yes).code == 0
+    assert world.run(up, confirm=agree).code == 0
     assert {name for name, text in read_files(world.home).items() if SECRET in text} == {"clusters/demo/key"}
     launches = [call for call in read_trail(world.home) if call["operation"] == "RunInstances"]
     assert {call["parameters"]["UserData"] for call in launches} == {"[REDACTED]"}
-    assert world.run(down, confirm=yes).code == 0
+    assert world.run(down, confirm=agree).code == 0
     assert [name for name, text in read_files(world.home).items() if SECRET in text] == []
 
 
 def test_every_call_is_in_the_trail_with_its_request_id_and_its_attempts(world: World) -> None:
     world.cloud.fault("CreateSecurityGroup", "InternalError", times=1)
-    outcome = world.run(up, confirm=yes)
+    outcome = world.run(up, confirm=agree)
     assert outcome.code == 0
     recorded = read_trail(world.home)
     assert all(call["request_id"] for call in recorded if call["service"] in ("ec2", "sts"))
@@ -61,13 +61,13 @@ def test_every_call_is_in_the_trail_with_its_request_id_and_its_attempts(world: 
 
 def test_down_from_another_machine_records_its_calls_in_a_trail_of_the_cluster(world: World) -> None:
     elsewhere = world.root / "elsewhere"
-    assert world.run(up, confirm=yes).code == 0
-    assert world.run(down, home=elsewhere, confirm=yes).code == 0
+    assert world.run(up, confirm=agree).code == 0
+    assert world.run(down, home=elsewhere, confirm=agree).code == 0
     ended = {call["operation"] for call in read_trail(elsewhere)}
     assert {"TerminateInstances", "DeleteSecurityGroup", "DeletePlacementGroup", "DeleteKeyPair"} <= ended
     world.restore("empty")
-    world.run(up, confirm=yes, kill=Kill("RunInstances", 1, "before it is sent"))
-    [ended_id] = world.run(down_orphans, home=elsewhere, confirm=yes).document["clusters"]
+    world.run(up, confirm=agree, kill=Kill("RunInstances", 1, "before it is sent"))
+    [ended_id] = world.run(down_orphans, home=elsewhere, confirm=agree).document["clusters"]
     [trail] = elsewhere.rglob("calls.jsonl")
     assert trail.parent.name == f"demo-{ended_id}"
     assert {"DeleteSecurityGroup", "DeleteKeyPair"} <= {call["operation"] for call in read_trail(elsewhere)}

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.campaigns import cuts
-from tests.support.local_cloud import Cloud, fault_clear
+from tests.support.local_cloud import Cloud, clear_fault
 
 SEED = int(os.environ.get("AWSDDP_SEED", secrets.randbelow(10**6)))
 
@@ -24,6 +24,6 @@ def test_slow_s3_that_cuts_connections_leaves_no_partial_file_and_no_open_upload
 
     with ThreadPoolExecutor() as pool:
         rows = list(pool.map(run_case, range(len(cuts.KINDS))))
-    fault_clear(local_records.info)  # faults that no request met
+    clear_fault(local_records.info)  # faults that no request met
     record_property("says", f"cuts, AWSDDP_SEED={SEED}: {rows}")
     assert all(row["ok"] for row in rows), (SEED, rows)

@@ -6,7 +6,7 @@ import pytest
 
 from awsddp.agent_client.launchers import LAUNCHERS
 from benchmarks.campaigns import deaths
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -19,7 +19,7 @@ def test_campaign_has_at_least_forty_kinds() -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("kind", drawn(deaths.KINDS, 2, what="deaths"), ids=str)
+@pytest.mark.parametrize("kind", draw_cases(deaths.KINDS, 2, label="deaths"), ids=str)
 def test_rank_that_dies_is_the_cause_and_no_process_remains(
     fleet: "Fleet", launcher: str, kind: tuple[tuple[str, int], str]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from awsddp.agent.diagnosis.causes import TABLE
 from awsddp.agent.diagnosis.job_causes import JOB_TABLE
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -130,21 +130,21 @@ def check_cause(fleet: "Fleet", kind: str, script: str, *, ranks: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="some need to mount, or another user")
-@pytest.mark.parametrize("kind", drawn(list(PLAIN), 4, what="deaths without torch"))
+@pytest.mark.parametrize("kind", draw_cases(list(PLAIN), 4, label="deaths without torch"))
 def test_script_without_torch_that_dies_has_the_cause_of_its_kind(
     make_fleet: "Callable[[int], Fleet]", kind: str
 ) -> None:
     check_cause(make_fleet(1), kind, PLAIN[kind], ranks=1)
 
 
-@pytest.mark.parametrize("kind", drawn(list(ALONE), 2, what="deaths alone"))
+@pytest.mark.parametrize("kind", draw_cases(list(ALONE), 2, label="deaths alone"))
 def test_script_with_torch_that_dies_has_the_cause_of_its_kind(
     make_fleet: "Callable[[int], Fleet]", kind: str
 ) -> None:
     check_cause(make_fleet(1), kind, TORCH + ALONE[kind], ranks=1)
 
 
-@pytest.mark.parametrize("kind", drawn(list(TOGETHER), 2, what="deaths together"))
+@pytest.mark.parametrize("kind", draw_cases(list(TOGETHER), 2, label="deaths together"))
 def test_process_group_that_dies_has_the_cause_of_its_kind(
     make_fleet: "Callable[[int], Fleet]", kind: str
 ) -> None:
@@ -171,7 +171,7 @@ def test_memory_limit_of_the_kernel_is_the_cause_of_a_killed_rank(
         group.rmdir()
 
 
-@pytest.mark.parametrize("late", drawn([0, 1], 1, what="two faults"))
+@pytest.mark.parametrize("late", draw_cases([0, 1], 1, label="two faults"))
 def test_first_of_two_faults_is_the_cause(fleet: "Fleet", late: int) -> None:
     """Rank 3 runs out of memory, and ends now or late; rank 0, which waits for it, times out after 2 s."""
     script = GROUP + (

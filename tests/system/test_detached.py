@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.support.lab import Lab
-from tests.support.traces import traces
+from tests.support.traces import find_traces
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
 IDLE_S = 10
@@ -27,7 +27,7 @@ def wait_for_state(lab: Lab, state: str, *, within_s: float = LATE_S) -> dict[st
 
 
 def test_a_detached_run_stops_its_nodes_and_fetch_starts_them_fetches_and_terminates_them(lab: Lab) -> None:
-    before = traces(lab.home)
+    before = find_traces(lab.home)
     lab.script("saves.py", SAVES)
     args = ("--local", "--nodes", "2", "--world-size", "2", "-y", "--detach", "--idle", f"{IDLE_S}s")
     result = lab.run("run", "saves.py", *args, "--name", "left")
@@ -40,7 +40,7 @@ def test_a_detached_run_stops_its_nodes_and_fetch_starts_them_fetches_and_termin
     for node in range(2):
         assert (lab.project / f"runs/left/node{node}/run/saved.txt").read_text() == "mine"
     lab.close()
-    assert traces(lab.home) == before
+    assert find_traces(lab.home) == before
 
 
 def test_an_idle_cluster_terminates_itself_once_its_results_are_fetched(lab: Lab) -> None:

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.campaigns import doctor
 from tests.support.lab import Lab
 from tests.support.local_cloud import needs_root
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 pytestmark = [pytest.mark.prove, needs_root]
 LOCAL = ["slow-network", "slow-cpu", "full-disk", "oom", "clock", "hostkey"]
@@ -21,7 +21,7 @@ def test_doctor_reports_no_fault_of_healthy_nodes(cluster: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", drawn([fault for fault in LOCAL if fault in doctor.possible()], 2, what="doctor")
+    "fault", draw_cases([fault for fault in LOCAL if fault in doctor.possible()], 2, label="doctor")
 )
 def test_doctor_names_a_node_with_a_fault(cluster: Lab, fault: str) -> None:
     cluster.run("local", "fault", "add", "node1", fault)

@@ -7,9 +7,9 @@ import pytest
 from awsddp.cluster import run
 from awsddp.model.documents import JobDocument
 from awsddp.session.context import Session
-from tests.support.acts import fetched, trained
-from tests.support.local_cloud import fault_add
-from tests.support.world import World, yes
+from tests.support.acts import run_fetch, run_train
+from tests.support.local_cloud import add_fault
+from tests.support.world import World, agree
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,23 @@ def test_run_terminates_its_nodes_once_aws_answers_again_or_names_them(
     cloud = world.cloud.info
 
     def run_until_aws_fails(session: Session, **_: Any) -> JobDocument:
-        trained(session)
-        fetched(session)
-        fault_add(cloud, "*", "InternalError", for_s=fails_s)
+        run_train(session)
+        run_fetch(session)
+        add_fault(cloud, "*", "InternalError", for_s=fails_s)
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
     def run_that_job(session: Session) -> dict[str, Any]:
         run.train, run.check_job = run_until_aws_fails, lambda session, **_: None  # type: ignore[assignment]
-        return run.run_job(session, confirm=yes, on_lines=lambda lines: None)
+        return run.run_job(session, confirm=agree, on_lines=lambda lines: None)
 
     began = world.clock.read()
     ended = world.run(run_that_job)
-    assert ended.code == code, ended.told
+    assert ended.code == code, ended.text
     if code == 0:
-        assert (len(ended.document["down"]["terminated"]), world.cloud.living()) == (2, [])
+        assert (len(ended.document["down"]["terminated"]), world.cloud.live_instances()) == (2, [])
         return
     assert run.END_S <= world.clock.read() - began < 2 * run.END_S
-    assert "2 x g5.xlarge may run in us-east-1, at $" in ended.told
-    world.cloud.mend()
-    assert all(instance["InstanceId"] in ended.told for instance in world.cloud.living()), ended.told
-    assert "awsddp down   # then end them" in ended.told
+    assert "2 x g5.xlarge may run in us-east-1, at $" in ended.text
+    world.cloud.clear_faults()
+    assert all(instance["InstanceId"] in ended.text for instance in world.cloud.live_instances()), ended.text
+    assert "awsddp down   # then end them" in ended.text

@@ -151,6 +151,6 @@ def test_an_engineer_trains_her_own_model_in_at_most_18_commands(
     internal = [path.name for path in lab.project.glob("runs/*/logs/*") if "rank" not in path.name]
     story.stumbles += [f"internal files among the results: {internal}"] * bool(internal)
     says("engineer", story)
-    assert story.commands <= 18, story.told()
-    assert not story.failed, story.told()
-    assert len(story.stumbles) <= 3, story.told()
+    assert story.commands <= 18, story.report()
+    assert not story.failed, story.report()
+    assert len(story.stumbles) <= 3, story.report()

@@ -16,9 +16,9 @@ from awsddp.cluster.plan import plan
 from awsddp.cluster.status import status
 from awsddp.cluster.stop import stop
 from awsddp.cluster.up import up
-from tests.support.acts import checked, fetched, trained
+from tests.support.acts import run_doctor, run_fetch, run_train
 from tests.support.seed import FULL, SEED
-from tests.support.world import Kill, Outcome, World, yes
+from tests.support.world import Kill, Outcome, World, agree
 
 NODES = 2
 SOME = {"up": 6, "up again": 3, "down": 6}
@@ -43,8 +43,8 @@ class Command:
 
     def run(self, world: World) -> Outcome:
         """Run the command, with every confirmation given."""
-        choices = {"confirm": yes} if self.confirms else {}
-        return world.run(self.verb, nodes=self.nodes, asked=self.requested, **choices)
+        choices = {"confirm": agree} if self.confirms else {}
+        return world.run(self.verb, nodes=self.nodes, overrides=self.requested, **choices)
 
 
 COMMANDS = {
@@ -55,14 +55,14 @@ COMMANDS = {
     "moved": Command(verb=up, requested={"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}),
     "stop": Command(verb=stop, state="stopped"),
     "start": Command(verb=up, ground="stopped"),
-    "train": Command(verb=trained, confirms=False),
-    "fetch": Command(verb=fetched, ground="owing", confirms=False),
+    "train": Command(verb=run_train, confirms=False),
+    "fetch": Command(verb=run_fetch, ground="owing", confirms=False),
     "down": Command(verb=down, living=0),
     "down --orphans": Command(verb=inventory.down_orphans, ground="orphans", living=0, most=0),
     "status": Command(verb=status, confirms=False),
     "status --all": Command(verb=inventory.status_all, confirms=False),
     "plan": Command(verb=plan, confirms=False),
-    "doctor": Command(verb=checked, confirms=False),
+    "doctor": Command(verb=run_doctor, confirms=False),
 }
 # Services other than EC2 have other codes for a throttle and a denial.
 OTHER_CODES = {
@@ -119,13 +119,13 @@ def prepare_start(world: World, ground: str) -> None:
         "orphans": (),
         "cluster": made,
         "stopped": (*made, stop),
-        "owing": (*made, trained),
+        "owing": (*made, run_train),
     }
     for step in before[ground]:
-        assert world.run(step, nodes=NODES, confirm=yes).code == 0
+        assert world.run(step, nodes=NODES, confirm=agree).code == 0
     if ground == "orphans":
         kill = Kill("RunInstances", 1, "before it is sent")
-        assert world.run(up, nodes=NODES, confirm=yes, kill=kill).code is None
+        assert world.run(up, nodes=NODES, confirm=agree, kill=kill).code is None
     world.save(ground)
 
 
@@ -143,7 +143,7 @@ def run_with_fault(world: World, command: Command, operation: str, fault: Fault)
         effect = OTHER_CODES.get(effect, effect)
     world.cloud.fault(operation, effect, **choices)
     outcome = command.run(world)
-    world.cloud.mend()
+    world.cloud.clear_faults()
     return outcome
 
 
@@ -152,16 +152,16 @@ def check_fault(world: World, command: Command, operation: str, fault: Fault) ->
     outcome = run_with_fault(world, command, operation, fault)
     terminates = command.verb in (down, inventory.down_orphans) or operation == "TerminateInstances"
     incomplete = (8,) if terminates and not fault.choices else ()  # instances that could not be terminated
-    assert outcome.code in fault.codes + incomplete, f"{outcome.code}: {outcome.told}"
-    states = [instance["State"]["Name"] for instance in world.cloud.living()]
+    assert outcome.code in fault.codes + incomplete, f"{outcome.code}: {outcome.text}"
+    states = [instance["State"]["Name"] for instance in world.cloud.live_instances()]
     if outcome.code == 0:
         assert states == [command.state] * command.living
-        assert command.verb is not down or world.cloud.left() == []
+        assert command.verb is not down or world.cloud.find_leftovers() == []
     assert len(states) <= max(NODES, command.nodes)
     assert len(world.cloud.instances()) <= command.most
-    again = world.run(down, nodes=NODES, discard=True, confirm=yes)
-    assert again.code == 0, again.told
-    assert world.cloud.left() == []
+    again = world.run(down, nodes=NODES, discard=True, confirm=agree)
+    assert again.code == 0, again.text
+    assert world.cloud.find_leftovers() == []
 
 
 def list_cases(world: World, command: Command) -> list[tuple[str, Fault]]:
@@ -176,7 +176,7 @@ def list_cases(world: World, command: Command) -> list[tuple[str, Fault]]:
         "RunInstances": REFUSALS,
         "StartInstances": REFUSALS[:1],
     }  # `doctor` reports a refusal in its checks
-    refusals = {} if command.verb is checked else refusals
+    refusals = {} if command.verb is run_doctor else refusals
     return cases + [
         (operation, refusal) for operation in sorted(dict(calls)) for refusal in refusals.get(operation, ())
     ]
@@ -186,7 +186,7 @@ def list_cases(world: World, command: Command) -> list[tuple[str, Fault]]:
 def test_a_launch_that_aws_refuses_leaves_nothing(world: World, refusal: Fault) -> None:
     prepare_start(world, "nothing")
     outcome = run_with_fault(world, COMMANDS["up"], "RunInstances", refusal)
-    assert (outcome.code, world.cloud.left()) == (*refusal.codes, [])
+    assert (outcome.code, world.cloud.find_leftovers()) == (*refusal.codes, [])
 
 
 @pytest.mark.prove
@@ -195,7 +195,7 @@ def test_down_that_may_not_list_instances_fails_and_keeps_the_key(world: World) 
     outcome = run_with_fault(
         world, COMMANDS["down"], "DescribeInstances", Fault("UnauthorizedOperation", (4,))
     )
-    assert (outcome.code, len(world.cloud.living())) == (4, NODES)
+    assert (outcome.code, len(world.cloud.live_instances())) == (4, NODES)
     assert (world.home / "clusters/demo/key").exists()
 
 
@@ -206,9 +206,9 @@ def test_a_wrong_clock_is_reported_with_its_difference_to_aws(world: World, name
     prepare_start(world, COMMANDS[name].ground)
     outcome = run_with_fault(world, COMMANDS[name], "*", fault)
     assert outcome.code == 4
-    assert f"s {'behind' if fault.choices['ahead_s'] > 0 else 'ahead of'} AWS's" in outcome.told
-    assert world.run(down, nodes=NODES, confirm=yes).code == 0
-    assert world.cloud.left() == []
+    assert f"s {'behind' if fault.choices['ahead_s'] > 0 else 'ahead of'} AWS's" in outcome.text
+    assert world.run(down, nodes=NODES, confirm=agree).code == 0
+    assert world.cloud.find_leftovers() == []
 
 
 @pytest.mark.prove

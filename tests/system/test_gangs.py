@@ -17,7 +17,7 @@ from awsddp.agent import messages
 from awsddp.agent_client.logs import Merger
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.util.parallel import run_in_thread
-from tests.support.gangs import SLEEP, codes
+from tests.support.gangs import SLEEP, exit_codes
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def unread_bytes(port: int) -> list[int]:
 
 def test_job_of_four_ranks_on_two_nodes_succeeds(fleet: "Fleet") -> None:
     job = fleet.run("import os\nprint('rank', os.environ['RANK'])\n")
-    assert (job.state, job.cause, codes(job)) == ("succeeded", None, [0, 0, 0, 0])
+    assert (job.state, job.cause, exit_codes(job)) == ("succeeded", None, [0, 0, 0, 0])
     assert [(rank.rank, rank.local_rank, rank.node) for rank in job.ranks] == [
         (0, 0, 0),
         (1, 1, 0),
@@ -68,7 +68,7 @@ def test_failing_rank_ends_the_others_and_is_named(fleet: "Fleet") -> None:
     assert (job.cause.exit_code, job.cause.signal) == (3, None)
     assert job.cause.tail == tuple(f"line {line}" for line in range(10, 30))
     assert "exit code 3" in job.cause.explanation
-    assert codes(job) == [-15, -15, 3, -15]
+    assert exit_codes(job) == [-15, -15, 3, -15]
     assert fleet.processes() == []
 
 
@@ -88,13 +88,13 @@ def test_rank_that_ended_early_is_named_before_the_one_that_failed(fleet: "Fleet
 def test_all_of_16_ranks_that_end_at_once_have_an_exit_code(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     fleet.hosts[0] = replace(fleet.hosts[0], prepared=replace(fleet.hosts[0].prepared, python="/bin/true"))
-    assert codes(fleet.run("x\n", world_size=16)) == [0] * 16
+    assert exit_codes(fleet.run("x\n", world_size=16)) == [0] * 16
 
 
 def test_log_of_a_rank_that_cannot_be_started_says_why(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     job = fleet.run("x\n", args=("x" * 200_000,))
-    assert codes(job) == [127, 127]
+    assert exit_codes(job) == [127, 127]
     assert b"could not start this process: [Errno 7]" in fleet.log(0)
 
 
@@ -112,7 +112,7 @@ def test_ranks_that_ignore_term_are_killed(fleet: "Fleet") -> None:
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "if os.environ['RANK'] == '0': time.sleep(1); raise SystemExit(7)\ntime.sleep(600)\n"
     )
-    assert codes(job) == [7, -9, -9, -9]
+    assert exit_codes(job) == [7, -9, -9, -9]
     assert fleet.processes() == []
 
 
@@ -183,7 +183,7 @@ def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet")
         return condition()
 
     for node, request in launches.items():
-        fleet.ask(node, request)
+        fleet.send_request(node, request)
     until(lambda: pump_and_check(lambda: len(fleet.processes()) == 4))
     os.kill(fleet.document(1)["pid"], signal.SIGKILL)
     relay.reset()
@@ -198,7 +198,7 @@ def test_ranks_end_when_node_0_is_lost(fleet: "Fleet") -> None:
     until(lambda: len(fleet.processes()) == 4)
     os.kill(fleet.document(0)["pid"], signal.SIGKILL)
     job = fleet.wait()
-    assert (job.state, codes(job)) == ("interrupted", [None, None, -15, -15])
+    assert (job.state, exit_codes(job)) == ("interrupted", [None, None, -15, -15])
     assert fleet.processes() == []
     alone = fleet.wait(nodes=[1])
     assert alone.state == "failed"
@@ -231,14 +231,14 @@ def test_nodes_end_their_ranks_when_a_client_reports_that_their_first_node_is_go
     until(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    assert fleet.ask(1, make_lost("its instance is terminated")).heard
+    assert fleet.send_request(1, make_lost("its instance is terminated")).heard
     job = fleet.wait(nodes=[1])
     os.kill(first, signal.SIGCONT)
     assert job.state == "failed"
     assert job.cause is not None
     assert (job.cause.node, job.cause.kind) == (0, "node_lost")
     assert "lost node0 (its instance is terminated)" in job.cause.explanation
-    assert not fleet.ask(1, make_lost("again")).heard
+    assert not fleet.send_request(1, make_lost("again")).heard
     fleet.wait()
     assert fleet.processes() == []
 
@@ -248,10 +248,10 @@ def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet"
     until(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    cancelled = run_in_thread(fleet.ask, 1, messages.Cancel(job="job", grace=1))
+    cancelled = run_in_thread(fleet.send_request, 1, messages.Cancel(job="job", grace=1))
     until((fleet.folder(1) / "cancel.json").exists)
     until(lambda: len(fleet.processes()) == 2)
-    assert fleet.ask(1, make_lost("its instance is terminated")).heard
+    assert fleet.send_request(1, make_lost("its instance is terminated")).heard
     assert cancelled.result().state == "cancelled"
     assert cancelled.result().cause.kind == "cancelled"
     os.kill(first, signal.SIGCONT)
@@ -283,25 +283,25 @@ def test_full_disk_is_the_cause_and_the_end_of_the_job_is_still_written(fleet: "
 def test_missing_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     request = fleet.requests(SLEEP)[0]
     request.join_s = 1.0
-    fleet.ask(0, request)
+    fleet.send_request(0, request)
     job = fleet.wait(nodes=[0])
     assert job.cause is not None
     assert (job.state, job.cause.node) == ("failed", 1)
     assert "node1 did not report within 1 s" in job.cause.explanation
-    assert codes(job) == [None] * 4
+    assert exit_codes(job) == [None] * 4
 
 
 def test_unknown_connections_to_the_port_do_not_disturb_the_job(fleet: "Fleet") -> None:
     import socket
 
     launches = fleet.requests("import time\ntime.sleep(1)\n")
-    fleet.ask(0, launches[0])
+    fleet.send_request(0, launches[0])
     address = launches[0].first_node.private_ip, launches[0].link_port
     first = socket.create_connection(address)
     first.sendall(b'{"node": 1, "challenge": "x", "proof": "x"}\n{"is": "here"}\n')
     second = socket.create_connection(address)
     second.sendall(b"\0" * 10_000)
-    fleet.ask(1, launches[1])
+    fleet.send_request(1, launches[1])
     assert fleet.wait().state == "succeeded"
     first.close()
     second.close()
@@ -312,10 +312,10 @@ def test_node_with_another_secret_does_not_join(fleet: "Fleet") -> None:
     launches[1].secret = "x"
     for node, launch in launches.items():
         launch.join_s = 2.0
-        fleet.ask(node, launch)
+        fleet.send_request(node, launch)
     job = fleet.wait()
     assert job.cause is not None
-    assert (job.state, job.cause.node, codes(job)) == ("failed", 1, [None] * 4)
+    assert (job.state, job.cause.node, exit_codes(job)) == ("failed", 1, [None] * 4)
 
 
 def test_timeout_ends_the_job_and_is_its_cause(fleet: "Fleet") -> None:
@@ -339,7 +339,7 @@ def test_node_that_shuts_down_interrupts_the_job(fleet: "Fleet") -> None:
     until(lambda: len(fleet.processes()) == 4)
     os.kill(fleet.document(1)["pid"], signal.SIGTERM)
     job = fleet.wait()
-    assert (job.state, codes(job)) == ("interrupted", [-15] * 4)
+    assert (job.state, exit_codes(job)) == ("interrupted", [-15] * 4)
     assert job.cause is not None
     assert job.cause.node == 1
     assert "node1 was shut down while the job ran" in job.cause.explanation
@@ -349,14 +349,14 @@ def test_shutdown_is_the_cause_even_if_the_supervisor_was_killed_before_the_end(
     fleet.launch(
         "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
-    until(fleet.up)
+    until(fleet.ranks_are_up)
     pid = fleet.document(1)["pid"]
     os.kill(pid, signal.SIGTERM)
     until(lambda: fleet.document(1)["cause"])
     os.kill(pid, signal.SIGKILL)
     until(lambda: fleet.document(1)["state"] == "interrupted")
     assert "was shut down" in fleet.document(1)["cause"]["explanation"]
-    fleet.ask(0, messages.Cancel(job="job", grace=0))
+    fleet.send_request(0, messages.Cancel(job="job", grace=0))
 
 
 def test_job_of_a_restarted_node_is_interrupted(fleet: "Fleet") -> None:
@@ -397,27 +397,27 @@ def test_launch_reports_its_error_and_leaves_no_job_folder(fleet: "Fleet") -> No
     import socket
 
     with pytest.raises(UsageError, match=r"nowhere\.py not found on this node"):
-        fleet.ask(1, fleet.requests("nowhere.py")[1])
+        fleet.send_request(1, fleet.requests("nowhere.py")[1])
     request = fleet.requests(SLEEP)[0]
     with socket.socket() as taken:
         taken.bind((request.first_node.private_ip, request.link_port))
         taken.listen()
         with pytest.raises(JobError, match=r"port \d+ .* is taken"):
-            fleet.ask(0, request)
+            fleet.send_request(0, request)
     with pytest.raises(NodeError, match="cannot be run"):
         request.processes[0].argv = ["/no/python"]
-        fleet.ask(0, request)
+        fleet.send_request(0, request)
     with pytest.raises(NotFoundError, match="job other not found"):
-        fleet.ask(0, messages.Cancel(job="other"))
+        fleet.send_request(0, messages.Cancel(job="other"))
     with pytest.raises(UsageError, match="invalid job name"):
-        fleet.ask(0, messages.Cancel(job="../job"))
+        fleet.send_request(0, messages.Cancel(job="../job"))
     assert not list((fleet.homes[0] / ".awsddp").glob("jobs/*"))
 
 
 def test_existing_job_is_not_overwritten(fleet: "Fleet") -> None:
     fleet.run("print('first')\n")
     with pytest.raises(UsageError, match="already exists"):
-        fleet.ask(1, fleet.requests("print('second')\n")[1])
+        fleet.send_request(1, fleet.requests("print('second')\n")[1])
     assert fleet.log(2) == b"first\n"
 
 
@@ -439,7 +439,7 @@ def test_job_has_an_upload_state_before_its_uploader_reports_and_stores_how_to_r
     fleet.jobs.append("job")
     for node, launch in launches.items():
         launch.saving = saving
-        fleet.ask(node, launch)
+        fleet.send_request(node, launch)
     until(lambda: all((home / "got").exists() for home in fleet.homes))
     folder = fleet.folder(0)
     assert (fleet.homes[0] / "got").read_text() == "the secret"
@@ -447,7 +447,7 @@ def test_job_has_an_upload_state_before_its_uploader_reports_and_stores_how_to_r
     assert (folder / "saver.json").stat().st_mode & 0o777 == 0o600
     assert (folder / "saver.lock").exists()
     assert saving["stdin"] not in (folder / "job.json").read_text()
-    [job] = fleet.ask(0, messages.State()).jobs
+    [job] = fleet.send_request(0, messages.State()).jobs
     assert job.saving is not None
     assert (job.saving.files, job.saving.ended, job.saving.silent_s < 60) == (0, False, True)
 
@@ -458,7 +458,7 @@ def test_job_has_an_upload_state_before_its_uploader_reports_and_stores_how_to_r
         ("?", False, False),
     ):
         (folder / "saving.json").write_text(json.dumps({**progress, "at": at, "ended": ended}))
-        [job] = fleet.ask(0, messages.State()).jobs
+        [job] = fleet.send_request(0, messages.State()).jobs
         assert job.saving is not None
         assert job.saving.is_silent == is_silent
 

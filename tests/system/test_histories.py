@@ -29,9 +29,18 @@ from awsddp.cluster.status import status
 from awsddp.cluster.stop import stop
 from awsddp.cluster.up import up
 from awsddp.state import ClusterFolder
-from tests.support.acts import detached, fetched, held, hold, ran, status_all, trained, whoami
+from tests.support.acts import (
+    instances_with_results,
+    run_attached,
+    run_detached,
+    run_fetch,
+    run_train,
+    set_instances_with_results,
+    status_all,
+    whoami,
+)
 from tests.support.seed import FULL, SEED
-from tests.support.world import PHASES, Kill, Login, Outcome, World, tags, yes
+from tests.support.world import PHASES, Kill, Login, Outcome, World, agree, tags
 
 LIMITS = settings(
     max_examples=250 if FULL else 14,
@@ -136,9 +145,9 @@ class Histories(RuleBasedStateMachine):
     def up(self, nodes: int, harm: Any, home: str, cidr: str) -> None:
         if self.unfetched():
             return
-        existing = {node_of(node).node for node in self.cloud.living()}
+        existing = {node_of(node).node for node in self.cloud.live_instances()}
         launched = len(self.cloud.instances())
-        outcome = self.run(up, harm, home, nodes=nodes, asked={"network.ssh_cidr": cidr}, confirm=yes)
+        outcome = self.run(up, harm, home, nodes=nodes, overrides={"network.ssh_cidr": cidr}, confirm=agree)
         self.most = max(self.most, nodes)
         assert len(self.cloud.instances()) - launched <= len(set(range(nodes)) - existing), (
             "more than requested"
@@ -146,7 +155,7 @@ class Histories(RuleBasedStateMachine):
         if outcome.code == 0:
             assert outcome.document["state"] == "ready"
             assert [node["node"] for node in outcome.document["nodes"]] == list(range(nodes))
-            assert [node["State"]["Name"] for node in self.cloud.living()] == ["running"] * nodes
+            assert [node["State"]["Name"] for node in self.cloud.live_instances()] == ["running"] * nodes
             self.most = nodes
 
     @rule(harm=HARM, home=HOMES)
@@ -154,37 +163,37 @@ class Histories(RuleBasedStateMachine):
         self.ensure_cluster()
         if self.unfetched():
             return
-        outcome = self.run(stop, harm, home, confirm=yes)
+        outcome = self.run(stop, harm, home, confirm=agree)
         if outcome.code == 0:
-            assert {node["State"]["Name"] for node in self.cloud.living()} == {"stopped"}
+            assert {node["State"]["Name"] for node in self.cloud.live_instances()} == {"stopped"}
 
     @rule(harm=HARM)
     def train(self, harm: Any) -> None:
         """From now on nodes hold unfetched results; without real hosts, nobody can fetch them."""
         self.ensure_cluster()
-        if self.run(trained, harm, "home").code == 0:
-            assert len(self.unfetched()) == len(self.cloud.living())
+        if self.run(run_train, harm, "home").code == 0:
+            assert len(self.unfetched()) == len(self.cloud.live_instances())
             assert {self.cloud.on_poweroff(key) for key in self.unfetched()} == {"stop"}
 
     @rule(harm=HARM)
     def fetch(self, harm: Any) -> None:
         self.ensure_cluster()
-        if self.run(fetched, harm, "home").code == 0:
+        if self.run(run_fetch, harm, "home").code == 0:
             assert self.unfetched() == []
 
     @rule(harm=HARM, home=HOMES)
     def down(self, harm: Any, home: str) -> None:
         """Another client cannot fetch unfetched results, and does not discard them."""
-        unfetched, before = self.unfetched(), len(self.cloud.living())
+        unfetched, before = self.unfetched(), len(self.cloud.live_instances())
         discard = self.may_lose = bool(unfetched) and home == "home"
-        outcome = self.run(down, harm, home, discard=discard, confirm=yes)
+        outcome = self.run(down, harm, home, discard=discard, confirm=agree)
         if outcome.code == 0:
             self.check_nothing_left()
         if unfetched and not discard:
             assert outcome.code != 0
-            assert len(self.cloud.living()) == before
+            assert len(self.cloud.live_instances()) == before
         elif harm is None:
-            assert outcome.code == 0, outcome.told
+            assert outcome.code == 0, outcome.text
 
     @rule(harm=HARM, home=HOMES, discard=st.booleans())
     def down_orphans(self, harm: Any, home: str, discard: bool) -> None:
@@ -194,29 +203,31 @@ class Histories(RuleBasedStateMachine):
         holding = set() if discard else orphans & {before[key] for key in self.unfetched()}
         orphans -= holding
         self.may_lose = discard
-        outcome = self.run(inventory.down_orphans, harm, home, discard=discard, confirm=yes)
+        outcome = self.run(inventory.down_orphans, harm, home, discard=discard, confirm=agree)
         stays = {key for key, cluster in before.items() if cluster not in orphans}
         assert stays <= self.alive().keys()
         if harm is None:
-            assert outcome.code == (6 if holding else 0), outcome.told
+            assert outcome.code == (6 if holding else 0), outcome.text
             assert self.ids() & orphans == set()
 
     @rule(home=HOMES)
     def status(self, home: str) -> None:
         outcome = self.run(status, None, home)
-        assert outcome.code == 0, outcome.told
+        assert outcome.code == 0, outcome.text
         state = outcome.document["state"]
-        if state == "launching" and self.cloud.left() == []:  # killed just now: AWS may list it later
+        if (
+            state == "launching" and self.cloud.find_leftovers() == []
+        ):  # killed just now: AWS may list it later
             record = ClusterFolder(self.home(home), "demo").read()
             assert record is not None and record.intent is not None
             assert self.world.clock.now() - record.created < timedelta(minutes=2)
         else:
-            assert (state == "absent") == (self.cloud.left() == [])
+            assert (state == "absent") == (self.cloud.find_leftovers() == [])
 
     @rule(home=HOMES)
     def status_all(self, home: str) -> None:
         outcome = self.run(status_all, None, home)
-        assert outcome.code == 0, outcome.told
+        assert outcome.code == 0, outcome.text
         is_orphan = {cluster["id"]: cluster["orphan"] for cluster in outcome.document["clusters"]}
         assert is_orphan.keys() == self.ids()
         assert {key for key, orphan in is_orphan.items() if orphan} == self.orphans()
@@ -227,7 +238,7 @@ class Histories(RuleBasedStateMachine):
         before = self.alive()
         outcome = self.run(verb, harm, home)
         assert self.alive() == before
-        assert harm is not None or outcome.code in (0, 3), outcome.told
+        assert harm is not None or outcome.code in (0, 3), outcome.text
 
     @rule(login=st.sampled_from(OURS), verb=OWN_VERBS, nodes=SIZES)
     def log_in_otherwise(self, login: Login, verb: Any, nodes: int) -> None:
@@ -235,9 +246,9 @@ class Histories(RuleBasedStateMachine):
         self.ensure_cluster()
         if self.unfetched() or ClusterFolder(self.home("home"), "demo").read() is None:
             return
-        more = {} if verb is status else {"confirm": yes}
+        more = {} if verb is status else {"confirm": agree}
         outcome = self.run(verb, None, "home", nodes=nodes, login=login, **more)
-        assert outcome.code == 0, outcome.told
+        assert outcome.code == 0, outcome.text
         if verb is down:
             self.check_nothing_left()
         elif verb is up:
@@ -251,9 +262,9 @@ class Histories(RuleBasedStateMachine):
         if folder.read() is None:
             return
         before, instances = self.lasting_resources(), len(self.cloud.instances())
-        more = {} if verb is status else {"confirm": yes}
+        more = {} if verb is status else {"confirm": agree}
         outcome = self.run(verb, None, "home", login="another account", **more)
-        assert (outcome.code, "belongs to AWS account" in outcome.told) == (3, True), outcome
+        assert (outcome.code, "belongs to AWS account" in outcome.text) == (3, True), outcome
         assert (self.lasting_resources(), len(self.cloud.instances())) == (before, instances)
         assert folder.read() is not None
 
@@ -263,7 +274,7 @@ class Histories(RuleBasedStateMachine):
         if self.unfetched():
             return
         before = self.alive()
-        outcome = self.run(ran, harm, "home", nodes=nodes, confirm=yes)
+        outcome = self.run(run_attached, harm, "home", nodes=nodes, confirm=agree)
         self.most = max(self.most, nodes)
         if harm is None or (isinstance(harm, Kill) and outcome.code is not None):
             if outcome.code == 3:  # refused: the cluster exists, and its folder does not
@@ -271,24 +282,29 @@ class Histories(RuleBasedStateMachine):
             elif outcome.code != 6:
                 self.check_nothing_left()
             else:
-                assert {node["State"]["Name"] for node in self.cloud.living()} <= {"stopping", "stopped"}
-                assert len(self.unfetched()) == len(self.cloud.living())
+                assert {node["State"]["Name"] for node in self.cloud.live_instances()} <= {
+                    "stopping",
+                    "stopped",
+                }
+                assert len(self.unfetched()) == len(self.cloud.live_instances())
 
     @rule(nodes=SIZES, harm=HARM)
     def run_and_leave(self, nodes: int, harm: Any) -> None:
         if self.unfetched():
             return
-        outcome = self.run(detached, harm, "home", nodes=nodes, confirm=yes)
+        outcome = self.run(run_detached, harm, "home", nodes=nodes, confirm=agree)
         self.most = max(self.most, nodes)
         if outcome.code == 0:
-            assert len(self.unfetched()) == len(self.cloud.living()) == nodes
+            assert len(self.unfetched()) == len(self.cloud.live_instances()) == nodes
 
     @rule()
     def nobody_uses_it(self) -> None:
         """The idle time passes: each running node powers itself off."""
         self.ensure_cluster()
         self.world.clock.move(self.world.clock.read() + 3600)
-        self.cloud.power_off([node for node in self.cloud.living() if node["State"]["Name"] == "running"])
+        self.cloud.power_off(
+            [node for node in self.cloud.live_instances() if node["State"]["Name"] == "running"]
+        )
 
     @rule()
     def lose_the_folder(self) -> None:
@@ -297,7 +313,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def lose_a_node(self) -> None:
         self.ensure_cluster()
-        keys = [node["InstanceId"] for node in self.cloud.living()]
+        keys = [node["InstanceId"] for node in self.cloud.live_instances()]
         self.may_lose = True
         if keys:
             self.cloud.ec2.terminate_instances(InstanceIds=keys[:1])
@@ -311,10 +327,13 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_result_is_lost(self) -> None:
         """An instance with the only copy of a result exists until that is fetched or discarded."""
-        only, living = held(self.world.home), {node["InstanceId"] for node in self.cloud.living()}
+        only, living = (
+            instances_with_results(self.world.home),
+            {node["InstanceId"] for node in self.cloud.live_instances()},
+        )
         assert self.may_lose or only <= living
         if self.may_lose:
-            hold(self.world.home, only & living)
+            set_instances_with_results(self.world.home, only & living)
         self.may_lose = False
 
     @invariant()
@@ -322,13 +341,13 @@ class Histories(RuleBasedStateMachine):
         """No instance runs past its expiry, with or without a client."""
         self.cloud.expire()
         now = self.world.clock.now()
-        for node in self.cloud.living():
+        for node in self.cloud.live_instances():
             late = now - datetime.fromisoformat(tags(node)["awsddp:expires"])
             assert node["State"]["Name"] != "running" or late <= LATE
 
     @invariant()
     def no_more_lives_than_was_asked_for(self) -> None:
-        assert len(self.cloud.living()) <= self.most
+        assert len(self.cloud.live_instances()) <= self.most
 
     @invariant()
     def what_is_there_is_known_by_its_tags(self) -> None:
@@ -338,34 +357,38 @@ class Histories(RuleBasedStateMachine):
             "'awsddp:cluster', 'Value': 'demo'",
             f"'awsddp:owner', 'Value': '{self.owner}'",
         )
-        self.resources = self.cloud.left()
+        self.resources = self.cloud.find_leftovers()
         assert [thing for thing in self.resources if not all(tag in thing for tag in ours)] == []
 
     def alive(self) -> dict[str, str]:
         """Return the id of the cluster of each instance that exists."""
-        return {node["InstanceId"]: tags(node)["awsddp:id"] for node in self.cloud.living()}
+        return {node["InstanceId"]: tags(node)["awsddp:id"] for node in self.cloud.live_instances()}
 
     def lasting_resources(self) -> tuple[dict[str, str], list[str]]:
         """Return the instances, and the resources that EC2 does not delete with a terminated instance."""
         of_instances = ("describe_instances", "describe_volumes", "describe_network_interfaces")
-        return self.alive(), [thing for thing in self.cloud.left() if not thing.startswith(of_instances)]
+        return self.alive(), [
+            thing for thing in self.cloud.find_leftovers() if not thing.startswith(of_instances)
+        ]
 
     def ids(self) -> set[str]:
         """Return the ids of the clusters of all resources."""
-        return {cluster_id for thing in self.cloud.left() for cluster_id in ID.findall(thing)}
+        return {cluster_id for thing in self.cloud.find_leftovers() for cluster_id in ID.findall(thing)}
 
     def orphans(self) -> set[str]:
         """Return the ids of the clusters without an instance that is before its expiry."""
-        now, lives = self.world.clock.now(), self.cloud.living()
+        now, lives = self.world.clock.now(), self.cloud.live_instances()
         expiries = [(tags(node)["awsddp:id"], tags(node)["awsddp:expires"]) for node in lives]
         return self.ids() - {key for key, expires in expiries if datetime.fromisoformat(expires) > now}
 
     def unfetched(self) -> list[str]:
         """Return the instances with unfetched results."""
-        return [node["InstanceId"] for node in self.cloud.living() if "awsddp:unfetched" in tags(node)]
+        return [
+            node["InstanceId"] for node in self.cloud.live_instances() if "awsddp:unfetched" in tags(node)
+        ]
 
     def check_nothing_left(self) -> None:
-        assert self.cloud.left() == []
+        assert self.cloud.find_leftovers() == []
         self.most = 0
 
     def teardown(self) -> None:
@@ -373,10 +396,10 @@ class Histories(RuleBasedStateMachine):
         COUNT["histories"] += 1
         self.world.clock.move(self.world.clock.read() + timedelta(days=2).total_seconds())
         self.cloud.expire()
-        assert {node["State"]["Name"] for node in self.cloud.living()} <= {"stopping", "stopped"}
+        assert {node["State"]["Name"] for node in self.cloud.live_instances()} <= {"stopping", "stopped"}
         if self.owner:
-            outcome = self.run(down, None, "home", discard=True, confirm=yes)
-            assert outcome.code == 0, outcome.told
+            outcome = self.run(down, None, "home", discard=True, confirm=agree)
+            assert outcome.code == 0, outcome.text
         self.check_nothing_left()
 
 

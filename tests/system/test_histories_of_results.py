@@ -11,7 +11,7 @@ import pytest
 from tests.support import drawn_job
 from tests.support.lab import Lab
 from tests.support.seed import FULL, SEED
-from tests.support.traces import traces
+from tests.support.traces import find_traces
 from tests.system.test_many_clients import copy_machine
 from tests.system.test_reservations import make_client
 
@@ -106,7 +106,7 @@ class History:
         self.fetch_rest(name, seed, 6, result.stderr, nodes=(0,), final=6)
 
     def list_kinds(self, seed: int) -> set[str]:
-        return {kind for node in range(2) for kind in drawn_job.drawn(seed, node).values()}
+        return {kind for node in range(2) for kind in drawn_job.draw_files(seed, node).values()}
 
     def fetch_rest(
         self,
@@ -121,7 +121,7 @@ class History:
     ) -> None:
         """Make the unreadable files readable and fetch them, if nothing else is missing."""
         lab = lab or self.lab
-        closed = [p for n in nodes for p, kind in drawn_job.drawn(seed, n).items() if kind == "closed"]
+        closed = [p for n in nodes for p, kind in drawn_job.draw_files(seed, n).items() if kind == "closed"]
         if closed:
             assert code == 6, stderr
             assert all(path in stderr for path in closed), stderr
@@ -133,8 +133,8 @@ class History:
     def check_results(self, name: str, seed: int, lab: Lab, *, nodes: tuple[int, ...] = (0, 1)) -> None:
         for node in nodes:
             folder = lab.project / "runs" / name / f"node{node}"
-            for path in drawn_job.drawn(seed, node):
-                real = f"always{node}.txt" if drawn_job.drawn(seed, node)[path] == "link" else path
+            for path in drawn_job.draw_files(seed, node):
+                real = f"always{node}.txt" if drawn_job.draw_files(seed, node)[path] == "link" else path
                 local = path.replace("\n", r"\n")  # a fetched name has no control character
                 assert (folder / local).read_bytes() == drawn_job.content(seed, node, real), (path, self.acts)
 
@@ -150,4 +150,4 @@ def test_each_result_of_a_job_is_fetched_or_reported_as_missing(lab: Lab, number
     finally:
         sys.stdout.write("\n  ".join([f"history {number}:", *history.acts]))
     lab.close()
-    assert traces(lab.home) == []
+    assert find_traces(lab.home) == []

@@ -18,5 +18,5 @@ def test_a_hostile_node_changes_only_the_folder_of_its_job_and_forges_no_output(
     seed = os.environ.get("AWSDDP_SEED") or str(random.SystemRandom().randrange(10**6))
     home = hostile_node.Home(tmp_path / "home")
     cases = (f"{seed}/{number}" for number in range(CASES))
-    harm = {case: wrong for case in cases if (wrong := hostile_node.one(home, case))}
+    harm = {case: wrong for case in cases if (wrong := hostile_node.play_case(home, case))}
     assert not harm, f"again: AWSDDP_SEED={seed}"

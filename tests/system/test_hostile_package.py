@@ -235,7 +235,7 @@ def test_a_hostile_package_and_a_hostile_page_reach_nothing_through_the_client(
     assert set(codes.values()) <= {403, 501}, answers
     assert sum(name.startswith("link ") for name in codes) == 4
     assert not loopback_requests and not lan_requests and "SECRET" not in json.dumps(answers)
-    assert not [line for line in index.asked if "private" in line or line.startswith(("POST", "PUT"))]
-    assert not [line for line in git.asked if "other" in line or "receive" in line]
+    assert not [line for line in index.requests if "private" in line or line.startswith(("POST", "PUT"))]
+    assert not [line for line in git.requests if "other" in line or "receive" in line]
     record_property("says", f"the client had {peak:.0f} MB at most")
     assert peak < MOST_MB

@@ -20,7 +20,15 @@ from botocore.exceptions import ClientError
 
 from awsddp.local import cgroups, control, nspawn
 from awsddp.local.machine import CloudPaths
-from tests.support.local_cloud import Cloud, fault_add, fault_clear, left_over, needs_root, refusal, until
+from tests.support.local_cloud import (
+    Cloud,
+    add_fault,
+    clear_fault,
+    error_code_of,
+    find_leftovers,
+    needs_root,
+    until,
+)
 
 pytestmark = needs_root
 
@@ -237,7 +245,7 @@ def test_an_unsupported_key_of_user_data_is_rejected_by_its_name(cloud: Cloud, k
 def test_multipart_user_data_is_rejected(cloud: Cloud) -> None:
     parts = "Content-Type: multipart/mixed; boundary=x\n\n--x\n\n#cloud-config\nswap: {}\n--x--\n"
     launch = cloud.client("ec2").run_instances
-    assert refusal(launch, **cloud.request(UserData=parts)) == "UnsupportedOperation"
+    assert error_code_of(launch, **cloud.request(UserData=parts)) == "UnsupportedOperation"
 
 
 def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> None:
@@ -306,7 +314,7 @@ def test_the_memory_of_a_terminated_node_goes_to_the_remaining_nodes(pair: Pair)
 @pytest.mark.prove
 def test_the_oom_fault_persists_while_another_node_comes_and_goes(pair: Pair, cleared: None) -> None:
     take = 'python3 -c "print(len(bytearray(500 << 20)))" 2>/dev/null || echo killed'
-    fault_add(pair.cloud.info, pair.ids[1], "oom")
+    add_fault(pair.cloud.info, pair.ids[1], "oom")
     made = pair.cloud.client("ec2").run_instances(**pair.cloud.request())["Instances"][0]["InstanceId"]
     pair.cloud.wait("running", made)
     until(lambda: pair.run(1, take) == "killed\n")
@@ -370,9 +378,9 @@ def test_an_unreachable_subnet_is_rejected_before_an_instance_is_launched(cloud:
     vpc = ec2.create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
     subnet = create_subnet(ec2, vpc, cidr.replace("/16", "/24"))
     before = cloud.instances()
-    assert refusal(ec2.run_instances, **cloud.request(SubnetId=subnet)) == "UnsupportedOperation"
+    assert error_code_of(ec2.run_instances, **cloud.request(SubnetId=subnet)) == "UnsupportedOperation"
     nics = [{"DeviceIndex": 0, "SubnetId": subnet}]
-    assert refusal(ec2.run_instances, **cloud.request(NetworkInterfaces=nics)) == "UnsupportedOperation"
+    assert error_code_of(ec2.run_instances, **cloud.request(NetworkInterfaces=nics)) == "UnsupportedOperation"
     assert cloud.instances() == before
     ec2.delete_subnet(SubnetId=subnet)
     ec2.delete_vpc(VpcId=vpc)
@@ -424,7 +432,7 @@ def test_the_security_group_decides_which_ports_peers_reach(pair: Pair) -> None:
 def cleared(pair: Pair) -> Iterator[None]:
     """Clear the faults of a test after it."""
     yield
-    fault_clear(pair.cloud.info)
+    clear_fault(pair.cloud.info)
 
 
 def has_ssh_greeting(pair: Pair, number: int, *, within_s: float = 0.5) -> bool:
@@ -439,7 +447,7 @@ def test_a_cut_node_is_unreachable_and_its_connections_survive_the_fault(pair: P
     counting = subprocess.Popen(pair.ssh(1, count), stdout=subprocess.PIPE, text=True)
     assert counting.stdout is not None
     assert counting.stdout.readline() == "1\n"
-    fault_add(pair.cloud.info, pair.ids[1], "cut", for_s=1.5)
+    add_fault(pair.cloud.info, pair.ids[1], "cut", for_s=1.5)
     assert not has_ssh_greeting(pair, 1)
     assert has_ssh_greeting(pair, 0)
     until(lambda: has_ssh_greeting(pair, 1))
@@ -458,10 +466,10 @@ def test_the_one_way_fault_passes_incoming_packets_and_no_outgoing_ones(pair: Pa
     try:
         assert hearing.stdout is not None
         assert hearing.stdout.readline() == "ready\n"
-        fault_add(pair.cloud.info, pair.ids[1], "one-way")
+        add_fault(pair.cloud.info, pair.ids[1], "one-way")
         assert not has_ssh_greeting(pair, 1)
         pair.run(0, f"bash -c 'echo heard > /dev/udp/{pair.address(1)}/4000'")
-        fault_clear(pair.cloud.info)
+        clear_fault(pair.cloud.info)
         assert hearing.communicate(timeout=30)[0].strip() == "heard"
     finally:
         ec2.revoke_security_group_ingress(**pair.inside)
@@ -471,23 +479,23 @@ def test_the_one_way_fault_passes_incoming_packets_and_no_outgoing_ones(pair: Pa
 def test_a_frozen_node_is_silent_until_the_fault_ends_even_if_the_daemon_is_killed(
     pair: Pair, cleared: None
 ) -> None:
-    fault_add(pair.cloud.info, pair.ids[1], "frozen")
+    add_fault(pair.cloud.info, pair.ids[1], "frozen")
     assert not has_ssh_greeting(pair, 1)
     pair.cloud.kill()
     assert not has_ssh_greeting(pair, 1)
     assert pair.cloud.instances(pair.ids[1])[0]["State"]["Name"] == "running"
-    fault_clear(pair.cloud.info)
+    clear_fault(pair.cloud.info)
     assert has_ssh_greeting(pair, 1, within_s=5)
 
 
 def test_a_full_disk_accepts_no_data_until_the_fault_ends(pair: Pair, cleared: None) -> None:
     write = "echo more 2>&1 > more || true; cat more"
-    fault_add(pair.cloud.info, pair.ids[0], "full-disk")
+    add_fault(pair.cloud.info, pair.ids[0], "full-disk")
     assert "more" not in pair.run(0, write).split("\n")
     assert pair.run(0, "df --output=avail / | tail -1").strip() == "0"
     disk = CloudPaths(pair.cloud.home).nodes / pair.ids[0] / "disk.img"
     assert disk.stat().st_blocks * 512 < 2**30, "it fills the machine's own disk"
-    fault_clear(pair.cloud.info)
+    clear_fault(pair.cloud.info)
     assert pair.run(0, write) == "more\n"
 
 
@@ -499,21 +507,21 @@ def test_faults_of_cpu_memory_and_host_key_last_until_they_are_cleared(pair: Pai
     busy += "print(time.process_time())"
     take = 'python3 -c "print(len(bytearray(500 << 20)))" 2>/dev/null || echo killed'
     for effect in ("slow-cpu", "oom", "hostkey"):
-        fault_add(pair.cloud.info, pair.ids[1], effect)
+        add_fault(pair.cloud.info, pair.ids[1], effect)
     until(lambda: subprocess.run(key, capture_output=True).stdout not in (shown, b""))
-    fault_clear(pair.cloud.info, control.send_command(pair.cloud.info).faults[-1].id)
+    clear_fault(pair.cloud.info, control.send_command(pair.cloud.info).faults[-1].id)
     until(lambda: subprocess.run(key, capture_output=True).stdout == shown)
     assert float(pair.run(1, f"python3 -c {shlex.quote(busy)}")) < 0.3, "seconds of CPU in one second"
     assert pair.run(1, take) == "killed\n"
-    fault_clear(pair.cloud.info)
+    clear_fault(pair.cloud.info)
     assert pair.run(1, take) == f"{500 << 20}\n"
 
 
 @pytest.mark.skipif(nspawn.find_faketime() is None, reason="Debian's package faketime is missing")
 def test_the_clock_of_a_login_is_ahead_until_the_fault_ends(pair: Pair, cleared: None) -> None:
-    fault_add(pair.cloud.info, pair.ids[1], "clock")
+    add_fault(pair.cloud.info, pair.ids[1], "clock")
     assert int(pair.run(1, "date +%s")) - time.time() > 100
-    fault_clear(pair.cloud.info)
+    clear_fault(pair.cloud.info)
     assert int(pair.run(1, "date +%s")) - time.time() < 2
 
 
@@ -570,7 +578,7 @@ def test_a_process_group_forms_once_the_security_group_admits_its_own_members(pa
 @pytest.mark.prove
 def test_units_of_the_user_data_start_again_after_a_reboot(pair: Pair) -> None:
     boots = pair.run(0, "cat /var/log/boots")
-    assert fault_add(pair.cloud.info, pair.ids[0], "reboot") == []
+    assert add_fault(pair.cloud.info, pair.ids[0], "reboot") == []
     until(lambda: pair.reaches("grep -c boot /var/log/boots") and pair.run(0, "cat /var/log/boots") > boots)
     assert pair.run(0, "cat /var/log/boots") == boots + "boot\n"
 
@@ -652,10 +660,10 @@ def test_stop_leaves_nothing(tmp_path: Path, files: str) -> None:
         assert [group["GroupName"] for group in made[0]["SecurityGroups"]] == ["default"]
         cloud.wait("running", *[instance["InstanceId"] for instance in made])
         assert {"processes", "namespaces", "interfaces", "disks", "cgroups", "files"} <= set(
-            left_over(tmp_path)
+            find_leftovers(tmp_path)
         )
         if files == "removed":
             shutil.rmtree(tmp_path / "local")
     finally:
         control.stop(tmp_path)
-    assert left_over(tmp_path) == {}
+    assert find_leftovers(tmp_path) == {}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.lab import Lab
 from tests.support.seed import FULL, SEED
-from tests.support.traces import traces
+from tests.support.traces import find_traces
 
 MOMENTS = 30 if FULL else 3
 RACES = 50 if FULL else 3
@@ -63,7 +63,7 @@ def test_a_client_killed_at_a_random_moment_can_be_run_again_or_cleaned_up(lab: 
     longest = {"up": 9.0, "train": 7.0, "down": 4.0}[verb]
     lab.script("lines.py", LINES)
     assert lab.run("local", "start").returncode == 0
-    before = traces(lab.home)
+    before = find_traces(lab.home)
     for number in range(MOMENTS):
         delay = moments.uniform(0.1, longest)
         if verb != "up":
@@ -78,7 +78,7 @@ def test_a_client_killed_at_a_random_moment_can_be_run_again_or_cleaned_up(lab: 
         ended = lab.run(*DOWN)
         assert ended.returncode == 0, (delay, ended.stderr)
         assert lab.json("status", "--local")["state"] == "absent", delay
-        assert traces(lab.home) == before, delay
+        assert find_traces(lab.home) == before, delay
         assert max(count_launches(lab).values(), default=0) <= 2, delay
 
 

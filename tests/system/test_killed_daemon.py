@@ -15,7 +15,7 @@ from botocore.parsers import ResponseParserError
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
 from awsddp.local.machine import CloudPaths
-from tests.support.local_cloud import Cloud, left_over, needs_root
+from tests.support.local_cloud import Cloud, find_leftovers, needs_root
 from tests.support.seed import FULL, SEED
 
 GONE = ("shutting-down", "terminated")
@@ -115,4 +115,4 @@ def test_a_daemon_killed_repeatedly_neither_loses_nor_duplicates_instances(
         assert list((tmp_path / "local/nodes").glob("*")) == []
     finally:
         control.stop(tmp_path)
-    assert left_over(tmp_path) == {}
+    assert find_leftovers(tmp_path) == {}

@@ -15,7 +15,7 @@ from awsddp.cluster.down import down
 from awsddp.cluster.status import status
 from awsddp.cluster.up import up
 from tests.support.seed import FULL, SEED
-from tests.support.world import PHASES, Kill, Outcome, World, yes
+from tests.support.world import PHASES, Kill, Outcome, World, agree
 
 SOME = 2
 VERBS = {"up": up, "down": down}
@@ -27,7 +27,7 @@ def prepare_start(world: World, verb: str, nodes: int) -> str:
     if verb == "up":
         return "empty"
     world.restore("empty")
-    assert world.run(up, nodes=nodes, confirm=yes).code == 0
+    assert world.run(up, nodes=nodes, confirm=agree).code == 0
     world.save("cluster")
     return "cluster"
 
@@ -35,22 +35,22 @@ def prepare_start(world: World, verb: str, nodes: int) -> str:
 def recover(world: World, recovery: str, nodes: int, *, launches: int) -> None:
     """Recover from a kill; check that no more was launched than requested, and that nothing is left."""
     if recovery == "up":
-        cluster = get_document(world.run(up, nodes=nodes, confirm=yes))
+        cluster = get_document(world.run(up, nodes=nodes, confirm=agree))
         assert cluster["state"] == "ready"
         assert sorted(node["node"] for node in cluster["nodes"]) == list(range(nodes))
-        assert len(world.cloud.living()) == nodes
+        assert len(world.cloud.live_instances()) == nodes
     if recovery == "down without the folder":
         shutil.rmtree(world.home, ignore_errors=True)
     home = world.root / "elsewhere" if recovery == "down from another home" else world.home
-    get_document(world.run(down, nodes=nodes, home=home, confirm=yes))
-    assert world.cloud.left() == []
+    get_document(world.run(down, nodes=nodes, home=home, confirm=agree))
+    assert world.cloud.find_leftovers() == []
     assert len(world.cloud.instances()) <= launches * nodes
     assert not (home / "clusters/demo").exists()
 
 
 def get_document(outcome: Outcome) -> dict[str, Any]:
     """Check that a command succeeded, and return its document."""
-    assert outcome.code == 0, outcome.told
+    assert outcome.code == 0, outcome.text
     return outcome.document
 
 
@@ -73,8 +73,8 @@ def kill_and_recover(
         if count == enough:
             break
         world.restore(start)
-        was_killed = world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is None
-        assert len(world.cloud.living()) <= nodes, kill
+        was_killed = world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=agree).code is None
+        assert len(world.cloud.live_instances()) <= nodes, kill
         if not was_killed:
             assert kill.nth > 1 and kill.operation.startswith("Describe"), f"{kill} was counted, but not made"
             continue
@@ -93,7 +93,7 @@ def kill_and_recover(
 def list_kills(world: World, verb: str, nodes: int) -> list[Kill]:
     """Return the kills of a verb at all its calls, in an order drawn by a seed."""
     world.restore(prepare_start(world, verb, nodes))
-    calls = world.run(VERBS[verb], nodes=nodes, confirm=yes).calls
+    calls = world.run(VERBS[verb], nodes=nodes, confirm=agree).calls
     kills = [Kill(*call, phase) for call in calls for phase in PHASES]
     random.Random(f"{SEED} {verb} {nodes}").shuffle(kills)
     return kills
@@ -107,9 +107,9 @@ def test_a_killed_launch_can_be_completed_and_terminated(world: World, phase: An
 
 
 def test_a_killed_launch_is_reported_for_as_long_as_aws_may_still_list_it(world: World) -> None:
-    assert world.run(up, kill=Kill("RunInstances", 1, PHASES[0]), confirm=yes).code is None
+    assert world.run(up, kill=Kill("RunInstances", 1, PHASES[0]), confirm=agree).code is None
     elsewhere = world.root / "elsewhere"
-    assert get_document(world.run(down, home=elsewhere, confirm=yes))["removed"] > 0
+    assert get_document(world.run(down, home=elsewhere, confirm=agree))["removed"] > 0
     assert get_document(world.run(status))["state"] == "launching"
     world.clock.move(world.clock.read() + 120)
     assert get_document(world.run(status))["state"] == "absent"

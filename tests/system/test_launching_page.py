@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import Lab
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "launching.md"
 LINES = [
@@ -50,7 +50,7 @@ def test_page_has_lines_that_are_run() -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("line", drawn(LINES, 3, what="lines of the page"))
+@pytest.mark.parametrize("line", draw_cases(LINES, 3, label="lines of the page"))
 def test_line_of_the_page_trains(cluster: Lab, line: str) -> None:
     for name, text in SCRIPTS.items():
         cluster.script(name, GROUP + text)

@@ -29,10 +29,10 @@ from awsddp.plan.policy import least_policy
 from awsddp.session.context import Session
 from awsddp.session.locate import aws_client_for, open_target
 from awsddp.settings.loader import load
-from tests.support.acts import fetched, status_all, trained
-from tests.support.iam import Need, allowed, held_to
-from tests.support.seed import drawn
-from tests.support.world import REGION, Kill, World, yes
+from tests.support.acts import run_fetch, run_train, status_all
+from tests.support.iam import Need, allowed, enforce_policy
+from tests.support.seed import draw_cases
+from tests.support.world import REGION, Kill, World, agree
 
 AWSDDP = Path(awsddp.__file__).parent
 OTHER = "somebody else's"
@@ -164,36 +164,36 @@ def run_all_verbs(world: World, requested: Settings) -> Run:
     policy["Statement"] = [row for row in policy["Statement"] if not row["Action"][0].startswith("s3:")]
 
     def run(verb: Any, settings: Settings = {}, **choices: Any) -> dict[str, Any]:  # noqa: B006
-        outcome = world.run(verb, asked={"cluster.nodes": 2, **requested, **settings}, **choices)
-        assert outcome.code in (0, None), f"{verb.__name__}: {outcome.told}"
+        outcome = world.run(verb, overrides={"cluster.nodes": 2, **requested, **settings}, **choices)
+        assert outcome.code in (0, None), f"{verb.__name__}: {outcome.text}"
         return outcome.document
 
-    with held_to(policy, world.cloud.place.home) as before:
+    with enforce_policy(policy, world.cloud.place.home) as before:
         for verb in (run_plan, find_offers, run_regions):
             run(verb)
         checks = run(doctor).checks
         assert [check for check in checks if check.ok is False] == []
         if not spec.capacity.reservation:
             many = {"cluster.instance_type": "p5.48xlarge", "cluster.nodes": 65}
-            assert run(request_quota, many, confirm=yes)["request"]
-        run(up, confirm=yes, kill=Kill("RunInstances", 1, "before it is sent"))
+            assert run(request_quota, many, confirm=agree)["request"]
+        run(up, confirm=agree, kill=Kill("RunInstances", 1, "before it is sent"))
         world.clock.move(world.clock.read() + 3600)
-        run(inventory.down_orphans, confirm=yes)
-        run(up, confirm=yes)
-        run(up, {"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}, confirm=yes)
-        run(trained)
-        run(fetched)
+        run(inventory.down_orphans, confirm=agree)
+        run(up, confirm=agree)
+        run(up, {"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}, confirm=agree)
+        run(run_train)
+        run(run_fetch)
         if not spec.cluster.spot:
-            run(stop, confirm=yes)
+            run(stop, confirm=agree)
             if "ec2:ModifyInstancePlacement" in json.dumps(policy):  # for a start without the placement group
                 world.cloud.fault("StartInstances", "InsufficientInstanceCapacity", times=1)
-            run(up, {"capacity.placement_group": "false"} if spec.capacity.efa else {}, confirm=yes)
-        run(up, {"cluster.nodes": 1}, confirm=yes)
+            run(up, {"capacity.placement_group": "false"} if spec.capacity.efa else {}, confirm=agree)
+        run(up, {"cluster.nodes": 1}, confirm=agree)
         run(status)
         run(status_all)
     leave_behind(world)
-    with held_to(policy, world.cloud.place.home) as after:
-        run(down, confirm=yes)
+    with enforce_policy(policy, world.cloud.place.home) as after:
+        run(down, confirm=agree)
     needs = {repr(need): need for need in (*before, *after) if not need.resource.endswith("/default")}
     return Run(policy, list(needs.values()))
 
@@ -201,7 +201,7 @@ def run_all_verbs(world: World, requested: Settings) -> Run:
 def leave_behind(world: World) -> None:
     """Create a disk and an interface with the cluster's tags, as a launch that AWS aborts leaves them."""
     ec2 = world.cloud.ec2
-    tags = world.cloud.living()[0]["Tags"]
+    tags = world.cloud.live_instances()[0]["Tags"]
     ec2.create_volume(
         AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
     )
@@ -294,7 +294,7 @@ def test_the_least_policy_allows_every_verb_and_has_no_superfluous_part(world: W
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", drawn(list(CONFIGURED), 3, what="configured"))
+@pytest.mark.parametrize("name", draw_cases(list(CONFIGURED), 3, label="configured"))
 def test_the_least_policy_of_a_configuration_allows_what_it_needs_alone(world: World, name: str) -> None:
     configured = CONFIGURED[name]
     check_policy(run_all_verbs(world, configured(world) if callable(configured) else configured))

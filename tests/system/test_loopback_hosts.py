@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 import awsddp
 from awsddp.local import control
-from tests.support.local_cloud import Cloud, left_over, needs_root, until
+from tests.support.local_cloud import Cloud, find_leftovers, needs_root, until
 from tests.system.test_hosts import keygen
 
 USER_DATA = """\
@@ -93,7 +93,7 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     home = tmp_path_factory.mktemp("shelter")
     yield Loopback(tmp_path_factory.mktemp("keys"), home)
     control.stop(home)
-    assert left_over(home) == {}
+    assert find_leftovers(home) == {}
 
 
 @pytest.mark.prove

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.lab import Lab
 from tests.support.numbers_of_a_page import Page, check
-from tests.support.traces import traces
+from tests.support.traces import find_traces
 
 ARGV = """
 import sys
@@ -268,12 +268,12 @@ def test_event_files_are_fetched_during_a_job_and_every_number_of_the_report_is_
 
 def test_run_leaves_nothing(lab: Lab) -> None:
     lab.script("hello.py", "print('hello')")
-    before = traces(lab.home)
+    before = find_traces(lab.home)
     result = lab.json("run", "hello.py", "--local", "--nodes", "2", "--world-size", "2", "-y")
     assert result["train"]["state"] == "succeeded"
     assert len(result["down"]["terminated"]) == 2
     assert result["down"]["leftovers"] == []
-    assert traces(lab.home) == before
+    assert find_traces(lab.home) == before
     assert not (lab.home / "local").exists()
 
 

@@ -13,7 +13,7 @@ from tests.settings.test_loader_secrets import holding
 from tests.support.fleet import all_processes
 from tests.support.lab import Lab
 from tests.support.waiting import until
-from tests.support.wheels import installed_wheel, wheel
+from tests.support.wheels import write_installed_wheel, write_wheel
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
@@ -64,9 +64,9 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made = Lab(tmp_path)
     made.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     made.environ |= {"PIP_FIND_LINKS": str(tmp_path / "index")}
-    installed_wheel(tmp_path / "index", "tqdm")
+    write_installed_wheel(tmp_path / "index", "tqdm")
     for name in ("settings", "shapes"):
-        wheel(tmp_path / "index", name)
+        write_wheel(tmp_path / "index", name)
     for path, text in {
         "pyproject.toml": PYPROJECT,
         "requirements.txt": "tqdm>=4.66\nsettings>=1\nshapes\n",

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.campaigns import projects
 from tests.support.lab import Lab
-from tests.support.seed import SEED, drawn
-from tests.support.wheels import wheel
+from tests.support.seed import SEED, draw_cases
+from tests.support.wheels import write_wheel
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
@@ -39,14 +39,14 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(params=drawn(["on the CPU", "with rehearsed GPUs"], 1, what="GPUs of a project"))
+@pytest.fixture(params=draw_cases(["on the CPU", "with rehearsed GPUs"], 1, label="GPUs of a project"))
 def project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
     from PIL import Image
 
     lab = Lab(tmp_path)
     lab.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     for version in ("1.0", "2.0"):
-        wheel(tmp_path / "wheels", "small", version, requires=("torch>=2", "pillow"))
+        write_wheel(tmp_path / "wheels", "small", version, requires=("torch>=2", "pillow"))
     for number in range(8):
         folder = lab.project / "pictures" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,11 +85,11 @@ def test_each_kind_of_project_gets_its_packages_from_each_source_of_this_machine
     by_kind = {kind: [number for number in cases if kinds[number % len(kinds)] == kind] for kind in kinds}
     always = by_kind.pop("environment.yml"), by_kind.pop("uv.lock, git and URL")
     others = [number for numbers in by_kind.values() for number in numbers]
-    with projects.made() as world:
+    with projects.laboratory() as world:
         for numbers in (*always, others):
-            for number in drawn(numbers, 1, what="projects"):
+            for number in draw_cases(numbers, 1, label="projects"):
                 row = projects.train(world, number)
                 assert row["ok"], row
-        for number in drawn(range(len(projects.FAULTS)), 3, what="projects that cannot be met"):
+        for number in draw_cases(range(len(projects.FAULTS)), 3, label="projects that cannot be met"):
             row = projects.refuse(world, number, random.Random(f"{SEED}/{number}"))
             assert row["ok"], row

@@ -18,7 +18,7 @@ import pytest
 
 from awsddp.local.machine import CloudPaths
 from tests.support.lab import Lab
-from tests.support.seed import SEED, drawn
+from tests.support.seed import SEED, draw_cases
 from tests.system.test_reservations import make_client
 
 PLACES = {"local": "the local cloud", "aws": "us-east-1"}
@@ -165,7 +165,7 @@ def test_no_setting_hides_a_cluster_from_any_verb(clouds: TwoClouds, place: str)
     # `jobs` and `fetch` wait for a node that answers; the search is the same.
     slow = {case for case in CASES if case[2] in ("jobs", "fetch") and case[:2] not in ELSEWHERE}
     cases = [case for case in CASES if case[0] == place and (case not in slow or case[1] == "nothing")]
-    for case in drawn(cases, len(cases) // 3, what=f"settings of {place}"):
+    for case in draw_cases(cases, len(cases) // 3, label=f"settings of {place}"):
         clouds.check(*case)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.lab import Lab
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 TRAIN = """
 import os, pathlib, sys, time
@@ -64,7 +64,7 @@ def train_weights(cluster: Lab, *args: str) -> str:
 
 @pytest.mark.prove
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", drawn(["save", "dcp"], 1, what="checkpoints"))
+@pytest.mark.parametrize("kind", draw_cases(["save", "dcp"], 1, label="checkpoints"))
 def test_resumed_job_ends_with_the_weights_of_one_that_was_not_interrupted(cluster: Lab, kind: str) -> None:
     cluster.script("resumed.py", TRAIN)
     whole = train_weights(cluster, "--", kind, "5")

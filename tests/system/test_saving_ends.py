@@ -11,7 +11,7 @@ import pytest
 
 from awsddp.local import control
 from tests.support.lab import Lab
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 from tests.system.test_detached import LATE_S
 from tests.system.test_saving import WITH_ROLE, read_results, start_with_bucket, wait_for_job_json
 
@@ -67,7 +67,7 @@ def wait_for_states(lab: Lab, state: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ends", drawn(["it comes back", "second home", "spot"], 1, what="laptops"))
+@pytest.mark.parametrize("ends", draw_cases(["it comes back", "second home", "spot"], 1, label="laptops"))
 def test_a_client_that_never_returns_loses_no_result(lab: Lab, tmp_path: Path, ends: str) -> None:
     start_with_bucket(lab)
     lab.script("made.py", MADE)

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tests.support.lab import Lab
-from tests.support.seed import FULL, SEED, drawn
-from tests.support.traces import traces
+from tests.support.seed import FULL, SEED, draw_cases
+from tests.support.traces import find_traces
 
 MOMENTS = 40 if FULL else 6
 
@@ -92,7 +92,7 @@ LEAVING = {
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("reason", drawn(list(LEAVING), 1, what="ways to leave"))
+@pytest.mark.parametrize("reason", draw_cases(list(LEAVING), 1, label="ways to leave"))
 def test_a_client_that_leaves_its_job_says_how_to_follow_it_again(cluster: Lab, reason: str) -> None:
     signals, code = LEAVING[reason]
     client = start_and_wait(cluster)
@@ -123,7 +123,7 @@ def test_a_closed_pipe_leaves_the_job_running(cluster: Lab) -> None:
 
 @pytest.mark.prove
 def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
-    before = traces(lab.home)
+    before = find_traces(lab.home)
     args = ("run", "saves.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--name", "cut")
     client = start_and_wait(lab, *args)
     os.killpg(client.pid, signal.SIGINT)
@@ -131,7 +131,7 @@ def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
     assert code == 130
     assert "nothing is left" in err
     assert (lab.project / "runs" / "cut" / "node0" / "run" / "saved.txt").is_file()
-    assert traces(lab.home) == before
+    assert find_traces(lab.home) == before
 
 
 STAGES = {"up": b"preparing", "train": b"step 9", "fetch": b"fetching", "down": b"ending i-"}
@@ -162,7 +162,7 @@ def test_run_terminates_everything_after_each_signal_in_each_stage(lab: Lab) -> 
         assert (code, "nothing is left" in err) == (SIGNALS[number], True), (stage, number, err)
         assert lab.json("status", "--local")["state"] == "absent", (stage, number)
     lab.close()
-    assert traces(lab.home) == []
+    assert find_traces(lab.home) == []
 
 
 @pytest.mark.prove
@@ -225,7 +225,7 @@ def test_an_interrupted_verb_ends_cleanly_at_any_moment(lab: Lab) -> None:
         assert not exists or code == 0 or "awsddp down" in err, case
     assert lab.run("down", "--local", "-y").returncode == 0
     lab.close()
-    assert traces(lab.home) == []
+    assert find_traces(lab.home) == []
 
 
 @pytest.mark.prove

@@ -15,7 +15,7 @@ from awsddp.local import control
 from awsddp.local.machine import CloudPaths
 from tests.support.lab import Lab
 from tests.support.local_cloud import needs_root
-from tests.support.ssm import StandIn
+from tests.support.ssm import FakeAwsCli
 from tests.system.test_jump_host import is_reachable
 
 pytestmark = [needs_root, pytest.mark.prove]
@@ -58,12 +58,12 @@ def make_client(lab: Lab, service: str) -> Any:
     )
 
 
-def report_nodes(lab: Lab, aws: StandIn, stop: threading.Event) -> None:
+def report_nodes(lab: Lab, aws: FakeAwsCli, stop: threading.Event) -> None:
     """Report nodes to Systems Manager once they exist, as their agents do."""
     paths = CloudPaths(lab.home)
     while not stop.wait(0.2):
         names = [path.name for path in Path("/run/netns").glob(f"{paths.machine_name('i-')}*")]
-        aws.know({f"i-{name.rpartition('-i-')[2]}": ("127.0.0.1", name) for name in names})
+        aws.set_targets({f"i-{name.rpartition('-i-')[2]}": ("127.0.0.1", name) for name in names})
 
 
 def test_missing_settings_of_ssm_are_reported_before_any_launch(lab: Lab) -> None:
@@ -95,7 +95,7 @@ def test_a_running_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: 
 
 
 def test_all_connections_go_through_sessions_and_no_port_is_open(lab: Lab) -> None:
-    aws = StandIn(lab.root / "ssm")
+    aws = FakeAwsCli(lab.root / "ssm")
     lab.environ["PATH"] = f"{aws.bin}:{os.environ['PATH']}"
     plan = lab.run("plan", "--local").stdout
     assert "private, through ssm; SSH from nowhere: no port is open" in " ".join(plan.split())

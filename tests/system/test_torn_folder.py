@@ -9,7 +9,7 @@ from awsddp.cluster.down import down
 from awsddp.cluster.status import status
 from awsddp.cluster.up import up
 from tests.support.seed import FULL, SEED
-from tests.support.world import World, yes
+from tests.support.world import World, agree
 
 SOME = 12
 
@@ -17,7 +17,7 @@ SOME = 12
 @pytest.mark.prove
 @pytest.mark.timeout(3600 if FULL else 300)
 def test_status_and_down_work_with_a_file_cut_at_any_byte(world: World) -> None:
-    assert world.run(up, confirm=yes).code == 0
+    assert world.run(up, confirm=agree).code == 0
     world.save("cluster")
     whole = {path: path.read_bytes() for path in sorted((world.home / "clusters/demo").iterdir())}
     cuts = [(path, size) for path, data in whole.items() for size in range(len(data))]
@@ -28,10 +28,10 @@ def test_status_and_down_work_with_a_file_cut_at_any_byte(world: World) -> None:
         world.restore("cluster")
         path.write_bytes(whole[path][:size])
         outcome = world.run(status)
-        assert outcome.code == 0, (path.name, size, outcome.told)
+        assert outcome.code == 0, (path.name, size, outcome.text)
         assert (outcome.document["state"], len(outcome.document["nodes"])) == ("ready", 2), (path.name, size)
-        ended = world.run(down, confirm=yes)
-        assert (ended.code, len(ended.document["terminated"])) == (0, 2), (path.name, size, ended.told)
-        assert world.cloud.left() == [], (path.name, size)
+        ended = world.run(down, confirm=agree)
+        assert (ended.code, len(ended.document["terminated"])) == (0, 2), (path.name, size, ended.text)
+        assert world.cloud.find_leftovers() == [], (path.name, size)
         assert world.run(status).document["state"] == "absent", (path.name, size)
     sys.stdout.write(f"{len(cuts)} cuts in {len(whole)} files, 0 left\n")

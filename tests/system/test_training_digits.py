@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.launching import run_ranks
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 
 def train_digits(ranks: int, folder: Path) -> list[dict[str, float]]:
@@ -33,6 +33,6 @@ def test_four_ranks_learn_digits_and_keep_their_checkpoints(tmp_path: Path) -> N
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("ranks", drawn([1, 2, 16], 1, what="ranks of digits"))
+@pytest.mark.parametrize("ranks", draw_cases([1, 2, 16], 1, label="ranks of digits"))
 def test_digits_are_learnt_at_each_world_size(ranks: int, tmp_path: Path) -> None:
     train_digits(ranks, tmp_path)

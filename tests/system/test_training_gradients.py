@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launching import run_program
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 PROGRAM = Path(__file__).parents[1] / "support" / "whole_batch.py"
 SMALL = ("digits-net", "mnist_convnet", "mnist_mlp", "ladder", "elastic", "ddp_demos")
@@ -28,7 +28,7 @@ def test_gradients_of_two_ranks_are_those_of_the_whole_batch(tmp_path: Path) -> 
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("ranks", drawn([1, 2, 4, 8], 1, what="ranks"))
+@pytest.mark.parametrize("ranks", draw_cases([1, 2, 4, 8], 1, label="ranks"))
 def test_gradients_of_each_number_of_ranks_are_those_of_the_whole_batch_in_each_model(
     ranks: int, tmp_path: Path
 ) -> None:
@@ -38,7 +38,7 @@ def test_gradients_of_each_number_of_ranks_are_those_of_the_whole_batch_in_each_
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    ("models", "ranks"), drawn([(SMALL, 4), (("resnet18 on CIFAR-10",), 2)], 1, what="models")
+    ("models", "ranks"), draw_cases([(SMALL, 4), (("resnet18 on CIFAR-10",), 2)], 1, label="models")
 )
 def test_weights_are_equal_on_all_ranks_after_100_steps(
     models: tuple[str, ...], ranks: int, tmp_path: Path

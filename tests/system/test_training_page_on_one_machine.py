@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.alone import LAUNCHER
 from tests.support.launching import TRAIN, gpus_for
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 from tests.support.table import Row, commands
 
 import obtain  # isort: skip
@@ -95,9 +95,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("row", drawn(ROWS, 4, what="one machine"), ids=lambda row: row.command)
+@pytest.mark.parametrize("row", draw_cases(ROWS, 4, label="one machine"), ids=lambda row: row.command)
 def test_a_row_of_one_machine_prints_what_the_table_says(row: Row, folder: Path, tmp_path: Path) -> None:
-    args = shlex.split(f"{row.command} {row.more}".replace("/tmp/meeting", str(tmp_path / "meeting")))
+    args = shlex.split(
+        f"{row.command} {row.short_options}".replace("/tmp/meeting", str(tmp_path / "meeting"))
+    )
     start = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
     command = [part for arg in args for part in start.get(arg, [arg])]
     environ = {name: value for name, value in os.environ.items() if name not in LAUNCHER}

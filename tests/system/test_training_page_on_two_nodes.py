@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.lab import Lab
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 from tests.support.table import ROOT, Row, commands
 
 EPOCH = r"\[rank 3 @ node1\] Begin Validation @ Epoch 1$"
@@ -149,14 +149,14 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", drawn(ROWS, 2, what="two nodes"), ids=lambda row: row.command)
+@pytest.mark.parametrize("row", draw_cases(ROWS, 2, label="two nodes"), ids=lambda row: row.command)
 def test_a_row_of_two_nodes_prints_what_the_table_says(row: Row, nodes: Lab) -> None:
     command = row.command
-    if row.more and command.startswith("train") and " -- " not in command:
+    if row.short_options and command.startswith("train") and " -- " not in command:
         command += " --"
     if "HOST" in command:
         command = command.replace("HOST", nodes.json("status")["nodes"][0]["private_ip"])
-    result = nodes.run(*shlex.split(f"{command} {row.more}"))
+    result = nodes.run(*shlex.split(f"{command} {row.short_options}"))
     assert result.returncode == 0, result.stderr + result.stdout
     assert row.missing(result.stdout + result.stderr) == [], result.stdout
 

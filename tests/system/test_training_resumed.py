@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.launching import TRAIN, run_ranks, start, wait_all
-from tests.support.seed import FULL, SEED, drawn
+from tests.support.seed import FULL, SEED, draw_cases
 
 SETTINGS: dict[str, list[str]] = {
     "digits": ["--epochs", "6", "--accumulate", "2", "--clip-norm", "5"],
@@ -76,7 +76,7 @@ def test_an_interrupted_run_saves_and_resumes_bit_for_bit(tmp_path: Path) -> Non
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recipe", drawn(sorted(SETTINGS), 1, what="recipes"))
+@pytest.mark.parametrize("recipe", draw_cases(sorted(SETTINGS), 1, label="recipes"))
 def test_a_run_interrupted_at_random_steps_resumes_bit_for_bit(recipe: str, tmp_path: Path) -> None:
     import obtain
 

@@ -12,14 +12,14 @@ from awsddp.model.records import format_node_numbers
 from awsddp.state import ClusterFolder
 from benchmarks.campaigns import beside
 from tests.support.lab import Lab
-from tests.support.seed import SEED, drawn
+from tests.support.seed import SEED, draw_cases
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 def test_two_commands_at_once_end_as_alone_or_name_the_other() -> None:
     with beside.laboratory() as laboratory:
-        for number in drawn(range(len(beside.PAIRS)), 1, what="beside"):
+        for number in draw_cases(range(len(beside.PAIRS)), 1, label="beside"):
             row = laboratory.run(number, random.Random(f"{SEED}/{number}"))
             assert row["ok"], row
 

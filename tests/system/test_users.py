@@ -61,7 +61,7 @@ def test_a_new_user_explores_the_commands(lab: Lab, story: Story, says: Callable
     text = story.type("awsddp --local run -y", [("asking for", CTRL_C)], code=130, says=["nothing is left"])
     story.stumbles += ["run: speaks of results without a job"] * ("fetched" in text)
     says("stranger", story)
-    assert (story.failed, story.stumbles) == ([], []), story.told()
+    assert (story.failed, story.stumbles) == ([], []), story.report()
 
 
 ADVICE = {
@@ -133,7 +133,7 @@ def test_a_power_user_is_advised(lab: Lab, story: Story, says: Callable[[str, St
     jobs = story.type("awsddp jobs")
     story.stumbles += [f"jobs: wider than 80: {line}" for line in jobs.splitlines() if len(line) > 80]
     says("power user", story)
-    assert (story.failed, story.stumbles) == ([], []), story.told()
+    assert (story.failed, story.stumbles) == ([], []), story.report()
 
 
 NOTEBOOK = """
@@ -182,4 +182,4 @@ def test_a_developer_writes_a_notebook(lab: Lab, story: Story, says: Callable[[s
     output = story.type(f"{sys.executable} -m mypy --strict bad.py", code=1)
     story.stumbles += [] if "Found 3 errors" in output else [f"mypy --strict\n{output}"]
     says("developer", story)
-    assert (story.failed, story.stumbles) == ([], []), story.told()
+    assert (story.failed, story.stumbles) == ([], []), story.report()

@@ -22,7 +22,7 @@ import torch
 
 import awsddp
 from awsddp.util.shipped_files import shipped_folder
-from tests.support.channel import MINOR, VERSION, package, write_index
+from tests.support.channel import MINOR, VERSION, write_index, write_package
 from tests.support.lab import Lab
 
 pytestmark = [
@@ -129,14 +129,16 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     lab = Lab(tmp_path_factory.mktemp("asked"))
     channel = lab.root / "channel"
     config = f"home = /opt/python/bin\ninclude-system-site-packages = false\nversion = {VERSION}\n"
-    package(
+    write_package(
         channel,
         "python",
         VERSION,
         files={"pyvenv.cfg": config},
         links={"bin/python": f"/opt/python/bin/python{MINOR}"},
     )
-    package(channel, "pytorch", depends=("python",), files={f"{SITE}/image.pth": f"/opt/pytorch/{SITE}\n"})
+    write_package(
+        channel, "pytorch", depends=("python",), files={f"{SITE}/image.pth": f"/opt/pytorch/{SITE}\n"}
+    )
     write_index(channel)
     try:
         shared = ("--share", str(channel), "--share", str(Path(sys.prefix) / SITE))

@@ -15,7 +15,7 @@ from awsddp.cluster.down import down
 from awsddp.cluster.inventory import down_orphans
 from awsddp.cluster.stop import stop
 from awsddp.cluster.up import up
-from tests.support.world import REGION, World, tags, yes
+from tests.support.world import REGION, World, agree, tags
 
 AWS = Path(sys.executable).with_name("aws")
 pytestmark = [pytest.mark.prove, pytest.mark.skipif(not AWS.exists(), reason="awscli is not installed")]
@@ -64,7 +64,7 @@ def _is_relevant(item: dict[str, Any]) -> bool:
 
 
 def test_aws_lists_what_up_created_and_nothing_after_down(world: World) -> None:
-    assert world.run(up, confirm=yes).code == 0
+    assert world.run(up, confirm=agree).code == 0
     resources = list_resources(world)
     count = {kind: len(items) for kind, items in resources.items()}
     each, alone = (
@@ -92,7 +92,7 @@ def test_aws_lists_what_up_created_and_nothing_after_down(world: World) -> None:
         assert [held["GroupId"] for held in node["SecurityGroups"]] == [group["GroupId"]]
         assert {"Name", "awsddp:nodes", "awsddp:expires", "awsddp:created"} <= set(tags(node))
     assert all(disk["Encrypted"] for disk in resources["volumes"].values())
-    assert world.run(down, confirm=yes).code == 0
+    assert world.run(down, confirm=agree).code == 0
     assert list_resources(world) == {kind: {} for kind in KINDS}
 
 
@@ -126,9 +126,9 @@ def create_foreign(world: World, name: str, marks: dict[str, str]) -> None:
 
 
 def test_foreign_resources_stay_with_any_name_and_tags(world: World) -> None:
-    assert world.run(up, confirm=yes).code == 0
+    assert world.run(up, confirm=agree).code == 0
     ours = list_resources(world)
-    mine = tags(world.cloud.living()[0])
+    mine = tags(world.cloud.live_instances()[0])
     other = {"awsddp:owner": "AIDASOMEBODYELSE"}
     by_hand = {key: text for key, text in mine.items() if key != "awsddp:id"}
     names_and_tags: tuple[tuple[str, dict[str, str]], ...] = (
@@ -154,6 +154,6 @@ def test_foreign_resources_stay_with_any_name_and_tags(world: World) -> None:
         (down, {"home": elsewhere}),
     )
     for verb, choices in steps:
-        outcome = world.run(verb, confirm=yes, **choices)
-        assert outcome.code == 0, outcome.told
+        outcome = world.run(verb, confirm=agree, **choices)
+        assert outcome.code == 0, outcome.text
     assert list_resources(world) == theirs

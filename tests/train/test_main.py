@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.alone import rows, train, weights
+from tests.support.alone import read_metrics, read_weights, train
 from tests.support.launching import TRAIN, gpus_for, run_program, run_ranks, start, wait_all
-from tests.support.seed import drawn
+from tests.support.seed import draw_cases
 
 import obtain  # isort: skip
 import recipes  # isort: skip
@@ -34,7 +34,7 @@ def test_either_size_of_a_batch_overrides_the_recipe(recipe: str) -> None:
 def test_two_passes_of_half_a_batch_are_one_of_the_whole(tmp_path: Path) -> None:
     train(tmp_path / "one", "--epochs", "1")
     train(tmp_path / "two", "--epochs", "1", "--accumulate", "2")
-    single, double = weights(tmp_path / "one"), weights(tmp_path / "two")
+    single, double = read_weights(tmp_path / "one"), read_weights(tmp_path / "two")
     # Rounding: 6e-5 was seen on the CPU, 1.7e-3 on an H100.
     assert (single - double).norm() < 5e-3 * single.norm()
 
@@ -42,12 +42,12 @@ def test_two_passes_of_half_a_batch_are_one_of_the_whole(tmp_path: Path) -> None
 def test_a_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
     for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
         train(tmp_path / name, "--epochs", "1", "--seed", seed)
-    assert weights(tmp_path / "a").equal(weights(tmp_path / "b"))
-    assert not weights(tmp_path / "a").equal(weights(tmp_path / "c"))
+    assert read_weights(tmp_path / "a").equal(read_weights(tmp_path / "b"))
+    assert not read_weights(tmp_path / "a").equal(read_weights(tmp_path / "c"))
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("precision", drawn(["bf16", "fp16"], 1, what="precision"))
+@pytest.mark.parametrize("precision", draw_cases(["bf16", "fp16"], 1, label="precision"))
 def test_half_precision_learns(precision: str, tmp_path: Path) -> None:
     metrics = train(tmp_path, "--precision", precision, "--epochs", "4", "--clip-norm", "5")
     assert metrics[-1]["accuracy"] > 0.9
@@ -57,7 +57,7 @@ def test_the_same_folder_goes_on_where_it_was(tmp_path: Path) -> None:
     train(tmp_path / "whole", "--epochs", "3")
     train(tmp_path / "parts", "--epochs", "2")
     metrics = train(tmp_path / "parts", "--epochs", "3")
-    assert weights(tmp_path / "whole").equal(weights(tmp_path / "parts"))
+    assert read_weights(tmp_path / "whole").equal(read_weights(tmp_path / "parts"))
     assert [row["epoch"] for row in metrics if "accuracy" in row] == [1, 2, 3]
 
 
@@ -97,11 +97,13 @@ def test_spawned_ranks_take_the_same_steps_as_one_and_end_on_sigterm(tmp_path: P
     command = [sys.executable, str(TRAIN / "main.py"), "--spawn", "2", "--epochs", "500", "--device", "cpu"]
     (spawned,) = start(command, ranks=1, folder=tmp_path / "two")
     metrics, deadline = tmp_path / "two" / "metrics.jsonl", time.monotonic() + 60
-    while time.monotonic() < deadline and (not metrics.exists() or len(rows(tmp_path / "two")) < len(alone)):
+    while time.monotonic() < deadline and (
+        not metrics.exists() or len(read_metrics(tmp_path / "two")) < len(alone)
+    ):
         time.sleep(0.05)
     spawned.send_signal(signal.SIGTERM)
     assert wait_all([spawned])[0].code == 75
-    assert losses(rows(tmp_path / "two"))[: len(alone)] == pytest.approx(alone, rel=1e-4)
+    assert losses(read_metrics(tmp_path / "two"))[: len(alone)] == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.prove
@@ -136,11 +138,11 @@ def test_another_world_size_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     assert {e.code for e in run_ranks("main.py", "--epochs", "1", ranks=4, folder=tmp_path)} == {0}
     ended = run_ranks("main.py", *args, ranks=2, folder=tmp_path)
     assert [e.code for e in ended] == [0, 0] and "of 4 ranks" in ended[0].out
-    assert rows(tmp_path)[-1]["accuracy"] > 0.85
+    assert read_metrics(tmp_path)[-1]["accuracy"] > 0.85
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("recipe", drawn(["stl10-resnet18", "cifar10-resnet18"], 1, what="published"))
+@pytest.mark.parametrize("recipe", draw_cases(["stl10-resnet18", "cifar10-resnet18"], 1, label="published"))
 def test_published_recipes_run_with_their_stage_lines_and_meters(recipe: str, tmp_path: Path) -> None:
     obtain.make("stl10", tmp_path / "data", train=500, test=40)
     obtain.make("cifar10", tmp_path / "data", train=500, test=40)

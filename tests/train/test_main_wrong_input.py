@@ -21,7 +21,7 @@ import obtain
 import torch
 import torch.distributed as dist
 
-from tests.support.alone import nobody_else
+from tests.support.alone import single_process
 from tests.support.launching import run_ranks
 
 ONE = ["--epochs", "1"]
@@ -31,7 +31,7 @@ ONE = ["--epochs", "1"]
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run main in this process, in a folder of its own and without a launcher's variables."""
     monkeypatch.chdir(tmp_path)
-    with nobody_else(tmp_path / "run"):
+    with single_process(tmp_path / "run"):
         yield
 
 

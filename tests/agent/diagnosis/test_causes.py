@@ -11,7 +11,7 @@ from awsddp.agent.diagnosis.causes import CONDITIONS, TABLE, Evidence, explain
 from awsddp.agent.diagnosis.evidence import last_lines, read_last_loss, read_tail
 from awsddp.agent.diagnosis.job_causes import JOB_TABLE, Row
 from awsddp.agent_client import program
-from tests.support.rank_logs import GLOO, TRACEBACK, raised
+from tests.support.rank_logs import GLOO, TRACEBACK, exception_log
 
 PAGE = Path(__file__).parents[3] / "docs" / "why.md"
 CRASH = """Fatal Python error: {}
@@ -292,7 +292,7 @@ EXAMPLES = [
     (1, TRACEBACK + "torch.distributed.DistBackendError: remote process exited\n", "peer_lost", ""),
     (-6, "terminate called\n  what():  [gloo] Connection reset by peer\n", "peer_lost", ""),
     (1, "Connection reset by peer\n" + TRACEBACK + "ValueError: no\n", "exit", "ValueError: no."),
-    *((code, raised(text), kind, phrase) for code, text, kind, phrase in RAISED),
+    *((code, exception_log(text), kind, phrase) for code, text, kind, phrase in RAISED),
     (2, "usage: x.py [-h]\nx.py: error: unrecognized arguments: --local-rank=0\n", "usage", "its arguments"),
     (
         2,
@@ -360,7 +360,7 @@ HANDLING = "\nDuring handling of the above exception, another exception occurred
 )
 def test_unspecific_exception_is_explained_by_the_one_before_it(first: str, link: str, kind: str) -> None:
     text = f"{TRACEBACK}{first}\n{link}{TRACEBACK}RuntimeError: step 12 failed\n"
-    cause = explain(Evidence(1, raised(text)))
+    cause = explain(Evidence(1, exception_log(text)))
     assert cause.kind == kind, cause
     assert cause.explanation.startswith("RuntimeError: step 12 failed.")
     assert (first.rstrip(".") in cause.explanation) == (kind != "exit")
@@ -392,10 +392,10 @@ def test_cause_is_memory_if_the_kernel_killed_the_rank_for_it() -> None:
 )
 def test_fault_of_a_gpu_is_read_from_the_log_of_the_kernel(line: str, kind: str, phrase: str) -> None:
     log = f"NVRM: Xid (PCI:0000:23:00): {line}"
-    text = raised("torch.AcceleratorError: CUDA error: unspecified launch failure")
+    text = exception_log("torch.AcceleratorError: CUDA error: unspecified launch failure")
     cause = explain(Evidence(1, text, kernel=lambda: log))
     assert (cause.kind, phrase in cause.explanation) == (kind, True), cause
-    assert explain(Evidence(1, raised("ValueError: no"), kernel=lambda: log)).kind == "exit"
+    assert explain(Evidence(1, exception_log("ValueError: no"), kernel=lambda: log)).kind == "exit"
 
 
 def test_loss_that_is_not_finite_is_read_from_the_metrics(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_loss_that_is_not_finite_is_read_from_the_metrics(tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").write_text(rows)
     losses = [read_last_loss(tmp_path / "metrics.jsonl", rank, first=0) for rank in (0, 1, 2)]
     assert [str(loss) for loss in losses] == ["0.5", "nan", "None"]
-    kinds = [explain(Evidence(1, raised("AssertionError"), loss=loss)).kind for loss in losses]
+    kinds = [explain(Evidence(1, exception_log("AssertionError"), loss=loss)).kind for loss in losses]
     assert kinds == ["exit", "loss_not_finite", "exit"]
 
 

@@ -15,8 +15,8 @@ from awsddp.agent.diagnosis.stacks import DUMP, NodeStacks, Process, parse_fligh
 from awsddp.agent.messages import to_json_value
 from awsddp.agent_client.launchers import LAUNCHERS
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
-from tests.support.seed import SEED, drawn
-from tests.support.stacks import look, wait_until
+from tests.support.seed import SEED, draw_cases
+from tests.support.stacks import diagnose_fleet, wait_until
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 def wait_until_stuck(fleet: "Fleet") -> dict[str, Any]:
     """Return the diagnosis once all ranks are up and none of them moves."""
-    until(fleet.up, seconds=90)
+    until(fleet.ranks_are_up, seconds=90)
     previous: list[Any] = []
 
     def is_unchanged() -> bool:
-        result = look(fleet)
+        result = diagnose_fleet(fleet)
         current = [(rank["state"], rank["stack"], rank["collective"]) for rank in result["ranks"]]
         previous[:], is_same = [current], previous == [current]
         return is_same and not result["explanation"].startswith("The job may")
 
     until(is_unchanged, seconds=60)
-    return look(fleet)
+    return diagnose_fleet(fleet)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("launcher", "name"), drawn(list(itertools.product(LAUNCHERS, HANGS)), 4, what="hangs")
+    ("launcher", "name"), draw_cases(list(itertools.product(LAUNCHERS, HANGS)), 4, label="hangs")
 )
 def test_rank_that_the_others_wait_for_is_named_with_its_line(
     fleet: "Fleet", launcher: str, name: str
@@ -170,4 +170,4 @@ raise ValueError("no")
 """
     fleet.launch(script, world_size=1)
     expected = f"job.py:{line_of(script)} in write (a thread; the main program has ended and waits for it)"
-    wait_until(lambda: look(fleet)["ranks"][0]["where"] == expected)
+    wait_until(lambda: diagnose_fleet(fleet)["ranks"][0]["where"] == expected)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from benchmarks.campaigns.hangs import line_of
-from tests.support.stacks import look, wait_until
+from tests.support.stacks import diagnose_fleet, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -21,8 +21,8 @@ print("up", flush=True)
 parent() if pid else child()
 """
     fleet.launch(script, world_size=1)
-    wait_until(fleet.up)
-    (rank,) = look(fleet)["ranks"]
+    wait_until(fleet.ranks_are_up)
+    (rank,) = diagnose_fleet(fleet)["ranks"]
     assert rank["where"] == f"job.py:{line_of(script, '# parent')} in parent"
     assert [row["where"] for row in rank["workers"]] == [f"job.py:{line_of(script, '# child')} in child"]
 
@@ -37,8 +37,8 @@ print("up", flush=True)
 ctypes.PyDLL(None).sleep(600)  # here
 """
     fleet.launch(script, world_size=1)
-    wait_until(fleet.up)
-    assert look(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
+    wait_until(fleet.ranks_are_up)
+    assert diagnose_fleet(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
 
 
 def test_sitecustomize_and_sigusr2_of_the_user_are_kept(make_fleet: "Callable[[int], Fleet]") -> None:
@@ -52,8 +52,8 @@ print("up", mine, sitecustomize.__file__, [path for path in sys.path if "helper"
 while True: time.sleep(0.1)  # here
 """
     fleet.launch(script, world_size=1, variables={"PYTHONPATH": str(fleet.workdirs[0] / "own")})
-    wait_until(fleet.up)
-    assert look(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
+    wait_until(fleet.ranks_are_up)
+    assert diagnose_fleet(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
     wait_until(lambda: fleet.log(0).endswith(b"\n"))
     file = fleet.workdirs[0] / "own" / "sitecustomize.py"
     assert fleet.log(0) == f"up mine {file} []\n".encode()

@@ -2,8 +2,8 @@
 
 from awsddp.agent.diagnosis.causes import ECHOES, TABLE, Evidence, explain
 from awsddp.agent.diagnosis.job_causes import WAITED, Row, cause_of_node, explain_early_exit, rows
-from tests.support.fleet import launch_of
-from tests.support.rank_logs import GLOO, raised
+from tests.support.fleet import make_launch
+from tests.support.rank_logs import GLOO, exception_log
 
 
 def test_kinds_that_another_rank_may_cause_are_rows_of_the_table() -> None:
@@ -11,7 +11,9 @@ def test_kinds_that_another_rank_may_cause_are_rows_of_the_table() -> None:
 
 
 def test_lost_peer_is_explained_by_a_rank_that_ended_early() -> None:
-    cause = explain(Evidence(1, raised(f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360.")))
+    cause = explain(
+        Evidence(1, exception_log(f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360."))
+    )
     plain = explain_early_exit(cause._replace(tail=["train.py", "in all_reduce"]), "Rank 1 had ended. ")
     assert (plain.kind, plain.retryable) == ("left_early", False)
     assert plain.explanation.startswith("Rank 1 had ended. RuntimeError: ")
@@ -37,7 +39,7 @@ exit:"""
 
 
 def test_cause_of_a_node_names_its_instance_and_a_next_step() -> None:
-    request = launch_of()
+    request = make_launch()
     cause = cause_of_node(request, 1, "node_lost", why="node1 was lost")
     assert (cause.instance_id, cause.explanation, cause.retryable) == ("i-1", "node1 was lost.", True)
     assert cause.next.startswith("awsddp up")

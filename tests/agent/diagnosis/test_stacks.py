@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.support.stacks import look, wait_until
+from tests.support.stacks import diagnose_fleet, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -15,6 +15,6 @@ def test_process_without_the_helper_is_not_signalled(make_fleet: "Callable[[int]
     fleet.hosts[0] = replace(fleet.hosts[0], prepared=replace(fleet.hosts[0].prepared, python="/bin/sleep"))
     fleet.write("600", "")
     fleet.launch("600", world_size=1)
-    wait_until(lambda: look(fleet)["ranks"][0]["pid"])
-    assert look(fleet)["ranks"][0]["state"] == "silent"
+    wait_until(lambda: diagnose_fleet(fleet)["ranks"][0]["pid"])
+    assert diagnose_fleet(fleet)["ranks"][0]["state"] == "silent"
     assert fleet.document(0)["state"] == "running"

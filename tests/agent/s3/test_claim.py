@@ -70,7 +70,7 @@ def test_missing_right_is_named(bucket: Bucket, right: str) -> None:
 
 def test_metadata_service_without_a_role_at_first_is_retried(bucket: Bucket) -> None:
     late = Metadata(bucket.cloud, bucket.name)
-    late.refuses = 4  # the token, and each attempt of botocore
+    late.refusals_left = 4  # the token, and each attempt of botocore
     assert bucket.claim(late).code == ""
 
 

@@ -21,7 +21,7 @@ from awsddp.errors import ConfigError
 from awsddp.local import machine
 from awsddp.settings.values import parse_data_sources
 from awsddp.storage import datasets
-from tests.support.local_cloud import Cloud, fault_add, fault_clear
+from tests.support.local_cloud import Cloud, add_fault, clear_fault
 
 MB = 1 << 20
 
@@ -92,7 +92,7 @@ class Node:
 @pytest.fixture
 def node(records: Cloud, tmp_path: Path) -> Iterator[Node]:
     yield Node(records, tmp_path / "home")
-    fault_clear(records.info)
+    clear_fault(records.info)
 
 
 def test_copy_downloads_only_changes_and_keeps_files_of_the_user(node: Node) -> None:
@@ -208,14 +208,14 @@ def test_python_without_boto3_uses_that_of_the_client(node: Node, tmp_path: Path
 def test_interrupted_downloads_are_continued(node: Node) -> None:
     body = os.urandom(9 * MB)
     node.put(a=body, b=b"1", c=b"2")
-    fault_add(node.cloud.info, "GetObject", "cut", times=3)
+    add_fault(node.cloud.info, "GetObject", "cut", times=3)
     assert node.copy() == {"copied": 3, "bytes": 9 * MB + 2}
     assert node.files["a"] == body
     node.put(d=b"3", e=b"4")
-    fault_add(node.cloud.info, "GetObject", "AccessDenied", only="set/e")
+    add_fault(node.cloud.info, "GetObject", "AccessDenied", only="set/e")
     answer = node.copy()
     assert "may not be read" in answer["failed"] and "data.md" in answer["next"]
-    fault_clear(node.cloud.info)
+    clear_fault(node.cloud.info)
     assert node.copy()["copied"] in (1, 2)
     assert node.files.keys() == {"a", "b", "c", "d", "e"}
 
@@ -287,7 +287,7 @@ def test_requester_pays_bucket_is_read_only_with_payer(node: Node) -> None:
 
 def test_copy_ends_with_its_client_and_the_next_copy_continues_it(node: Node) -> None:
     node.put(**{f"x{number}": b"1" for number in range(40)})
-    fault_add(node.cloud.info, "GetObject", "delay", seconds=1.5, times=20)
+    add_fault(node.cloud.info, "GetObject", "delay", seconds=1.5, times=20)
     process = node.begin()
     assert process.stdout is not None
     process.stdout.readline()

@@ -6,7 +6,7 @@ import pytest
 
 from awsddp.agent.s3.list_pages import MOST_PAGES, PageReader, Pages
 from awsddp.agent.s3.store import MOST_BYTES, ObjectChanged, S3Object, S3Uri, Store
-from tests.support.saved_rows import row
+from tests.support.saved_rows import make_row
 
 
 class Bucket:
@@ -35,7 +35,7 @@ def test_published_list_stays_readable_until_the_next_one_is_published() -> None
     bucket, pages = Bucket(), Pages("lists/node0")
     store = cast(Store, bucket)
     for number in range(20_000):
-        pages.set("files", f"node0/many/{number}", row(key="k" * 100))
+        pages.set("files", f"node0/many/{number}", make_row(key="k" * 100))
     pages.set("links", "node0/l", "node0/many/1")
     first = pages.write(store, AT)
     pages.publish()
@@ -44,7 +44,7 @@ def test_published_list_stays_readable_until_the_next_one_is_published() -> None
     assert len(read["files"]) == 20_000 and read["links"] == {"node0/l": "node0/many/1"}
     puts = bucket.puts
     for turn in range(3):  # written three times, and not published
-        pages.set("files", "node0/many/7", row(turn + 5))
+        pages.set("files", "node0/many/7", make_row(turn + 5))
         unpublished = pages.write(store, AT)
         assert PageReader().read(store, AT, first) == read
         assert PageReader().read(store, AT, unpublished)["files"]["node0/many/7"]["modified"] == turn + 5
@@ -77,6 +77,6 @@ def test_list_with_too_many_pages_is_not_written() -> None:
 def test_names_of_any_bytes_are_read_back() -> None:
     bucket, pages = Bucket(), Pages("lists/node0")
     for name in ("node0/\udcff", "node0/\N{GRINNING FACE}", 'node0/"\\\n', "node0/é"):
-        pages.set("files", name, row())
+        pages.set("files", name, make_row())
     rows = PageReader().read(cast(Store, bucket), AT, pages.write(cast(Store, bucket), AT))
     assert set(rows["files"]) == {"node0/\udcff", "node0/\N{GRINNING FACE}", 'node0/"\\\n', "node0/é"}

@@ -12,7 +12,7 @@ import pytest
 
 from awsddp.agent.s3 import uploader
 from awsddp.agent.s3.store import S3Uri
-from tests.support.local_cloud import fault_add, fault_clear
+from tests.support.local_cloud import add_fault, clear_fault
 from tests.support.saving_bucket import MB, Bucket
 from tests.support.waiting import until
 
@@ -27,7 +27,7 @@ def test_complete_file_is_saved_and_its_next_version_under_another_key(bucket: B
         file.flush()
         (node.work / ".part").write_bytes(b"renamed")
         (node.work / ".part").rename(node.work / "result")
-        until(lambda: bucket.saved("node0/result") == b"renamed")
+        until(lambda: bucket.read_result("node0/result") == b"renamed")
         assert "node0/run/model.pt" not in bucket.names()
         assert bucket.json("node0.json")["pending"] == ["node0/run"]
         assert (bucket.json("job.json")["state"], bucket.checkpoint["name"]) == ("running", None)
@@ -54,7 +54,7 @@ def test_complete_file_is_saved_and_its_next_version_under_another_key(bucket: B
     (node.run / "model.pt").write_bytes(b"the next")
     until(lambda: bucket.join(row()) == b"the next")
     (node.run / "model.pt").unlink()
-    until(lambda: bucket.saved("node0/run/model.pt") is None)
+    until(lambda: bucket.read_result("node0/run/model.pt") is None)
     assert bucket.join(row()) == b"the next"
     (node.run / "torn.pt").write_bytes(b"PK\x03\x04 no end")
     (node.run / "link").symlink_to(node.work / "result")
@@ -75,17 +75,17 @@ def test_growing_file_is_saved_in_parts(bucket: Bucket) -> None:
             chunk = os.urandom(5 * MB) + b"%d\n" % number
             log.write(chunk)
             content += chunk
-            until(lambda now=content: bucket.saved("logs/rank0.log") == now)  # type: ignore[misc]
+            until(lambda now=content: bucket.read_result("logs/rank0.log") == now)  # type: ignore[misc]
     rows = node.run / "metrics.jsonl"
     rows.write_text('{"step": 1}\n')
-    until(lambda: bucket.saved("node0/run/metrics.jsonl") == b'{"step": 1}\n')
+    until(lambda: bucket.read_result("node0/run/metrics.jsonl") == b'{"step": 1}\n')
     info = rows.stat()
     rows.write_text('{"step": 2}\n')
     os.utime(rows, ns=(info.st_mtime_ns, info.st_mtime_ns))
     node.end()
-    assert bucket.saved("logs/rank0.log") == content
-    assert bucket.saved("node0/run/metrics.jsonl") == b'{"step": 2}\n'
-    parts = bucket.listed()["logs/rank0.log"]["parts"]
+    assert bucket.read_result("logs/rank0.log") == content
+    assert bucket.read_result("node0/run/metrics.jsonl") == b'{"step": 2}\n'
+    parts = bucket.read_list()["logs/rank0.log"]["parts"]
     assert [size for _, size, *_ in parts][:2] == [8 * MB, 8 * MB]
 
 
@@ -93,14 +93,14 @@ def test_growing_file_is_saved_in_parts(bucket: Bucket) -> None:
 def test_failed_upload_is_reported_and_retried(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
-    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only="runs/job-1/node0/run/late")
+    add_fault(bucket.cloud.info, "PutObject", "AccessDenied", only="runs/job-1/node0/run/late")
     (node.run / "late").write_bytes(b"late")
     (node.run / "other").write_bytes(b"other")
     until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
-    until(lambda: bucket.saved("node0/run/other") == b"other")
+    until(lambda: bucket.read_result("node0/run/other") == b"other")
     assert bucket.json("node0.json")["pending"] == ["node0/run"]
-    fault_clear(bucket.cloud.info)
-    until(lambda: bucket.saved("node0/run/late") == b"late")
+    clear_fault(bucket.cloud.info)
+    until(lambda: bucket.read_result("node0/run/late") == b"late")
     node.end()
     assert json.loads(node.folder.saving.read_text())["error"] == ""
 
@@ -133,7 +133,7 @@ def test_checkpoint_that_the_job_removes_during_its_upload_is_saved(bucket: Buck
     [[key, length, *_]] = row["parts"]
     head = bucket.s3.head_object(Bucket=bucket.name, Key=f"runs/job-1/{key}")
     assert row["size"] == length == head["ContentLength"] == 200 * MB
-    until(lambda: bucket.saved("node0/run/step-1.pt") is None)
+    until(lambda: bucket.read_result("node0/run/step-1.pt") is None)
     node.end()
     assert bucket.checkpoint["name"] == "run/step-1.pt"
 
@@ -152,17 +152,17 @@ def test_file_that_cannot_be_sent_does_not_delay_others(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     key = f"runs/job-1/parts/node0/run/late.jsonl/{0:015}"
-    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only=key)
+    add_fault(bucket.cloud.info, "PutObject", "AccessDenied", only=key)
     (node.run / "late.jsonl").write_bytes(b"late")
     until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
     (node.run / "other").write_bytes(b"other")
     (node.run / "other.jsonl").write_bytes(b"row")
-    until(lambda: bucket.saved("node0/run/other") == b"other")
-    until(lambda: bucket.saved("node0/run/other.jsonl") == b"row")
+    until(lambda: bucket.read_result("node0/run/other") == b"other")
+    until(lambda: bucket.read_result("node0/run/other.jsonl") == b"row")
     assert bucket.json("node0.json")["pending"] == ["node0/run"]
-    fault_clear(bucket.cloud.info)
+    clear_fault(bucket.cloud.info)
     node.end()
-    assert bucket.saved("node0/run/late.jsonl") == b"late"
+    assert bucket.read_result("node0/run/late.jsonl") == b"late"
 
 
 @pytest.mark.prove
@@ -170,14 +170,14 @@ def test_late_request_does_not_replace_a_newer_version(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
     prefix = "runs/job-1/node0/run/set"
-    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only=f"{prefix}/a", times=1)
-    fault_add(bucket.cloud.info, "PutObject", "delay", only=f"{prefix}/b", seconds=5, times=1)
+    add_fault(bucket.cloud.info, "PutObject", "AccessDenied", only=f"{prefix}/a", times=1)
+    add_fault(bucket.cloud.info, "PutObject", "delay", only=f"{prefix}/b", seconds=5, times=1)
     create_folder(bucket, node.run / "set", a=b"1", b=b"old")
     until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
     (node.run / "set/b").write_bytes(b"new")
     time.sleep(5)  # until the late request has been executed
     node.end()
-    assert bucket.saved("node0/run/set/b") == b"new"
+    assert bucket.read_result("node0/run/set/b") == b"new"
 
 
 @pytest.mark.prove
@@ -185,10 +185,10 @@ def test_file_whose_name_looks_like_a_version_is_saved_separately(bucket: Bucket
     [node] = bucket.run()
     (node.run / "model.pt~2").write_bytes(b"a backup")
     (node.run / "model.pt").write_bytes(b"first")
-    until(lambda: bucket.saved("node0/run/model.pt") == b"first")
+    until(lambda: bucket.read_result("node0/run/model.pt") == b"first")
     (node.run / "model.pt").write_bytes(b"second")
-    until(lambda: bucket.saved("node0/run/model.pt") == b"second")
-    assert bucket.saved("node0/run/model.pt~2") == b"a backup"
+    until(lambda: bucket.read_result("node0/run/model.pt") == b"second")
+    assert bucket.read_result("node0/run/model.pt~2") == b"a backup"
     node.end()
 
 

@@ -17,8 +17,8 @@ from awsddp.agent.job_folder import write_json
 from awsddp.agent.s3 import uploader
 from awsddp.agent.s3.uploader import Uploader
 from awsddp.util.shipped_files import template
-from tests.support.fleet import launch_of
-from tests.support.local_cloud import fault_add, fault_clear
+from tests.support.fleet import make_launch
+from tests.support.local_cloud import add_fault, clear_fault
 from tests.support.saving_bucket import MB, Bucket, Node
 from tests.support.waiting import until
 
@@ -83,19 +83,21 @@ def test_two_results_of_the_same_path_are_both_saved(steps: Steps, name: str, se
     put(steps.node.run / name, b"R" * 1000)
     put(steps.node.work / "run" / name, b"W" * 2000)
     steps.end()
-    assert steps.bucket.saved(f"node0/run/{name}") == b"R" * 1000
-    assert steps.bucket.saved(f"node0/run/{second}") == b"W" * 2000
+    assert steps.bucket.read_result(f"node0/run/{name}") == b"R" * 1000
+    assert steps.bucket.read_result(f"node0/run/{second}") == b"W" * 2000
 
 
 def test_file_that_is_rewritten_with_the_same_size_and_time_is_saved_again(steps: Steps) -> None:
     same = steps.node.run / "same.bin"
     before = put(same, b"A" * 100)
     os.link(same, steps.node.run / "hard.bin")
-    steps.until(lambda: steps.bucket.saved("node0/run/same.bin") == b"A" * 100)
+    steps.until(lambda: steps.bucket.read_result("node0/run/same.bin") == b"A" * 100)
     put(same, b"B" * 100, like=before)
     assert same.stat().st_mtime_ns == before.st_mtime_ns
     steps.end()
-    assert [steps.bucket.saved(f"node0/run/{name}") for name in ("same.bin", "hard.bin")] == [b"B" * 100] * 2
+    assert [steps.bucket.read_result(f"node0/run/{name}") for name in ("same.bin", "hard.bin")] == [
+        b"B" * 100
+    ] * 2
 
 
 @pytest.mark.parametrize("write", [replace, put], ids=["renamed", "in place"])
@@ -110,38 +112,38 @@ def test_rewritten_log_is_never_listed_as_a_mixture(
         for _ in range(6):
             steps.step()
             time.sleep(0.05)
-            content = steps.bucket.saved(path)
+            content = steps.bucket.read_result(path)
             assert content is None or any(version.startswith(content) for version in versions), epoch
-        steps.until(lambda: steps.bucket.saved(path) == versions[-1])
+        steps.until(lambda: steps.bucket.read_result(path) == versions[-1])
     steps.end()
-    assert steps.bucket.saved(path) == versions[-1]
+    assert steps.bucket.read_result(path) == versions[-1]
 
 
 def test_change_in_the_middle_of_a_log_is_saved_at_the_end(steps: Steps) -> None:
     log = steps.node.run / "deep.log"
     body = os.urandom(20 * MB)
     before = put(log, body)
-    steps.until(lambda: steps.bucket.saved("node0/run/deep.log") == body)
+    steps.until(lambda: steps.bucket.read_result("node0/run/deep.log") == body)
     steps.uploader._files["node0/run/deep.log"].check_at = float("inf")
     with log.open("r+b") as file:
         file.seek(3 * MB)
         file.write(b"changed")
     os.utime(log, ns=(before.st_mtime_ns, before.st_mtime_ns))
     steps.end()
-    assert steps.bucket.saved("node0/run/deep.log") == log.read_bytes() != body
+    assert steps.bucket.read_result("node0/run/deep.log") == log.read_bytes() != body
 
 
 def test_upload_of_a_file_that_changes_is_cancelled_and_the_next_version_saved(steps: Steps) -> None:
     path = steps.node.run / "shrink.bin"
     put(path, b"x" * (40 * MB))
-    fault_add(steps.bucket.cloud.info, "UploadPart", "delay", seconds=20, only=steps.bucket.name)
+    add_fault(steps.bucket.cloud.info, "UploadPart", "delay", seconds=20, only=steps.bucket.name)
     steps.until(lambda: steps.uploader._sending)
     put(path, b"0123456789")
     began = time.monotonic()
-    fault_clear(steps.bucket.cloud.info)
+    clear_fault(steps.bucket.cloud.info)
     steps.end()
     assert time.monotonic() - began < 40, "it waited for bytes that never come"
-    assert steps.bucket.saved("node0/run/shrink.bin") == b"0123456789"
+    assert steps.bucket.read_result("node0/run/shrink.bin") == b"0123456789"
     assert steps.bucket.uploads() == []
 
 
@@ -153,10 +155,10 @@ def test_file_that_changed_during_its_upload_is_not_listed_as_saved(steps: Steps
     until(sending.upload.done)
     put(path, b"other")
     steps.step()
-    listed = steps.bucket.listed().get("node0/run/model.pt")
+    listed = steps.bucket.read_list().get("node0/run/model.pt")
     assert listed is None or steps.bucket.join(listed) == b"other"
     steps.end()
-    assert steps.bucket.saved("node0/run/model.pt") == b"other"
+    assert steps.bucket.read_result("node0/run/model.pt") == b"other"
 
 
 def test_file_that_becomes_a_fifo_does_not_delay_others(
@@ -176,7 +178,7 @@ def test_file_that_becomes_a_fifo_does_not_delay_others(
 
     monkeypatch.setattr(uploader, "manifest", list_and_replace)
     monkeypatch.setattr(uploader, "sample", lambda *_: "")
-    steps.until(lambda: steps.bucket.saved("node0/run/other") == b"other")
+    steps.until(lambda: steps.bucket.read_result("node0/run/other") == b"other")
 
 
 def test_checkpoints_are_sent_first_and_the_queue_without_another_scan(
@@ -194,7 +196,7 @@ def test_checkpoints_are_sent_first_and_the_queue_without_another_scan(
     steps.step()
     order = [*steps.uploader._sending]
     assert order[0] == "node0/run/z.pt" and len(steps.uploader._queue) > 300
-    steps.until(lambda: len(bucket.listed()) >= 401)
+    steps.until(lambda: len(bucket.read_list()) >= 401)
     assert steps.uploader._scans == 1
 
 
@@ -203,14 +205,14 @@ def test_key_in_job_json_is_not_reused(steps: Steps, monkeypatch: pytest.MonkeyP
     path = steps.node.run / "model.pt"
     for number in range(4):
         put(path, b"version %d" % number)
-        steps.until(lambda now=number: steps.bucket.saved("node0/run/model.pt") == b"version %d" % now)
+        steps.until(lambda now=number: steps.bucket.read_result("node0/run/model.pt") == b"version %d" % now)
     path.unlink()
-    steps.until(lambda: not steps.bucket.listed())
+    steps.until(lambda: not steps.bucket.read_list())
     row = steps.bucket.checkpoint["files"]["node0/run/model.pt"]
     monkeypatch.setattr(steps.uploader, "_publish", lambda **_: None)  # job.json stays as it is
     for number in range(4, 9):
         put(path, b"version %d" % number)
-        steps.until(lambda now=number: steps.bucket.saved("node0/run/model.pt") == b"version %d" % now)
+        steps.until(lambda now=number: steps.bucket.read_result("node0/run/model.pt") == b"version %d" % now)
         assert steps.bucket.join(row) == b"version 3"
 
 
@@ -223,10 +225,10 @@ def test_key_in_the_next_job_json_is_not_reused(steps: Steps, monkeypatch: pytes
     with monkeypatch.context() as late:
         late.setattr(steps.uploader, "_publish", lambda **_: None)
         put(path, b"second")
-        steps.until(lambda: steps.bucket.saved(name) == b"second")
+        steps.until(lambda: steps.bucket.read_result(name) == b"second")
         for number in range(5):  # none of these is a checkpoint
             put(path, torn := b"PK\x03\x04 no end %d" % number)
-            steps.until(lambda now=torn: steps.bucket.saved(name) == now)  # type: ignore[misc]
+            steps.until(lambda now=torn: steps.bucket.read_result(name) == now)  # type: ignore[misc]
     steps.end()
     assert steps.bucket.join(steps.bucket.checkpoint["files"][name]) == b"second"
 
@@ -243,8 +245,8 @@ def test_key_is_not_reused_while_a_request_for_it_may_arrive(
 
     def save(body: bytes) -> str:
         put(nodes[node].run / "data", body)
-        steps[node].until(lambda: bucket.saved(name, node) == body)
-        [[key, *_]] = bucket.listed(node)[name]["parts"]
+        steps[node].until(lambda: bucket.read_result(name, node) == body)
+        [[key, *_]] = bucket.read_list(node)[name]["parts"]
         return str(key)
 
     first, second = save(b"first"), save(b"second")
@@ -259,15 +261,15 @@ def test_objects_that_another_writer_changed_are_saved_again_before_the_end(step
     bodies = {"a.bin": b"a" * 10, "b.bin": b"b" * 10, "c.jsonl": b"c" * 10}
     for name, body in bodies.items():
         put(steps.node.run / name, body)
-    steps.until(lambda: len(steps.bucket.listed()) == len(bodies))
-    keys = [row["parts"][0][0] for _, row in sorted(steps.bucket.listed().items())]
+    steps.until(lambda: len(steps.bucket.read_list()) == len(bodies))
+    keys = [row["parts"][0][0] for _, row in sorted(steps.bucket.read_list().items())]
     s3, prefix = steps.bucket.s3, f"{'runs/job-1'}/"
     s3.put_object(Bucket=steps.bucket.name, Key=prefix + keys[0], Body=b"A" * 10)
     s3.delete_object(Bucket=steps.bucket.name, Key=prefix + keys[1])
     s3.put_object(Bucket=steps.bucket.name, Key=prefix + keys[2], Body=b"C" * 10)
     steps.end()
     for name, body in bodies.items():
-        assert steps.bucket.saved(f"node0/run/{name}") == body
+        assert steps.bucket.read_result(f"node0/run/{name}") == body
 
 
 def test_restarted_uploader_continues_from_its_list(steps: Steps) -> None:
@@ -275,9 +277,9 @@ def test_restarted_uploader_continues_from_its_list(steps: Steps) -> None:
     put(node.run / "model.pt", b"one")
     put(node.run / "model.pt~2", b"a backup")
     put(node.log, b"line\n")
-    steps.until(lambda: len(bucket.listed()) == 3)
+    steps.until(lambda: len(bucket.read_list()) == 3)
     put(node.run / "model.pt", b"two")
-    steps.until(lambda: bucket.saved("node0/run/model.pt") == b"two")
+    steps.until(lambda: bucket.read_result("node0/run/model.pt") == b"two")
     steps.until(lambda: bucket.checkpoint["name"])
     rows = bucket.s3.list_objects_v2(Bucket=bucket.name)["Contents"]
     times = {row["Key"]: row["LastModified"] for row in rows if "/node0/" in row["Key"]}
@@ -286,8 +288,8 @@ def test_restarted_uploader_continues_from_its_list(steps: Steps) -> None:
     restarted.step()
     assert restarted.uploader._index.checkpoint is not None
     restarted.end()
-    assert bucket.saved("logs/rank0.log") == b"line\nline\n"
-    assert bucket.saved("node0/run/model.pt~2") == b"a backup"
+    assert bucket.read_result("logs/rank0.log") == b"line\nline\n"
+    assert bucket.read_result("node0/run/model.pt~2") == b"a backup"
     rows = bucket.s3.list_objects_v2(Bucket=bucket.name)["Contents"]
     assert {row["Key"]: row["LastModified"] for row in rows if "/node0/" in row["Key"]} == times
 
@@ -298,7 +300,7 @@ def test_forged_list_is_not_continued(steps: Steps) -> None:
     forged = {"generation": 1, "look": 1, "pages": [["lists/x", 2, "e"]], "ended": True}
     bucket.s3.put_object(Bucket=bucket.name, Key="runs/job-1/node0.json", Body=json.dumps(forged))
     steps.end()
-    assert bucket.saved("node0/run/model.pt") == b"mine"
+    assert bucket.read_result("node0/run/model.pt") == b"mine"
 
 
 def test_job_json_has_the_final_state_once_all_nodes_have_signed_that_they_ended(
@@ -338,7 +340,7 @@ def test_folder_is_a_checkpoint_once_it_is_unchanged_on_all_nodes(bucket: Bucket
     with (nodes[1].run / "step-1" / "__1_0.distcp").open("wb") as file:
         file.write(b"second")
         file.flush()
-        until_both(lambda: bucket.saved("node0/run/step-1/.metadata") == b"mark")
+        until_both(lambda: bucket.read_result("node0/run/step-1/.metadata") == b"mark")
         scans = count_scans()
         until_both(lambda: all(now > before + 4 for now, before in zip(count_scans(), scans, strict=True)))
         assert bucket.checkpoint["name"] is None
@@ -364,7 +366,7 @@ def test_a_node_has_not_ended_while_a_file_is_open_for_writing(steps: Steps) -> 
         assert not steps.bucket.json("node0.json")["ended"]
         file.write(b" and half")
     steps.end()
-    assert steps.bucket.saved("node0/run/open") == b"half and half"
+    assert steps.bucket.read_result("node0/run/open") == b"half and half"
 
 
 def test_uploader_aborts_incomplete_uploads_at_its_end(steps: Steps) -> None:
@@ -395,7 +397,7 @@ def test_uploader_that_was_killed_before_its_first_file_continues(steps: Steps) 
     restarted = Steps(steps.bucket, steps.node)
     put(steps.node.run / "model.pt", b"mine")
     restarted.end()
-    assert steps.bucket.saved("node0/run/model.pt") == b"mine"
+    assert steps.bucket.read_result("node0/run/model.pt") == b"mine"
 
 
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["deleted", "replaced"])
@@ -412,7 +414,7 @@ def test_pages_that_another_writer_deleted_or_replaced_are_written_again(
         elif name.startswith("lists/"):
             bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{name}", Body=body)
     (Steps(bucket, steps.node) if restarts else steps).end()
-    assert bucket.saved("node0/run/model.pt") == b"mine"
+    assert bucket.read_result("node0/run/model.pt") == b"mine"
     assert bucket.checkpoint["files"].keys() == {"node0/run/model.pt"}
 
 
@@ -429,7 +431,7 @@ def test_oversized_documents_do_not_keep_a_node_from_saving(bucket: Bucket, name
         for number, steps in enumerate(several):
             put(steps.node.run / "model.pt", text)
             path = f"node{number}/run/model.pt"
-            steps.until(lambda: steps.uploader._files.get(path) and bucket.saved(path, number) == text)  # noqa: B023
+            steps.until(lambda: steps.uploader._files.get(path) and bucket.read_result(path, number) == text)  # noqa: B023
     several[1].end()
     several[0].end()
     assert bucket.json("job.json")["state"] == "succeeded"
@@ -446,7 +448,7 @@ def test_other_nodes_save_while_pages_of_the_checkpoint_are_missing(bucket: Buck
             bucket.s3.delete_object(Bucket=bucket.name, Key=f"runs/job-1/{name}")
     for text in (b"two", b"three", b"four"):
         put(second.node.run / "model.pt", text)
-        second.until(lambda now=text: bucket.saved("node1/run/model.pt", 1) == now)  # type: ignore[misc]
+        second.until(lambda now=text: bucket.read_result("node1/run/model.pt", 1) == now)  # type: ignore[misc]
     second.end()
     first.end()
 
@@ -464,7 +466,7 @@ def test_uploader_that_cannot_read_its_list_starts_from_scratch(steps: Steps, lo
         steps.until(lambda: bucket.json("job.json"))
     put(node.run / "model.pt", b"later")
     Steps(bucket, node).end()
-    assert bucket.saved("node0/run/model.pt") == b"later"
+    assert bucket.read_result("node0/run/model.pt") == b"later"
 
 
 def test_key_of_a_failed_upload_that_may_arrive_late_is_not_reused(
@@ -477,29 +479,29 @@ def test_key_of_a_failed_upload_that_may_arrive_late_is_not_reused(
         steps.until(lambda: False)
     monkeypatch.undo()
     put(path, b"newer")
-    steps.until(lambda: steps.bucket.saved("node0/run/model.pt") == b"newer")
+    steps.until(lambda: steps.bucket.read_result("node0/run/model.pt") == b"newer")
     late.arrive()
     assert steps.bucket.s3.get_object(Bucket=steps.bucket.name, Key=key)["Body"].read() == b"old"
-    assert steps.bucket.saved("node0/run/model.pt") == b"newer"
+    assert steps.bucket.read_result("node0/run/model.pt") == b"newer"
 
 
 def test_files_of_the_next_job_are_not_saved_with_this_job(steps: Steps) -> None:
     bucket, node = steps.bucket, steps.node
     put(node.work / "model.pt", b"mine")
-    steps.until(lambda: bucket.saved("node0/model.pt") == b"mine")
+    steps.until(lambda: bucket.read_result("node0/model.pt") == b"mine")
     node.state("succeeded")
     os.close(node.lock)
     time.sleep(0.05)  # as long as a file's time may be late
     (node.jobs.parent / "job-2").mkdir()
     machines = [{"node": 0, "private_ip": "127.0.0.1", "instance_id": "i-0"}]
-    request = launch_of(0, job="job-2", nodes=machines, layout=[[0, 0, 0]], workdir=str(node.work))
+    request = make_launch(0, job="job-2", nodes=machines, layout=[[0, 0, 0]], workdir=str(node.work))
     write_json(node.jobs.parent / "job-2" / "job.json", request)
     time.sleep(0.05)
     put(node.work / "model.pt", b"theirs")
     put(node.work / "theirs.pt", b"theirs")
     steps.until(steps.step)
-    assert bucket.saved("node0/model.pt") == b"mine"
-    assert "node0/theirs.pt" not in bucket.listed()
+    assert bucket.read_result("node0/model.pt") == b"mine"
+    assert "node0/theirs.pt" not in bucket.read_list()
     assert bucket.json("node0.json")["error"] == ""
 
 
@@ -508,8 +510,8 @@ def test_times_beyond_64_bits_are_clamped(steps: Steps) -> None:
         put(steps.node.run / name, name.encode())
         os.utime(steps.node.run / name, (seconds, seconds))
     steps.end()
-    assert bytes(steps.bucket.saved("node0/run/old") or b"") == b"old"
-    assert steps.bucket.listed()["node0/run/far"]["modified"] < 1 << 63
+    assert bytes(steps.bucket.read_result("node0/run/old") or b"") == b"old"
+    assert steps.bucket.read_list()["node0/run/far"]["modified"] < 1 << 63
 
 
 class Late:
