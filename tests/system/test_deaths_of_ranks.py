@@ -131,23 +131,17 @@ def check_cause(fleet: "Fleet", kind: str, script: str, *, ranks: int) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="some need to mount, or another user")
 @pytest.mark.parametrize("kind", draw_cases(list(PLAIN), 4, label="deaths without torch"))
-def test_script_without_torch_that_dies_has_the_cause_of_its_kind(
-    make_fleet: "Callable[[int], Fleet]", kind: str
-) -> None:
+def test_death_without_torch_has_its_cause(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
     check_cause(make_fleet(1), kind, PLAIN[kind], ranks=1)
 
 
 @pytest.mark.parametrize("kind", draw_cases(list(ALONE), 2, label="deaths alone"))
-def test_script_with_torch_that_dies_has_the_cause_of_its_kind(
-    make_fleet: "Callable[[int], Fleet]", kind: str
-) -> None:
+def test_death_with_torch_has_its_cause(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
     check_cause(make_fleet(1), kind, TORCH + ALONE[kind], ranks=1)
 
 
 @pytest.mark.parametrize("kind", draw_cases(list(TOGETHER), 2, label="deaths together"))
-def test_process_group_that_dies_has_the_cause_of_its_kind(
-    make_fleet: "Callable[[int], Fleet]", kind: str
-) -> None:
+def test_death_in_a_process_group_has_its_cause(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
     check_cause(make_fleet(1), kind, GROUP + TOGETHER[kind], ranks=2)
 
 
@@ -155,9 +149,7 @@ CGROUP = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.mark.skipif(not os.access(CGROUP, os.W_OK), reason="needs a memory cgroup (version 1)")
-def test_memory_limit_of_the_kernel_is_the_cause_of_a_killed_rank(
-    make_fleet: "Callable[[int], Fleet]",
-) -> None:
+def test_kernel_that_kills_for_memory_is_the_cause(make_fleet: "Callable[[int], Fleet]") -> None:
     group = CGROUP / f"awsddp-test-{os.getpid()}"
     group.mkdir()
     try:

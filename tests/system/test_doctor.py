@@ -21,18 +21,16 @@ def test_doctor_reports_no_fault_of_healthy_nodes(cluster: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", draw_cases([fault for fault in LOCAL if fault in doctor.possible()], 2, label="doctor")
+    "name", draw_cases([name for name in LOCAL if name in doctor.possible()], 2, label="doctor")
 )
-def test_doctor_names_a_node_with_a_fault(cluster: Lab, fault: str) -> None:
-    cluster.run("local", "fault", "add", "node1", fault)
+def test_doctor_names_a_node_with_a_fault(cluster: Lab, name: str) -> None:
+    cluster.run("local", "fault", "add", "node1", name)
     try:
-        document = cluster.json("doctor", code=6)
+        result = cluster.json("doctor", code=6)
     finally:
         cluster.run("local", "fault", "clear")
-    assert doctor.is_named(document, fault, 1), [
-        check for check in document["checks"] if check["ok"] is not True
-    ]
-    hints = {check["hint"] for check in document["checks"] if check["ok"] is False}
+    assert doctor.is_named(result, name, 1), [check for check in result["checks"] if check["ok"] is not True]
+    hints = {check["hint"] for check in result["checks"] if check["ok"] is False}
     assert all("up -o cluster.replace=i-" in hint for hint in hints)
 
 

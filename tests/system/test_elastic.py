@@ -66,14 +66,12 @@ def test_torchrun_job_continues_on_fewer_nodes_and_resumes_on_all_by_the_command
     wait_for_text(read_log, r"begins at step [1-9]\d* with \[4, 2\]")
     again = lab.run("up", "--local", "-y")
     assert again.returncode == 0, again.stderr
-    command = re.search(
-        r"job again runs without node1, which was replaced; to include it: (.*)", again.stderr
-    )
-    assert command is not None, again.stderr
-    assert "s3cr3t" not in command[1]
+    match = re.search(r"job again runs without node1, which was replaced; to include it: (.*)", again.stderr)
+    assert match is not None, again.stderr
+    assert "s3cr3t" not in match[1]
     path = f"{Path(sys.executable).parent}:{lab.environ['PATH']}"
     result = subprocess.run(
-        ["bash", "-c", command[1]],
+        ["bash", "-c", match[1]],
         cwd=lab.project,
         env=lab.environ | {"PATH": path},
         capture_output=True,
@@ -81,9 +79,7 @@ def test_torchrun_job_continues_on_fewer_nodes_and_resumes_on_all_by_the_command
         timeout=300,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"rank 0 @ node0\] begins at step [1-9]\d* with \[4, 2, 4\]", result.stdout), (
-        result.stdout
-    )
+    assert re.search(r"rank 0 @ node0\] begins at step [1-9]\d* with \[4, 2, 4\]", result.stdout), result
     before, after = lab.jobs()
     assert (before["state"], after["state"]) == ("cancelled", "succeeded")
     assert [rank["exit_code"] for rank in after["ranks"]] == [0] * 4

@@ -16,9 +16,7 @@ from tests.support.world import World, agree
     ("fails_s", "code"),
     [(30, 0), *(pytest.param(*case, marks=pytest.mark.prove) for case in ((300, 0), (7200, 4)))],
 )
-def test_run_terminates_its_nodes_once_aws_answers_again_or_names_them(
-    world: World, fails_s: float, code: int
-) -> None:
+def test_run_terminates_its_nodes_or_names_them(world: World, fails_s: float, code: int) -> None:
     cloud = world.cloud.info
 
     def run_until_aws_fails(session: Session, **_: Any) -> JobDocument:

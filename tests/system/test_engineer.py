@@ -1,7 +1,6 @@
 """An engineer trains her own model in at most 18 commands.
 
-On 2026-11-23 it took 27 commands, with 8 failures and 25 stumbles. What stopped an engineer on 2026-11-28 is
-typed, too.
+On 2026-11-23 it took 27, with 8 failures and 25 stumbles. What stopped an engineer on 2026-11-28 is included.
 """
 
 import json

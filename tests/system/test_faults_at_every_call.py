@@ -129,7 +129,7 @@ def prepare_start(world: World, ground: str) -> None:
     world.save(ground)
 
 
-def run_with_fault(world: World, command: Command, operation: str, fault: Fault) -> Outcome:
+def run_faulty(world: World, command: Command, operation: str, fault: Fault) -> Outcome:
     """Run a command from its start with a fault, and end the fault afterwards."""
     effect, choices = fault.effect, fault.choices
     if effect == "wrong clock":
@@ -149,7 +149,7 @@ def run_with_fault(world: World, command: Command, operation: str, fault: Fault)
 
 def check_fault(world: World, command: Command, operation: str, fault: Fault) -> None:
     """Run a command with a fault; check its exit code and instances, and that `down` then leaves nothing."""
-    outcome = run_with_fault(world, command, operation, fault)
+    outcome = run_faulty(world, command, operation, fault)
     terminates = command.verb in (down, inventory.down_orphans) or operation == "TerminateInstances"
     incomplete = (8,) if terminates and not fault.choices else ()  # instances that could not be terminated
     assert outcome.code in fault.codes + incomplete, f"{outcome.code}: {outcome.text}"
@@ -185,16 +185,14 @@ def list_cases(world: World, command: Command) -> list[tuple[str, Fault]]:
 @pytest.mark.parametrize("refusal", REFUSALS[:4:2], ids=lambda refusal: refusal.effect)
 def test_a_launch_that_aws_refuses_leaves_nothing(world: World, refusal: Fault) -> None:
     prepare_start(world, "nothing")
-    outcome = run_with_fault(world, COMMANDS["up"], "RunInstances", refusal)
+    outcome = run_faulty(world, COMMANDS["up"], "RunInstances", refusal)
     assert (outcome.code, world.cloud.find_leftovers()) == (*refusal.codes, [])
 
 
 @pytest.mark.prove
 def test_down_that_may_not_list_instances_fails_and_keeps_the_key(world: World) -> None:
     prepare_start(world, "cluster")
-    outcome = run_with_fault(
-        world, COMMANDS["down"], "DescribeInstances", Fault("UnauthorizedOperation", (4,))
-    )
+    outcome = run_faulty(world, COMMANDS["down"], "DescribeInstances", Fault("UnauthorizedOperation", (4,)))
     assert (outcome.code, len(world.cloud.live_instances())) == (4, NODES)
     assert (world.home / "clusters/demo/key").exists()
 
@@ -204,7 +202,7 @@ def test_down_that_may_not_list_instances_fails_and_keeps_the_key(world: World) 
 @pytest.mark.parametrize("fault", WRONG_CLOCKS)
 def test_a_wrong_clock_is_reported_with_its_difference_to_aws(world: World, name: str, fault: Fault) -> None:
     prepare_start(world, COMMANDS[name].ground)
-    outcome = run_with_fault(world, COMMANDS[name], "*", fault)
+    outcome = run_faulty(world, COMMANDS[name], "*", fault)
     assert outcome.code == 4
     assert f"s {'behind' if fault.choices['ahead_s'] > 0 else 'ahead of'} AWS's" in outcome.text
     assert world.run(down, nodes=NODES, confirm=agree).code == 0

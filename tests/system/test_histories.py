@@ -145,11 +145,11 @@ class Histories(RuleBasedStateMachine):
     def up(self, nodes: int, harm: Any, home: str, cidr: str) -> None:
         if self.unfetched():
             return
-        existing = {node_of(node).node for node in self.cloud.live_instances()}
+        before = {node_of(node).node for node in self.cloud.live_instances()}
         launched = len(self.cloud.instances())
         outcome = self.run(up, harm, home, nodes=nodes, overrides={"network.ssh_cidr": cidr}, confirm=agree)
         self.most = max(self.most, nodes)
-        assert len(self.cloud.instances()) - launched <= len(set(range(nodes)) - existing), (
+        assert len(self.cloud.instances()) - launched <= len(set(range(nodes)) - before), (
             "more than requested"
         )
         if outcome.code == 0:

@@ -12,9 +12,7 @@ CASES = 60
 
 
 @pytest.mark.prove
-def test_a_hostile_node_changes_only_the_folder_of_its_job_and_forges_no_output(
-    tmp_path: Path,
-) -> None:
+def test_a_hostile_node_changes_only_its_jobs_folder_and_forges_no_output(tmp_path: Path) -> None:
     seed = os.environ.get("AWSDDP_SEED") or str(random.SystemRandom().randrange(10**6))
     home = hostile_node.Home(tmp_path / "home")
     cases = (f"{seed}/{number}" for number in range(CASES))

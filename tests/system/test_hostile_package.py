@@ -224,17 +224,17 @@ def test_a_hostile_package_and_a_hostile_page_reach_nothing_through_the_client(
             time.sleep(0.05)
         stderr = client.communicate()[1].decode()
         assert "no packages come from there" in stderr, stderr
-        answers = json.loads(lab.run("exec", "--", "cat", "/tmp/attack.json").stdout.partition(" ")[2])
-    codes = {name: status for name, (status, _) in answers.items()}
-    assert (codes.pop("own repository"), codes.pop("after all"), answers.pop("passwords")[1]) == (
+        report = json.loads(lab.run("exec", "--", "cat", "/tmp/attack.json").stdout.partition(" ")[2])
+    codes = {name: status for name, (status, _) in report.items()}
+    assert (codes.pop("own repository"), codes.pop("after all"), report.pop("passwords")[1]) == (
         200,
         200,
         "False",
     )
     assert codes.pop("connections") > 0 and codes.pop("passwords") == 0
-    assert set(codes.values()) <= {403, 501}, answers
+    assert set(codes.values()) <= {403, 501}, report
     assert sum(name.startswith("link ") for name in codes) == 4
-    assert not loopback_requests and not lan_requests and "SECRET" not in json.dumps(answers)
+    assert not loopback_requests and not lan_requests and "SECRET" not in json.dumps(report)
     assert not [line for line in index.requests if "private" in line or line.startswith(("POST", "PUT"))]
     assert not [line for line in git.requests if "other" in line or "receive" in line]
     record_property("says", f"the client had {peak:.0f} MB at most")

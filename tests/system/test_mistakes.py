@@ -54,9 +54,7 @@ def run_refused(lab: Lab, *args: str, code: int) -> str:
         (["local", "-y", "fault", "-q", "list"], 7, "awsddp local start"),
     ],
 )
-def test_a_wrong_command_line_has_its_exit_code_and_advice(
-    lab: Lab, args: list[str], code: int, text: str
-) -> None:
+def test_a_wrong_command_has_its_code_and_advice(lab: Lab, args: list[str], code: int, text: str) -> None:
     assert text in run_refused(lab, *args, code=code)
     assert not list(lab.root.rglob("canary"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.settings.test_loader_secrets import holding
+from tests.settings.test_loader_secrets import find_files_with
 from tests.support.fleet import all_processes
 from tests.support.lab import Lab
 from tests.support.waiting import until
@@ -122,6 +122,7 @@ def _find_token(lab: Lab, token: str, launcher: str) -> list[str]:
     """Return the files of this machine and the nodes that contain a token; let a launcher's ranks end."""
     result = lab.run("exec", "-i", "--", "bash", "-c", SEARCH.format(launcher), stdin=token)
     assert result.returncode == 0, result.stderr
-    local = holding(token, lab.project, lab.home / "clusters", lab.home / "packages", lab.home / "history")
+    folders = (lab.project, *(lab.home / name for name in ("clusters", "packages", "history")))
+    local = find_files_with(token, *folders)
     logs = [path for path in lab.home.rglob("*.log") if token.encode() in path.read_bytes()]
     return [*result.stdout.splitlines(), *map(str, (*local, *logs))]

@@ -14,13 +14,13 @@ TYPE = "g5.12xlarge"
 
 def make_client(lab: Lab) -> Any:
     """Return an EC2 client of the lab's local cloud that is independent of awsddp."""
-    told = json.loads(lab.run("--json", "local", "status").stdout)
+    cloud = json.loads(lab.run("--json", "local", "status").stdout)
     return botocore.session.Session().create_client(
         "ec2",
-        region_name=told["region"],
-        endpoint_url=told["endpoint"],
-        aws_access_key_id=told["access_key_id"],
-        aws_secret_access_key=told["secret_access_key"],
+        region_name=cloud["region"],
+        endpoint_url=cloud["endpoint"],
+        aws_access_key_id=cloud["access_key_id"],
+        aws_secret_access_key=cloud["secret_access_key"],
     )
 
 

@@ -64,9 +64,7 @@ def test_a_checkpoint_on_the_disk_of_rank_1_alone_is_loaded_by_all_ranks(ranks: 
     assert [rank["loaded"] for rank in ranks] == [{"from": "rank 1, later"}] * 2
 
 
-def test_a_model_is_evaluated_with_the_statistics_of_rank_0_on_every_rank(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_a_model_is_evaluated_with_the_statistics_of_rank_0_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
     assert [rank["accuracy"] for rank in ranks] == [1.0, 1.0]
 
 
