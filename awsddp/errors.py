@@ -1,4 +1,4 @@
-"""The errors that awsddp raises on purpose. This module imports no other module of awsddp.
+"""The errors that awsddp raises on purpose. This module imports nothing else from awsddp.
 
 The class of an error decides its exit code, its `kind` and whether it is `retryable`; docs/design.md lists
 them.
@@ -13,9 +13,9 @@ SCHEMA = 1
 class AwsddpError(Exception):
     """An expected failure.
 
-    `message`: what failed; `why`: the cause; `next`: the next command to type. `kind` is that of the class,
-    unless it is passed. `retryable`: the same command may succeed later without a change. `result`: the
-    verb's document, as far as the verb came.
+    `message`: what failed; `why`: the cause; `next`: the next command to type. `kind` is the kind of the
+    class, unless the caller passes another. `retryable`: the same command may succeed later without a change.
+    `result`: the verb's document, with what the verb did before it failed.
     """
 
     exit_code = 1
@@ -79,7 +79,7 @@ class LocalCloudError(ConfigError, kind="local_cloud"):
 class CloudError(AwsddpError, exit_code=4, kind="aws"):
     """AWS refused a call or did not answer.
 
-    Its kind is `aws`, or one of `credentials`, `permission`, `quota`, `throttled` and `unavailable`.
+    The error's kind is `aws`, or one of `credentials`, `permission`, `quota`, `throttled` and `unavailable`.
     `needs_login`: the credentials are no longer accepted, and the user has to log in.
     """
 
@@ -105,11 +105,11 @@ class LeftoverError(AwsddpError, exit_code=8, kind="leftover", retryable=True):
 
 
 class Interrupted(AwsddpError, exit_code=130, kind="interrupted"):
-    """The user stopped the command. Without `why` and `next` there is nothing left to do."""
+    """The user stopped the command. If `why` and `next` are empty, there is nothing left to do."""
 
 
 class Terminated(KeyboardInterrupt):
-    """The terminal was closed, or the process received the signal `signal_number`: stop without output."""
+    """The terminal was closed, or the process received the signal `signal_number`: awsddp stops silently."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

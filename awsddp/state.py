@@ -2,7 +2,8 @@
 
 `$AWSDDP_HOME/clusters/NAME/` holds the private key (created with mode 0600), the host keys by instance id,
 the ssh_config, and the record with the facts of the nodes and the intent: the request of a launch, which is
-synced to disk before it is sent. `down` moves the ledger and the calls to `$AWSDDP_HOME/history/NAME-ID/`.
+synced to disk before it is sent. `down` moves the ledger and the log of AWS calls to
+`$AWSDDP_HOME/history/NAME-ID/`.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from awsddp.util.formatting import node_name
 
 _VERSION = 1
 TAG_CHANGE_S = 600.0
-"""How long to wait for another client of this machine that is changing the tags that name jobs."""
+"""How long to wait while another client of this machine changes the tags that name jobs."""
 _UNNAMED_S = 2.0
 """How long a lock may be held before its holder has written its name."""
 
@@ -48,14 +49,17 @@ def make_folder(path: Path) -> None:
 
 
 def open_to_append(path: Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a file to read and append, created with mode 0600; `buffering` as in open(). Raises OSError."""
+    """Open a file for reading and appending.
+
+    A new file gets mode 0600. `buffering` is passed to open(). Raises OSError.
+    """
     return open(path, "a+b", buffering, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace the content of `path` by `data` atomically, created with mode 0600.
+    """Replace the file `path` atomically by a file with the content `data` and mode 0600.
 
-    Raises ConfigError if it cannot be written.
+    Raises ConfigError if the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with _writing_errors(path):
@@ -91,11 +95,12 @@ class Record(Frozen):
     """The record of a cluster (cluster.json): its identity, target, settings, prepared nodes and jobs.
 
     `account` is its AWS account ("" if an older awsddp wrote the record), `created` the time of its last
-    launch, `expires` the deadline that the nodes have or are about to get. `nodes` and `asked` (keys of
-    awsddp.toml and their values) are the last requested settings. `price_usd_per_hour` is for all nodes,
-    `disk_usd_per_hour` for the disk of one; `internet`: whether the nodes reach the internet; `idle` is the
-    idle time set on the nodes; `addresses` are by instance id; `jobs` are as last seen, `seen` has the time
-    for those that were running then.
+    launch, `expires` the time at which the nodes terminate themselves (already set on them, or about to be
+    set). `nodes` and `asked` (keys of awsddp.toml and their values) are the last requested settings.
+    `price_usd_per_hour` is the price of all nodes, `disk_usd_per_hour` that of one node's disk; `internet` is
+    True if the nodes reach the internet; `idle` is the idle time set on the nodes; `addresses` has the nodes'
+    addresses by instance id; `jobs` has the jobs as last seen, and `seen` the time at which a running job was
+    last seen.
     """
 
     version: int = _VERSION
@@ -144,13 +149,13 @@ class Record(Frozen):
         return any(prepared.instance_id == node.instance_id for prepared in self.prepared)
 
     def describe_node_state(self, node: Node) -> str:
-        """Return a text with the node's EC2 state, or "being prepared" if it is started but not prepared."""
+        """Return the node's name and EC2 state, or "being prepared" if it is started but not prepared."""
         is_starting = node.state in ("pending", "running") and not self.is_prepared(node)
         return f"{node_name(node.node)} is {'being prepared' if is_starting else node.state}"
 
 
 class ClusterFolder:
-    """The folder of one cluster. Missing or damaged files read as None."""
+    """The folder of one cluster."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root = root
@@ -163,14 +168,14 @@ class ClusterFolder:
         self.ssh_config = self.path / "ssh_config"
         """The configuration that awsddp's ssh and rsync use to reach node0, node1, ..."""
         self.ledger = self.path / "ledger.jsonl"
-        """The events of the cluster, one JSON document per line; `down` keeps it."""
+        """The events of the cluster, one JSON document per line; `down` keeps this file."""
 
     def write_ssh_config(self, entries: Callable[[str, Record], str]) -> None:
-        """Write the cluster's ssh_config and its part of the common one; nothing else writes them.
+        """Write the cluster's ssh_config and its part of the common ssh_config; nothing else writes them.
 
-        `entries(prefix, record)` returns the entries of an ssh_config, each name with the prefix ("": none).
-        It is called under the write lock, so that it gets the newest record. Raises ConfigError if a file
-        cannot be written.
+        `entries(prefix, record)` returns the entries of an ssh_config, with `prefix` before each name ("": no
+        prefix). `entries` is called under the write lock, so that it gets the newest record. Raises
+        ConfigError if a file cannot be written.
         """
         with self._write_lock():
             if (record := self.read(ignore_newer=True)) is None:  # `down` has archived the cluster
@@ -193,7 +198,7 @@ class ClusterFolder:
     def read(self, *, ignore_newer: bool = False) -> Record | None:
         """Return the record, or None if it is missing or damaged.
 
-        Raises ConfigError if a newer awsddp wrote it; with `ignore_newer` returns None for it.
+        Raises ConfigError if a newer awsddp wrote the record; with `ignore_newer` returns None instead.
         """
         try:
             document = msgspec.json.decode((self.path / "cluster.json").read_bytes())
@@ -210,18 +215,18 @@ class ClusterFolder:
             return None
 
     def write(self, record: Record) -> None:
-        """Write a new record, synced to disk; `update` changes an existing one.
+        """Write a new record, synced to disk; `update` changes an existing record.
 
-        Raises ConfigError if it cannot be written.
+        Raises ConfigError if the record cannot be written.
         """
         write_private(
             self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         )
 
     def update(self, change: Callable[[Record], Record]) -> Record | None:
-        """Replace the record by `change(record)` under the write lock, and return it; None if it is missing.
+        """Replace the record by `change(record)` under the write lock; return the new record.
 
-        Raises ConfigError if it cannot be written.
+        Returns None if the record is missing. Raises ConfigError if the record cannot be written.
         """
         with self._write_lock():
             record = self.read()
@@ -231,7 +236,7 @@ class ClusterFolder:
             return changed
 
     def save_jobs(self, *jobs: JobRecord) -> None:
-        """Write jobs to the record as last seen, with the time for running ones. Raises ConfigError."""
+        """Write jobs to the record as last seen; running jobs get the current time. Raises ConfigError."""
         names = {job.job for job in jobs}
         running = dict.fromkeys((job.job for job in jobs if job.state == "running"), datetime.now(UTC))
 
@@ -243,7 +248,7 @@ class ClusterFolder:
         self.update(change)
 
     def append_event(self, event: str, **facts: object) -> None:
-        """Append an event to the ledger. Raises ConfigError if it cannot be written."""
+        """Append an event to the ledger. Raises ConfigError if the ledger cannot be written."""
         line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})
         with _writing_errors(self.ledger):
             make_folder(self.path)
@@ -251,9 +256,9 @@ class ClusterFolder:
                 stream.write(line + b"\n")
 
     def archive(self, cluster_id: str) -> None:
-        """Move the ledger and the calls to history/NAME-ID/, and delete the rest of the folder.
+        """Move the ledger and the log of AWS calls to history/NAME-ID/, and delete the rest of the folder.
 
-        Raises ConfigError if the disk refuses, after deleting what can be deleted.
+        Deletes what can be deleted, then raises ConfigError if a file could not be written or deleted.
         """
         history = self.root / "history" / f"{self.name}-{cluster_id}"
         try:
@@ -273,7 +278,7 @@ class ClusterFolder:
             )
 
     def find_lock_holder(self) -> str | None:
-        """Return a text that names the command of this machine that holds the lock; None if it is free."""
+        """Return the command of this machine that holds the lock, as a string; None if the lock is free."""
         with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
             if not try_lock(stream, fcntl.LOCK_SH):
                 return _read_holder(stream)
@@ -281,11 +286,11 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[float]:
-        """Lock the cluster against other commands on this machine; the kernel releases it with the process.
+        """Lock the cluster against other commands on this machine; the kernel releases a dead process's lock.
 
         `part` names a part of the cluster with a lock of its own. Yields the seconds since the lock was last
-        held. Raises ConfigError that names the holder (host, process, verb, time) if it is not free within
-        `wait_s` seconds, or if the lock file cannot be written.
+        held. Raises ConfigError, which names the holder (host, process, verb, time), if the lock is not free
+        within `wait_s` seconds, or if the lock file cannot be written.
         """
         path = self.root / "locks" / f"{self.name}{part and '.'}{part}"
         deadline = time.monotonic() + wait_s
@@ -324,7 +329,7 @@ def _join_ssh_configs(root: Path) -> None:
 
 
 def _write_or_remove(path: Path, text: str) -> None:
-    """Write a file if its text differs; remove it if `text` is empty. Raises ConfigError."""
+    """Write `text` to a file if that changes it; remove the file if `text` is empty. Raises ConfigError."""
     if not text:
         path.unlink(missing_ok=True)
     elif _read_text(path) != text:
@@ -332,7 +337,7 @@ def _write_or_remove(path: Path, text: str) -> None:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file, "" if it cannot be read."""
+    """Return the text of a file, or "" if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -349,7 +354,7 @@ def try_lock(stream: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _read_holder(stream: IO[bytes]) -> str | None:
-    """Return a text that names the holder of a lock; None if the holder's name is not in the file."""
+    """Return a string that names the holder of a lock, or None if the file does not name the holder."""
     stream.seek(0)
     try:
         return "`awsddp {verb}` on {host}, process {pid}, since {since}".format(
@@ -360,7 +365,7 @@ def _read_holder(stream: IO[bytes]) -> str | None:
 
 
 def read_ledger(ledger: Path) -> list[billing.LedgerRow]:
-    """Return the rows of a ledger; none if the file is missing."""
+    """Return the rows of a ledger, or an empty list if the file is missing."""
     if not ledger.is_file():
         return []
     return billing.parse_ledger(ledger.read_text(encoding="utf-8", errors="replace"))
@@ -379,7 +384,7 @@ class ClusterHistory(Frozen):
 
     @property
     def bill(self) -> billing.Bill | None:
-        """The bill until now, from the ledger alone; None if nothing was launched."""
+        """The bill until now, computed from the ledger alone, or None if nothing was launched."""
         return billing.make_bill(self.rows, datetime.now(UTC))
 
     @property

@@ -1,7 +1,8 @@
 """Cluster, Plan and Job: the objects of the Python API.
 
-They do not print or handle signals: progress goes to `on_event`, and failures are the errors of the command
-line. Methods import what they need when they are called, so that `status` loads only what it uses.
+These objects do not print or handle signals: progress goes to `on_event`, and failures are the errors of the
+command line. Methods import what they need when they are called, so that, for example, `status` loads only
+what it uses.
 """
 
 import contextlib
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """A cluster with this name, as `awsddp -c NAME`; it need not exist yet.
+    """The cluster with this name, like that of `awsddp -c NAME`; the cluster need not exist yet.
 
-    The constructor reads no files and sends no requests. `local` is --local; `region` and `profile` are those
-    of the command line; every other keyword is a key of awsddp.toml and applies to all methods
-    (`workdir=...`, `results=...`). awsddp.toml is read from the current folder. `on_event` is called with
-    progress, on the thread that called the method or iterates `Job.logs`. Raises UsageError for a keyword
-    that is not a key of awsddp.toml, ConfigError for an invalid name; the methods raise ConfigError for an
-    invalid value.
+    The constructor reads no files and sends no requests. `local` is the option --local, `region` and
+    `profile` are the options of these names; every other keyword is a key of awsddp.toml and applies to all
+    methods (`workdir=...`, `results=...`). awsddp.toml is read from the current folder. `on_event` is called
+    with progress, on the thread that called the method or iterates `Job.logs`. Raises UsageError for a
+    keyword that is not a key of awsddp.toml, ConfigError for an invalid name; the methods raise ConfigError
+    for an invalid value.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Cluster:
 
     @property
     def job_spec(self) -> JobSpec:
-        """The settings of its jobs: [job], [env] and [sync]. Raises ConfigError."""
+        """The settings of the cluster's jobs: [job], [env] and [sync]. Raises ConfigError."""
         return self.session.job_spec
 
     @property
@@ -96,24 +97,24 @@ class Cluster:
 
     @property
     def results(self) -> Path:
-        """The local results folder, with a folder per job. Raises ConfigError."""
+        """The local results folder, which has one folder per job. Raises ConfigError."""
         return self.session.results
 
     def _with(self, keys: Mapping[str, object]) -> Self:
-        """Return the cluster with these keys added. Raises UsageError for an unknown key."""
+        """Return a copy of the cluster with these keys added. Raises UsageError for an unknown key."""
         if not keys:
             return self
         all_keys = {**self.session.keys, **loader.check_keywords(keys)}
         return self._of(replace(self.session, keys=all_keys, settings=None))
 
     def _of(self, session: Session) -> Self:
-        """Return the cluster with another session."""
+        """Return a copy of the cluster with another session."""
         other = copy.copy(self)
         other.session = session
         return other
 
     def plan(self, **keys: "Unpack[Keys]") -> "Plan":
-        """Return what `up` with these keys would do, such as `nodes=2, instance_type="g5.xlarge"`.
+        """Return what `up` would do with these keys (for example, `nodes=2, instance_type="g5.xlarge"`).
 
         Changes nothing. Raises ConfigError, CloudError.
         """
@@ -128,10 +129,11 @@ class Cluster:
     ) -> "documents.ClusterDocument":
         """Launch and prepare the nodes, or change what exists; return the `up` document.
 
-        Idempotent: finishes, repairs, resizes. On AWS this needs consent: a plan, or `max_price_usd` (per
-        hour, all nodes together) among the keys or in awsddp.toml, or `confirm`, which is called with the
-        plan before a launch, with a sentence before instances are only started or terminated, and raises to
-        refuse. Raises UsageError without it, and what `awsddp up` raises.
+        `up` is idempotent: it finishes, repairs or resizes a cluster. On AWS it needs consent: a plan
+        (`agreed`), or `max_price_usd` (per hour, all nodes together) among the keys or in awsddp.toml, or
+        `confirm`. `confirm` is called with the plan before a launch, or with a question before instances are
+        only started or terminated, and raises an exception to refuse. Raises UsageError if there is no
+        consent, and what `awsddp up` raises.
         """
         from awsddp.cluster.up import up
 
@@ -142,7 +144,7 @@ class Cluster:
     def status(self, *, ask_nodes: bool = False) -> "documents.ClusterDocument":
         """Return the `status` document; a cluster that is not found is "absent". Raises CloudError.
 
-        With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted.
+        With `ask_nodes` the document has each node's `idle_left_s`, as the node's watchdog last counted it.
         """
         from awsddp.cluster.status import status
 
@@ -152,8 +154,8 @@ class Cluster:
     def sync(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.SyncDocument":
         """Send the project folder to every node and return the `sync` document.
 
-        `confirm` is called for each running job, whose files would change, and raises to refuse. Raises
-        ConfigError, NodeError.
+        `confirm` is called for each running job, because its files would change, and raises an exception to
+        refuse. Raises ConfigError, NodeError.
         """
         from awsddp.cluster.sync import sync
 
@@ -170,9 +172,10 @@ class Cluster:
     ) -> "Job":
         """Send the project folder and start a job; return once its ranks run.
 
-        Without a script it runs the bundled program. With `on_lines`, which is called with the labelled lines
-        of the ranks as they arrive, it returns at the end of the job, with the results fetched. `keys` are
-        those of [job], [env] and [sync], such as `world_size=4`. Raises what `awsddp train` raises.
+        If there is no script, the job runs the bundled program. `on_lines` is called with the labelled lines
+        of the ranks as they arrive; with it, `train` returns after the job has ended and its results are
+        fetched. `keys` are keys of [job], [env] and [sync], such as `world_size=4`. Raises what `awsddp
+        train` raises.
         """
         from awsddp.job.train import train
 
@@ -210,8 +213,9 @@ class Cluster:
     ) -> "documents.ExecDocument":
         """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
-        Several words are a program and its arguments, one word is a line for bash. `on_output` is called with
-        a node's number, a piece of its output, and True if that is stderr. Raises NotFoundError, NodeError.
+        Several words are a program and its arguments; a single word is a line for bash. `on_output` is called
+        with a node's number, a piece of its output, and True if that is stderr. Raises NotFoundError,
+        NodeError.
         """
         from awsddp.cluster.remote import run_on_nodes
 
@@ -223,8 +227,9 @@ class Cluster:
     ) -> "documents.FetchDocument":
         """Fetch the results of a job (the last by default), and return the `fetch` document.
 
-        Fetched results are not fetched again, unless `refetch`. Stopped nodes with results are started;
-        `confirm` is that of `up`. Raises NotFoundError, NodeError if a part is missing.
+        Results that are already fetched are not fetched again, unless `refetch` is True. Stopped nodes with
+        results are started; `confirm` is called as by `up`. Raises NotFoundError, NodeError if a part is
+        missing.
         """
         from awsddp.cluster.up import up
         from awsddp.job.fetch import fetch
@@ -234,7 +239,7 @@ class Cluster:
             return fetch(self.session, job=job, refetch=refetch, start=start)
 
     def doctor(self) -> "documents.DoctorDocument":
-        """Return the `doctor` document: checks of the cluster's nodes or, without a cluster, before a launch.
+        """Return the `doctor` document: checks of the cluster's nodes, or of a launch if there is no cluster.
 
         Changes nothing. Raises NodeError if no node can be reached, InUse, ConfigError, CloudError.
         """
@@ -244,9 +249,9 @@ class Cluster:
             return check_cluster(self.session) or check_before_launch(self.session)
 
     def stop(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.ClusterDocument":
-        """Stop the instances, keep their disks; return the `status` document.
+        """Stop the instances, keep their disks, and return the `status` document.
 
-        `confirm` is called first and raises to refuse. Raises what `awsddp stop` raises.
+        `confirm` is called first and raises an exception to refuse. Raises what `awsddp stop` raises.
         """
         from awsddp.cluster.stop import stop
 
@@ -264,8 +269,9 @@ class Cluster:
         """Terminate the cluster and return the `down` document. Unfetched results are fetched first.
 
         With `known_only` a cluster without a record on this machine is refused. `confirm` is called before
-        anything is terminated and raises to refuse; `lose` is called with the error if results cannot be
-        fetched. Raises that NodeError unless `discard`, or `lose` returns True; LeftoverError, CloudError.
+        anything is terminated and raises an exception to refuse. If results cannot be fetched, `lose` is
+        called with the NodeError, which is then raised unless `lose` returns True; with `discard` nothing is
+        fetched. Raises LeftoverError, CloudError.
         """
         from awsddp.cluster.down import down
 
@@ -276,7 +282,8 @@ class Cluster:
     def fabric(self) -> Any:
         """Return a fabric.Group of the nodes, in order, that uses the cluster's key, host keys and jump host.
 
-        Needs the extra `fabric`. `close` ends its connections. Raises ConfigError, NotFoundError, NodeError.
+        Needs the extra `fabric`. `Cluster.close` closes the group's connections. Raises ConfigError,
+        NotFoundError, NodeError.
         """
         from awsddp.nodes.fabric_group import fabric_group
         from awsddp.session.connect import list_endpoints, make_login, publish_addresses, ready_cluster
@@ -290,7 +297,7 @@ class Cluster:
         return group
 
     def close(self) -> None:
-        """Close the connections of `fabric()`. The cluster and its jobs keep running."""
+        """Close the connections that `fabric` opened. The cluster and its jobs keep running."""
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -312,7 +319,7 @@ class Plan:
 
     @property
     def price_usd_per_hour(self) -> float | None:
-        """The list price of all nodes together; None if it is unknown."""
+        """The list price of all nodes together, or None if it is unknown."""
         return self.launch.price_usd_per_hour
 
     def rows(self) -> list[tuple[str, str]]:
@@ -338,7 +345,7 @@ class Plan:
 
 
 def consent(session: Session, agreed: Plan | None) -> "Confirm":
-    """Return a function to confirm what `up` launches or terminates. It raises UsageError without consent."""
+    """Return a `confirm` function for `up` that raises UsageError if there is no consent to the price."""
     limit = session.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
     is_local = resolve_target(session, session.folder.read()).name == "local"
 
@@ -374,9 +381,9 @@ class JobFailed(JobError):
 
 
 class Job:
-    """A job of a cluster. Its methods request its state from the nodes, unless all its results are fetched.
+    """A job of a cluster. Methods request the job's state from the nodes, unless all results are fetched.
 
-    `last_document` is the `train` document of the last method call, None before one.
+    `last_document` is the job's last `train` document, or None if no method has returned one yet.
     """
 
     def __init__(
@@ -393,26 +400,26 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """The present state: waiting, running, succeeded, failed, cancelled or interrupted."""
+        """The current state: waiting, running, succeeded, failed, cancelled or interrupted."""
         return self.record().state
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job failed; None if it did not fail."""
+        """Why the job failed, or None if it did not fail."""
         return self.record().cause
 
     def record(self) -> JobRecord:
-        """Return the present record of the job. Raises NotFoundError, NodeError, CloudError."""
+        """Return the current record of the job. Raises NotFoundError, NodeError, CloudError."""
         from awsddp.job.reported import get_job
 
         with completing_errors(self.cluster.session):
             return get_job(self.cluster.session, self.name)
 
     def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield every line of every rank from the first one until the job ends; if not `follow`, until now.
+        """Yield every line of every rank until the job ends, or if not `follow`, every line until now.
 
-        A thread follows the job and fetches its results at the end; the thread that iterates calls
-        `on_event`. Raises what `awsddp logs -f` raises.
+        A separate thread follows the job and fetches its results at the end; `on_event` is called on the
+        thread that iterates. Raises what `awsddp logs -f` raises.
         """
         from awsddp.job.logs import logs
 
@@ -447,7 +454,7 @@ class Job:
     def wait(self, *, check: bool = True) -> "Job":
         """Wait until the job has ended and its results are fetched; return the job.
 
-        Raises JobFailed for a job that did not succeed, unless `check` is False, and what `awsddp logs -f`
+        Raises JobFailed if the job did not succeed, unless `check` is False, and what `awsddp logs -f`
         raises.
         """
         from awsddp.job.logs import logs
@@ -462,7 +469,10 @@ class Job:
         return self
 
     def cancel(self) -> "Job":
-        """End the job: its ranks get SIGTERM, after the grace SIGKILL. Raises NotFoundError, NodeError."""
+        """End the job: the ranks get SIGTERM, and SIGKILL after the grace.
+
+        Raises NotFoundError, NodeError.
+        """
         from awsddp.job.cancel import cancel
 
         with completing_errors(self.cluster.session):
@@ -474,7 +484,7 @@ class Job:
         return self.cluster.fetch(self.name)
 
     def why(self) -> "documents.WhyDocument":
-        """Return the stack of each rank, and the ranks that are behind; for an ended job, its cause.
+        """Return the stack of each rank, and which ranks are behind; for an ended job, return its cause.
 
         The job keeps running. Raises NotFoundError, NodeError.
         """
@@ -484,7 +494,7 @@ class Job:
             return why(self.cluster.session, self.name)
 
     def report(self) -> "documents.JobReport":
-        """Write runs/JOB/report.html from the fetched results; return its document. Raises ConfigError."""
+        """Write runs/JOB/report.html from the fetched results; return the document. Raises ConfigError."""
         from awsddp.job.report import write_report
 
         with completing_errors(self.cluster.session):
@@ -493,7 +503,8 @@ class Job:
     def metrics(self, *, frame: bool = False) -> Any:
         """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node, as dicts.
 
-        With `frame` return a pandas.DataFrame. Raises ImportError if pandas is not installed.
+        With `frame` the rows are returned as a pandas.DataFrame. Raises ImportError if pandas is not
+        installed.
         """
         rows = read_metrics(self.results)
         if not frame:
@@ -507,4 +518,4 @@ class Job:
 
 
 class _Abandoned(Exception):
-    """The iterator of the lines is closed."""
+    """Raised to stop the thread of `Job.logs` after the iterator of the lines was closed."""

@@ -25,12 +25,12 @@ def run(
     on_event: OnEvent = lambda event: None,
     **keys: "Unpack[Keys]",
 ) -> "Iterator[Cluster]":
-    """Launch a cluster, yield it, and terminate it when the block ends, also after an error.
+    """Launch a cluster, yield it, and terminate it when the block ends, even after an error.
 
-    `keys` and `agreed` are those of `Cluster.up`; nodes that are idle for 10 minutes terminate themselves. If
-    results cannot be fetched at the end, the nodes are stopped and keep them. Raises ConfigError for a
-    cluster that exists already, what `up` raises, and what the block raises; if terminating fails after an
-    error of the block, the failure is added to that error as a note.
+    `keys` and `agreed` have the same meaning as for `Cluster.up`; nodes that are idle for 10 minutes
+    terminate themselves. If results cannot be fetched at the end, the nodes are stopped and keep the results.
+    Raises ConfigError if the cluster already exists, what `up` raises, and what the block raises; if the
+    cluster cannot be terminated after an error of the block, that failure is added to the error as a note.
     """
     cluster = Cluster(name, local=local, on_event=on_event, **keys)
     if (state := cluster.status().state) != "absent":
