@@ -34,18 +34,20 @@ GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
 addition for each rank (nodes of the local cloud share CPUs), and a maximum."""
 CLAIM_S = 5.0
 LEAST_SHARE = 0.5
-"""The nodes are measured in pairs below this share of the network bandwidth of the instance type,"""
+"""Nodes are measured in pairs if an all-reduce reaches less than this share of the type's network
+bandwidth."""
 LEAST_GBYTE_S = 0.005
-"""and below this bandwidth if that of the type is unknown: no network is that slow."""
+"""The same limit as a bandwidth, for a type of unknown bandwidth: no network is that slow."""
 UPLOAD_BYTES = 3_000_000
-"""Sent by each of two nodes to this machine: measured between the two, the slow one is not known."""
+"""How much each of two nodes sends to this machine: a measurement between the two does not show which is
+slow."""
 
 
 def check_before_launch(session: Session) -> DoctorDocument:
     """Return the `doctor` document of the checks that are possible before a launch.
 
-    Changes nothing, except as `rehearsed` does. All checks run, also after a failed one. Raises ConfigError
-    if the cluster exists in another target, and what `rehearsed` raises.
+    Changes nothing, except what `prepare_local_saving` creates. All checks run, even after a failed check.
+    Raises ConfigError if the cluster exists in another target, and what `prepare_local_saving` raises.
     """
     from awsddp.aws.preflight import (
         CONFIGURATION,
@@ -77,7 +79,7 @@ def check_before_launch(session: Session) -> DoctorDocument:
 
 
 def _placeholders(session: Session) -> RequestValues:
-    """Return placeholders for the resources that a launch would create, for dry-run calls."""
+    """Return placeholders, for dry-run calls, in place of the resources that a launch would create."""
     from awsddp.nodes.hostkeys import make_key
 
     ids = resource_names(session.spec.name, random.token_hex(4))
@@ -86,7 +88,7 @@ def _placeholders(session: Session) -> RequestValues:
 
 
 def _with_local_checks(session: Session, checks: Sequence[Check]) -> DoctorDocument:
-    """Return the document of `checks`, and of checks of this machine's programs and of the jump host."""
+    """Return the document of `checks`, and of further checks of this machine's programs and the jump host."""
     all_checks = [_run_check("rsync and ssh", rsync.find_rsync), *checks]
     if (jump := find_jump_host(session)) is not None:
         all_checks.append(_run_check("jump host", jump.ensure_connected, jump.name))
@@ -94,7 +96,7 @@ def _with_local_checks(session: Session, checks: Sequence[Check]) -> DoctorDocum
 
 
 def _run_check(name: str, attempt: Callable[[], object], value: str = "") -> Check:
-    """Call `attempt` and return the check of it; `value` is shown, by default what `attempt` returns."""
+    """Call `attempt` and return its outcome as a check that shows `value` (by default, the call's result)."""
     from awsddp.aws.preflight import failed_check
 
     try:
@@ -107,15 +109,15 @@ def _run_check(name: str, attempt: Callable[[], object], value: str = "") -> Che
 def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaDocument:
     """Request the vCPU quota that the configuration needs, if it is too small.
 
-    `confirm` is called with the question and raises to refuse. Raises CloudError if AWS refuses the request,
-    ConfigError if no plan can be made or the quota is unknown.
+    `confirm` is called with the question and raises an exception to refuse. Raises CloudError if AWS refuses
+    the request, ConfigError if no plan can be made or the quota is unknown.
     """
     from awsddp.plan.launch_plan import make_plan
 
     with open_target(session, record := session.folder.read()) as target:
         aws = aws_client_for(session, target)
         facts = gather_facts(aws, session.spec, target, record)
-        plan = make_plan(session.spec, replace(facts, quotas={}))  # the plan with a sufficient quota
+        plan = make_plan(session.spec, replace(facts, quotas={}))  # the plan if the quota were sufficient
         quota = find_quota(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
@@ -144,7 +146,7 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
 
 
 def check_cluster(session: Session) -> DoctorDocument | None:
-    """Return the `doctor` document of the cluster's nodes; None if this machine has no record of a cluster.
+    """Return the `doctor` document of the cluster's nodes; None if this machine has no record of the cluster.
 
     Takes a limited time and ends no job. Raises NoReachableNodes if no node can be reached, InUse while
     another client starts a job, CloudError.
@@ -169,7 +171,7 @@ def make_doctor_document(session: Session, checks: Sequence[Check]) -> DoctorDoc
 
 def _check_nodes(connected: ConnectedCluster) -> list[Check]:
     fleet = connected.fleet
-    # A node whose disk is full cannot hold the claim; a check below reports it.
+    # A node whose disk is full cannot hold the claim; a check below reports the full disk.
     with contextlib.suppress(NodeError):
         call_nodes(fleet, {min(fleet.nodes): messages.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
     busy = [job.job for job in list_jobs_on_nodes(connected, partial=True) if job.state == "running"]
@@ -203,7 +205,7 @@ def _login_checks(connected: ConnectedCluster) -> list[Check]:
 def _group_checks(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> list[Check]:
-    """Return the checks of a process group over all ranks of `nodes`, and of pairs if it is slow or hangs."""
+    """Return the checks of a process group over all ranks of `nodes`; of pairs too if it is slow or hangs."""
     if len(nodes) < 2:
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     connected.session.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
@@ -228,7 +230,7 @@ def _group_checks(
 def _measure_pairs(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> dict[int, float]:
-    """Return the best rate of each node (MB/s) in process groups with two other nodes; 0 if all fail.
+    """Return the best rate of each node (MB/s) in process groups with two other nodes, or 0 if all fail.
 
     A slow node is measured once more, together with a node that is not slow.
     """
@@ -249,7 +251,7 @@ def _measure_pairs(
 
 
 def _measure_uploads(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[int, float]:
-    """Return the rate at which each node sends to this machine (MB/s); 0 if the node is lost."""
+    """Return the rate at which each node sends to this machine (MB/s), or 0 if the node is lost."""
     rates = dict.fromkeys(nodes, 0.0)
     for node in nodes:
         began = time.monotonic()
@@ -262,7 +264,7 @@ def _measure_uploads(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[
 
 
 def _network_gbyte_s(cluster: LocatedCluster) -> float | None:
-    """Return the network bandwidth of the cluster's instance type in GB/s; None if GPUs are not real."""
+    """Return the network bandwidth of the cluster's instance type in GB/s; None if its GPUs are not real."""
     if any(prepared.driver is None for prepared in cluster.record.prepared):
         return None
     return network_gbyte_s(cluster.record.instance_type)
@@ -272,7 +274,7 @@ def _run_groups(
     connected: ConnectedCluster, probes: node_checks.Probes, groups: Sequence[Sequence[int]]
 ) -> list[node_checks.GroupProgress]:
     """Run train/probe.py as a job on all `groups` of nodes at the same time; return the ranks' reports."""
-    groups = [sorted(nodes) for nodes in groups]  # the ranks of a launch meet on its lowest node
+    groups = [sorted(nodes) for nodes in groups]  # a group's ranks meet on its first node
     formed = [
         node_checks.GroupProgress(
             layout_ranks(nodes, gpus={node: probes.prepared[node].gpus for node in nodes})

@@ -38,10 +38,11 @@ def down(
     """Terminate the cluster and return the `down` document. A cluster that does not exist is not an error.
 
     Unfetched results are fetched first, unless `discard`. With `known_only` a cluster without a record on
-    this machine is refused (UsageError). `confirm` is called before anything is terminated and raises to
-    refuse; `lose` is called with the error if results cannot be fetched. Raises that NodeError unless
-    `lose` returns True, NotFoundError if only another session of the caller's role has a cluster of the
-    name, LeftoverError if something could not be terminated, CloudError if AWS does not answer.
+    this machine is refused (UsageError). `confirm` is called before anything is terminated and raises an
+    exception to refuse. If results cannot be fetched, `lose` is called with the NodeError, which is then
+    raised unless `lose` returns True. Raises NotFoundError if only another session of the caller's role has a
+    cluster of this name, LeftoverError if something could not be terminated, CloudError if AWS does not
+    answer.
     """
     try:
         return _down(session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
@@ -49,7 +50,7 @@ def down(
         if not known_only:
             raise
         session.say(f"AWS was not searched: {error.message}")
-        return _document(LocatedCluster(session=session))  # there is no record, and -y needs one
+        return _document(LocatedCluster(session=session))  # no record, and -y needs one
 
 
 def _down(
@@ -66,7 +67,7 @@ def _down(
             cluster = wait_until_launched_listed(cluster)
         clusters = cluster.all_listings
         if not clusters:
-            if record is not None:  # its nodes terminated themselves, at their expiry at the latest
+            if record is not None:  # its nodes terminated themselves, no later than at their expiry
                 session.folder.append_event("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
                 _forget(cluster, record.id)
             refuse_other_sessions(cluster)
@@ -99,12 +100,12 @@ def _down(
 def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> tuple[str, ...]:
     """Terminate the clusters of this name, one per id, and return the terminated instances.
 
-    Raises LeftoverError, after everything else is terminated.
+    Raises LeftoverError if something cannot be terminated, after everything else was terminated.
     """
     terminated: list[str] = []
     leftovers: list[str] = []
     for listing in clusters:
-        began = datetime.now(UTC)  # EC2 bills no instance that is shutting down
+        began = datetime.now(UTC)  # EC2 does not bill an instance while it shuts down
         teardown = terminate(cluster, listing)
         with contextlib.suppress(ConfigError):  # a full disk must not stop the termination
             cluster.session.folder.append_event(
@@ -124,10 +125,10 @@ def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> t
 def _with_unfetched(cluster: LocatedCluster, listed: ClusterListing) -> ClusterListing:
     """Return the listing with the jobs that are really unfetched on each node.
 
-    A node has the unfetched jobs of its tags, without those whose results are fetched, or are in S3 and not
-    on a running node; and released jobs whose results are no longer in S3. For results in S3 it downloads
-    logs and metrics, as no node will report them later. For jobs on running nodes S3 is not read here: others
-    can write to the bucket, so `fetch_unfetched_results` asks the node.
+    These are the jobs in the node's tags, without jobs whose results are fetched or, for nodes that do not
+    run, are in S3; released jobs are added if their results are no longer in S3. If the results are in S3,
+    logs and metrics are downloaded, because no node will report them later. For jobs on running nodes S3 is
+    not read here: because others can write to the bucket, `fetch_unfetched_results` asks the node.
     """
     session = cluster.session
     record = (
@@ -159,7 +160,7 @@ def _instance_ids(job: JobRecord) -> set[str]:
 
 
 def _is_on_running_node(listed: ClusterListing, job: JobRecord) -> bool:
-    """Return True if the tag of a node that is not stopped or terminated names results of a job."""
+    """Return True if the tag of a node that is not stopped or terminated names unfetched results of a job."""
     ran_on = _instance_ids(job)
     return any(
         node.state not in (*OFF_STATES, *ENDED_STATES)
@@ -187,7 +188,7 @@ def _question(cluster: LocatedCluster, listed: ClusterListing, *, discard: bool)
 
 
 def _describe_creation(cluster: ClusterListing) -> str:
-    """Return a text with the time and the machine at which a cluster was created, if its tags have them."""
+    """Return a string that says when and on which machine a cluster was created, if its tags record that."""
     host = cluster.host and f" on {cluster.host}"
     return f", made at {formatting.optional_utc(cluster.created)}{host}," if cluster.created else ""
 

@@ -17,8 +17,8 @@ FETCH_REACH_S = 60.0
 def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> None:
     """End the running jobs, and fetch all unfetched results, before the nodes are terminated.
 
-    Reports results that are lost with a node. Raises NodeError, with the jobs, the price and the next steps,
-    if results remain on nodes; ConfigError if this machine cannot store them.
+    Reports results that were lost with a node. Raises NodeError, with the jobs, the price and the next steps,
+    if results remain on nodes, and ConfigError if this machine cannot store the results.
     """
     holders = [node for node in listed.live if node.unfetched]
     if not holders:
@@ -38,7 +38,7 @@ def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> 
     try:
         if cluster.nodes:
             failures = _fetch_from_running(cluster, saved)
-    except ConfigError as error:  # a fault of this machine, or another command: do not advise to lose results
+    except ConfigError as error:  # fault of this machine or another command: do not advise to discard results
         jobs = ", ".join(list_unfetched_jobs(holders))
         message = f"no node is terminated: the results of {jobs} are not fetched"
         why = f"{error.message}\n{error.why}".strip()
@@ -66,7 +66,7 @@ def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, 
             for job in list_jobs_on_nodes(connected, partial=True)
             if has_unfetched_results(session, names, job)
         ]
-        # End the newest job first: the end of a job starts the one that waits for it.
+        # End the newest job first, because the end of a job starts the job that waits for it.
         for job in reversed([end_job(connected, job) for job in reversed(unfetched)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Search(NamedTuple):
-    """A search of one target, and the regions of it that were searched."""
+    """A search of one target, and which of its regions were searched."""
 
     cluster: LocatedCluster
     regions: list[str]
@@ -33,10 +33,10 @@ class _Search(NamedTuple):
 
 
 def status_all(session: Session) -> list[FoundCluster]:
-    """Return the `status` documents of every cluster in every region, also of other owners, and of orphans.
+    """Return the `status` documents of all clusters in all regions, including other owners' and orphans.
 
-    Includes a running local cloud. With --local only that is searched, with --region only that region.
-    Raises CloudError if no region answers.
+    Includes a running local cloud. With --local only the local cloud is searched, with --region only that
+    region. Raises CloudError if no region answers.
     """
     with _search(session) as searches:
         return [_document(cluster, holding) for cluster, _, result in searches for holding in result.holdings]
@@ -46,8 +46,8 @@ def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[
     """Terminate the caller's resources whose cluster has no instance or is past its expiry.
 
     A cluster with unfetched results is not terminated, unless `discard`. `confirm` is called with the list of
-    orphans and raises to refuse. Raises LeftoverError if an orphan was not terminated or could not be,
-    CloudError if AWS does not answer.
+    orphans and raises an exception to refuse. Raises LeftoverError if an orphan was left because of its
+    results or could not be terminated, CloudError if AWS does not answer.
     """
     from awsddp.aws.teardown import teardown
 
@@ -127,7 +127,7 @@ def _search(session: Session) -> "Iterator[list[_Search]]":
 
 
 def _search_target(session: Session, target: Target) -> _Search:
-    """Search all regions of a target, or the requested one. A region need not be configured."""
+    """Search all regions of a target, or only the requested region. No region needs to be configured."""
     from awsddp.aws.client import OPEN_REGION
     from awsddp.aws.clusters import find_everywhere
     from awsddp.aws.plan_facts import list_enabled_regions
@@ -155,7 +155,7 @@ def _search_target(session: Session, target: Target) -> _Search:
 
 
 def _document(cluster: LocatedCluster, holding: "Holding") -> FoundCluster:
-    """Return the document of a cluster; if this machine has a record of it, with what `status` shows."""
+    """Return the document of a cluster; if this machine has the cluster's record, add what `status` shows."""
     listed = holding.cluster
     located = _with_record(cluster, listed)
     document = make_cluster_document(located)
@@ -180,9 +180,9 @@ def _is_alive(cluster: LocatedCluster) -> bool:
 
 
 def _with_record(cluster: LocatedCluster, listed: ClusterListing, *, wait: bool = False) -> LocatedCluster:
-    """Return a listed cluster with its record and a new listing; with `listed` itself if it has no record.
+    """Return a listed cluster with its record and a new listing, or with `listed` if there is no record.
 
-    With `wait` it waits until AWS lists the instances that this machine launched, as `down` does.
+    With `wait`, first waits until AWS lists the instances that this machine launched, as `down` does.
     """
     original = cluster.session
     session = replace(
@@ -216,7 +216,7 @@ def _describe_orphan(cluster: LocatedCluster, holding: "Holding") -> str:
 def list_known_clusters(session: Session) -> HomeDocument:
     """Return the clusters that have a record, as last seen, and whether a local cloud runs.
 
-    Sends no requests: a cluster may have ended since, which `status` shows.
+    Sends no requests, so that a cluster may have ended since it was last seen; `status` shows whether it has.
     """
     registry = JobRegistry(session)
     clusters = [

@@ -25,10 +25,10 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = None) -> LocatedCluster:
     """Create the key, the security groups and the instances; each step is recorded before it is done.
 
-    Return the cluster with its record, the AWS client of the launch's region, and only the new nodes. An
-    existing cluster keeps its id and nodes; the plan's expiry counts from `now`. Without capacity the plan's
-    alternatives are tried in order, with `capacity.retry_until_up` repeatedly. What a refused launch created
-    is removed. Raises CapacityError, CloudError or ConfigError.
+    Returns the cluster with its record, the AWS client of the launch's region, and only the new nodes. An
+    existing cluster keeps its id and nodes; the plan's expiry counts from `now`. If AWS has no capacity, the
+    plan's alternatives are tried in order, and tried again with `capacity.retry_until_up`. What a refused
+    launch created is removed. Raises CapacityError, CloudError or ConfigError.
     """
     from awsddp.aws.waits import CLOCK, growing_pauses
 
@@ -87,7 +87,7 @@ def _launch_values(
     from awsddp.nodes.provision import render_user_data
 
     host_key = make_key("awsddp temporary host key")
-    # A budget ends more expensive alternatives earlier; each node gets its own expiry when it is prepared.
+    # A budget makes more expensive alternatives expire earlier; a node gets its own expiry when prepared.
     expires_s = min(option.expires_s for option in (plan, *plan.alternatives))
     data = render_user_data(
         host_key=host_key,
@@ -124,7 +124,7 @@ def _launch_once(
 
 
 def _save_record(folder: ClusterFolder, record: Record) -> None:
-    """Write the record of a launch; keep the jobs that other commands have added since."""
+    """Write the record of a launch; keep the jobs that other commands have added in the meantime."""
 
     def change(current: Record) -> Record:
         return replace(record, jobs=current.jobs, seen=current.seen) if current.id == record.id else record
@@ -193,7 +193,8 @@ def _make_record(cluster: LocatedCluster, plan: LaunchPlan, values: RequestValue
 def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
     """Return the plan for the region of `facts`; the plans for `capacity.regions` are its alternatives.
 
-    A region without a plan is a warning. Raises the first region's error if no region has one.
+    If there is no plan for a region, the plan gets a warning. Raises the first region's error if no region
+    has a plan.
     """
     plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
@@ -212,7 +213,7 @@ def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
 
 
 def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
-    """Return the plan of a region, or the error; `facts` are those of the first region."""
+    """Return the plan of a region, or the error; `facts` are the facts of the first region."""
     session = cluster.session
     capacity = session.spec.capacity
     try:

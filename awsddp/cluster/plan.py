@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 def read_facts_and_cluster(
     requested: Session, target: Target, record: Record | None
 ) -> "tuple[Facts, LocatedCluster]":
-    """Read the plan's facts and the cluster's listing, in parallel; its session has the record's settings.
+    """Read the plan's facts and the cluster's listing in parallel; the cluster has the record's settings.
 
-    Settings in awsddp.toml that differ from the record are reported. Raises CloudError, ConfigError, also for
-    an invalid environment.
+    Settings in awsddp.toml that differ from the record are reported. Raises CloudError, and ConfigError
+    (including for an invalid environment).
     """
     session = with_record_settings(requested, record)
     if record is not None:
@@ -54,7 +54,7 @@ def read_facts_and_cluster(
         owner = find_owner(aws, record)
         if record is not None:
             check_account(cluster)
-        import_in_thread("awsddp.nodes.hostkeys")  # not earlier: it would delay the first call to AWS
+        import_in_thread("awsddp.nodes.hostkeys")  # an earlier import would delay the first call to AWS
         return refresh_listing(cluster, owner=owner)
 
     facts, cluster = run_both(lambda: gather_facts(aws, session.spec, target, record), list_nodes)
@@ -76,7 +76,7 @@ def read_facts_and_cluster(
 
 
 def must_reconcile(cluster: LocatedCluster) -> bool:
-    """Return True if there is a cluster to reconcile, False if `up` launches one.
+    """Return True if there is a cluster to reconcile, or False if `up` launches a cluster.
 
     Raises ConfigError for a running cluster whose key is not on this machine.
     """
@@ -96,7 +96,7 @@ def must_reconcile(cluster: LocatedCluster) -> bool:
 
 
 def plan(session: Session) -> LaunchPlan:
-    """Return the plan that `up` would carry out now; for an existing cluster with the steps of the change.
+    """Return the plan that `up` would carry out now; for an existing cluster, it has the steps of the change.
 
     Raises ConfigError for an invalid spec or environment, CloudError if AWS does not answer or refuses.
     """

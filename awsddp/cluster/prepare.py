@@ -14,8 +14,8 @@ from awsddp.util.parallel import NodesFailed, import_in_thread
 def prepare_nodes(cluster: LocatedCluster, *, has_hosts: bool = True) -> LocatedCluster:
     """Wait until all nodes run, prepare new nodes, and set the expiry on all; return the cluster.
 
-    The tag is written last: a node with the right tag has the expiry. Without `has_hosts` (a local cloud of
-    instances without hosts) there is nothing to log in to.
+    The expiry tag is written last, so that a node with the right tag surely has the expiry. If `has_hosts` is
+    False (instances of the local cloud without hosts), there is nothing to log in to.
     """
     from awsddp.aws.instances import check_still_running, wait_running
     from awsddp.aws.power import poweroff, tag_expiry
@@ -67,9 +67,10 @@ def prepare_nodes(cluster: LocatedCluster, *, has_hosts: bool = True) -> Located
 
 
 def _log_in(cluster: LocatedCluster) -> None:
-    """Log in to each node; all of them were prepared before.
+    """Log in to each node; all nodes are already prepared.
 
-    Raises NodeError for a node that was terminated or stopped since, NodesFailed with commands to repair it.
+    Raises NodeError if a node was terminated or stopped in the meantime, or NodesFailed, with commands to
+    repair the nodes.
     """
     from awsddp.aws.instances import check_still_running
 
@@ -79,7 +80,7 @@ def _log_in(cluster: LocatedCluster) -> None:
     except NodesFailed as error:
         check_still_running(cluster.aws, cluster.nodes)
         layers = {getattr(failure, "layer", "") for failure in error.failures.values()}
-        if layers <= {"refused", "banner"}:  # the machine answers, its SSH server does not
+        if layers <= {"refused", "banner"}:  # the machine answers, but its SSH server does not
             from awsddp.agent_client.node_checks import replace_command
 
             unresponsive = [node for node in cluster.nodes if node.node in error.failures]
@@ -92,7 +93,7 @@ def _log_in(cluster: LocatedCluster) -> None:
 
 
 def accept_host_keys(cluster: LocatedCluster, nodes: Sequence[Node]) -> None:
-    """Accept the temporary host key of the last launch from its nodes that have no known key yet."""
+    """Accept the last launch's temporary host key from those of its nodes that have no known host key yet."""
     from awsddp.nodes import hostkeys
 
     if (intent := cluster.record.intent) is not None:

@@ -36,7 +36,7 @@ def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Rec
     from awsddp.aws.instances import list_impaired
 
     record, own_listing = cluster.record, own_listing_or_empty(cluster)
-    bill = compute_bill(cluster, own_listing)  # writes to the ledger which nodes have ended
+    bill = compute_bill(cluster, own_listing)  # also writes to the ledger which nodes have ended
     current = ExistingCluster(
         cluster=own_listing,
         nodes=record.nodes,
@@ -57,7 +57,7 @@ def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Rec
 
 
 def _rate(cluster: LocatedCluster, facts: Facts, own_listing: ClusterListing) -> Rate:
-    """Return the hourly rate of the record's nodes that a budget assumes."""
+    """Return the hourly rate that a budget assumes for the record's nodes."""
     record, zones = cluster.record, {node.zone for node in own_listing.live if node.spot}
     if not zones:
         return Rate(usd_per_hour=record.price_usd_per_hour)
@@ -67,7 +67,7 @@ def _rate(cluster: LocatedCluster, facts: Facts, own_listing: ClusterListing) ->
 
 
 def own_listing_or_empty(cluster: LocatedCluster) -> ClusterListing:
-    """Return the listing of the record's cluster, or one without nodes if AWS lists nothing."""
+    """Return the listing of the record's cluster, or an empty listing if AWS does not list the cluster."""
     record, name = cluster.record, cluster.session.spec.name
     region = record.target.region or ""
     return cluster.own_listing or ClusterListing(
@@ -76,7 +76,7 @@ def own_listing_or_empty(cluster: LocatedCluster) -> ClusterListing:
 
 
 def make_change_plan(cluster: LocatedCluster, change: Reconciliation, job_facts: Facts) -> LaunchPlan:
-    """Return the plan of a change, with all its steps; `job_facts` have the data and saving of its job.
+    """Return the plan of a change, with all its steps; `job_facts` have the job's data sources and `save_to`.
 
     Raises what `make_plan` raises.
     """
@@ -90,10 +90,11 @@ def make_change_plan(cluster: LocatedCluster, change: Reconciliation, job_facts:
 def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> LocatedCluster:
     """Carry out the steps of the change, and return the cluster with its nodes.
 
-    The expiry is only recorded here: `prepare_nodes` sets it on the nodes. SSH is opened without a question,
-    after a check of a new jump host; `confirm` is called before an instance is started or terminated.
-    Unfetched results are fetched first. Raises ConfigError if a job runs on a node to terminate, NodeError if
-    its results cannot be fetched, and what a launch raises. An interrupted call continues when run again.
+    The expiry is only recorded here: `prepare_nodes` sets it on the nodes. A new jump host is checked first.
+    SSH is opened without a question; `confirm` is called before an instance is started or terminated.
+    Unfetched results are fetched before their nodes are terminated. Raises ConfigError if a job runs on such
+    a node, NodeError if its results cannot be fetched, and what a launch raises. After an interruption, the
+    next call continues.
     """
     session, record = cluster.session, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
@@ -133,7 +134,7 @@ def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> Locate
 
 
 def _open_ssh(cluster: LocatedCluster, own_listing: ClusterListing, change: Reconciliation) -> None:
-    """Open SSH for the addresses in the spec, if that is a step of the change."""
+    """If the change has such a step, open SSH for the addresses in the spec."""
     from awsddp.aws.launch_resources import replace_ssh_sources
 
     for step in change.steps_of("open"):
@@ -147,7 +148,7 @@ def _changed_fields(
     session: Session, record: Record, change: Reconciliation, *, is_launch: bool
 ) -> dict[str, Any]:
     """Return the fields of the record that a change sets."""
-    # A launch records its size itself, once AWS accepts it: a refused launch changes nothing.
+    # A launch records the new size itself once AWS accepts it, so that a refused launch changes nothing.
     size = min(record.nodes, change.spec.cluster.nodes) if is_launch else change.spec.cluster.nodes
     applied = {
         key: value for key, value in settings_to_record(session.spec).items() if key in KEYS_WITHOUT_LAUNCH
@@ -162,13 +163,13 @@ def _changed_fields(
 
 
 def _nodes_of_steps(do: str, change: Reconciliation, nodes: Sequence[Node]) -> list[Node]:
-    """Return those of `nodes` that are in the steps of the kind `do`."""
+    """Return those of `nodes` to which the steps of the kind `do` apply."""
     instance_ids = {key for step in change.steps_of(do) for key in step.instances}
     return [node for node in nodes if node.instance_id in instance_ids]
 
 
 def _other_live(cluster: LocatedCluster) -> list[ClusterListing]:
-    """Return the living clusters of the same name that other machines created; `up` terminates them."""
+    """Return the living clusters of the same name that other machines created, which `up` terminates."""
     return [listed for listed in cluster.all_listings if listed.id != cluster.record.id and listed.live]
 
 
@@ -179,7 +180,7 @@ def _price(record: Record, nodes: int) -> float | None:
 
 
 def _question(session: Session, record: Record, change: Reconciliation) -> str:
-    """Return the question for a change without a launch; `record` is the cluster after the change."""
+    """Return the question for a change without a launch; `record` describes the cluster after the change."""
     steps = "".join(f"\n  {step}" for step in change.steps if step.do != "open")
     lost_note = f"\n  {_LOST}" if change.steps_of("end") else ""
     machines = f"{record.nodes} x {record.instance_type}{describe_cost(record)}"
@@ -277,7 +278,7 @@ def _forget_prepared(cluster: LocatedCluster, instance_ids: set[str]) -> Located
 
 
 def _start_nodes(cluster: LocatedCluster, stopped: Sequence[Node]) -> LocatedCluster:
-    """Start stopped nodes. Their addresses change, so they are prepared again, which sets the new expiry."""
+    """Start stopped nodes. As their addresses change, they are later prepared again with the new expiry."""
     from awsddp.aws.power import start
 
     if not stopped:
@@ -296,8 +297,8 @@ def _start_nodes(cluster: LocatedCluster, stopped: Sequence[Node]) -> LocatedClu
 def _steps_without_capacity(change: Reconciliation, *, grouped: bool) -> str:
     """Return the next steps if AWS has no capacity for nodes to add or to start.
 
-    `grouped`: the new nodes are launched into the placement group. A stop empties a group that is full:
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
+    `grouped` is True if the new nodes are launched into the placement group. Stopping the nodes frees a full
+    group: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
     """
     next_steps, count = ["awsddp up   # again, later"], len(change.nodes)
     starts = change.steps_of("start")

@@ -14,7 +14,7 @@ from awsddp.util.formatting import node_name
 from awsddp.util.parallel import results_or_raise
 
 OnOutput = Callable[[int, bytes, bool], None]
-"""Receives a node's number, a piece of its output, and True if that is stderr."""
+"""A callback that receives a node's number, a piece of its output, and True if the piece is from stderr."""
 # User input is passed as arguments: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
 
@@ -24,9 +24,9 @@ def run_on_nodes(
 ) -> ExecDocument:
     """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
-    Several words are a program and its arguments, one word is a line for bash. Placeholders are filled as for
-    a job with one rank per node. `stdin` is sent to every node. Raises NotFoundError or NodeError for nodes
-    that do not exist or cannot be reached.
+    Several words are a program and its arguments; a single word is a line for bash. Placeholders are filled
+    as for a job with one rank per node. `stdin` is sent to every node. Raises NotFoundError or NodeError for
+    nodes that do not exist or cannot be reached.
     """
     from awsddp.job.unsynced_data import report_unsynced_files
 
@@ -66,7 +66,7 @@ def run_on_nodes(
 def _command_lines(
     cluster: LocatedCluster, chosen: Collection[int], argv: Sequence[str]
 ) -> dict[int, list[str]]:
-    """Return the command of each chosen node; a node's rank counts all nodes of the cluster."""
+    """Return the command of each chosen node; ranks are numbered over all nodes of the cluster."""
     from awsddp.agent_client.launch_requests import FIRST_PORT
     from awsddp.agent_client.rank_layout import Rendezvous, fill_placeholders, layout_ranks
 
@@ -89,11 +89,11 @@ def _command_lines(
 
 
 def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
-    """Return the command line that opens a shell on a node, or runs `words` on it as ssh does.
+    """Return the command line that opens a shell on a node, or runs `words` on the node as ssh does.
 
-    `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal. The node need not
-    be ready, and the others need not be reachable. Raises NotFoundError, and NodeError for a node that is not
-    running or whose host key is not known yet.
+    `ports` are forwarded; each is a string such as "6006:localhost:6006". With `tty` a command gets a
+    terminal. The node need not be ready, and the other nodes need not be reachable. Raises NotFoundError, and
+    NodeError for a node that is not running or whose host key is not known yet.
     """
     from awsddp.nodes import hostkeys
 
@@ -122,7 +122,7 @@ def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[st
 
 
 def _shell_command(record: Record, node: int, words: Sequence[str]) -> list[str]:
-    """Return the command for the node's shell, with the PATH that a login shell has."""
+    """Return the words that ssh runs on the node, with the Python environment of the ranks first on PATH."""
     python = next((prepared.ranks_python for prepared in record.prepared if prepared.node == node), None)
     if not words or python is None:
         return ["--", *words] if words else []

@@ -31,9 +31,10 @@ from awsddp.session.next_steps import add_running_costs, describe_cost
 from awsddp.storage.results_dir import find_fetched_job
 
 IDLE = "10m"
-"""The default idle time of a run's nodes, to which no user logs in."""
+"""The default idle time of a run's nodes; it is short because no user logs in to them."""
 END_S = 600.0
-"""How long a run tries to terminate its nodes while AWS does not answer; then their idle time is over."""
+"""How long a run tries to terminate its nodes while AWS does not answer; after that, their idle time has
+passed."""
 _Result = TypeVar("_Result")
 
 
@@ -42,16 +43,17 @@ def run_job(
 ) -> RunDocument:
     """Launch a cluster, run the job, fetch its results and terminate the cluster, even after a failure.
 
-    With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
-    before anything is created, what `train` raises for an invalid job, and InUse if another job runs on the
-    cluster, which then stays unchanged. A later failure is raised with the document as its `result`.
+    With `detach` return once the ranks run; the nodes shut down when they are idle. Before anything is
+    created, raises what `up` raises, and what `train` raises for an invalid job. Raises InUse if another job
+    runs on the cluster, which then stays unchanged. A later failure is raised with the document as its
+    `result`.
     """
     from awsddp.job.unsynced_data import ask_about_unsynced_data
 
     check_job(session, detach=detach)
     find_checkpoint_to_resume(session)
     if session.job_spec.job.after not in (None, "all") and session.folder.read() is None:
-        resolve_after(session, {})  # new nodes have no jobs
+        resolve_after(session, {})  # New nodes have no job to wait for.
     session = with_gpus(with_idle(ask_about_unsynced_data(session)))
     result = RunDocument(up=None, train=None, down=None, seconds={})
     failure: AwsddpError | None
@@ -82,7 +84,7 @@ def run_job(
 
 
 def with_idle(session: Session) -> Session:
-    """Return the session with the idle time of a run, unless the user set one."""
+    """Return the session with the idle time of a run, unless the user set an idle time."""
     spec = session.spec
     if "cluster.idle" in spec.explicit:
         return session
@@ -92,7 +94,7 @@ def with_idle(session: Session) -> Session:
 
 
 def with_gpus(session: Session) -> Session:
-    """Return the session that needs a GPU for each rank of a node: one rank, unless the user set more."""
+    """Return a session whose nodes need one GPU per rank; a node has one rank unless the user set more."""
     needed = session.spec.gpus_needed or 1
     return session.with_settings(replace(session.spec, gpus_needed=needed))
 
@@ -105,7 +107,7 @@ def _up_and_train(
     on_lines: Callable[[bytes], None],
     detach: bool,
 ) -> AwsddpError | None:
-    """Run `up` and `train`; return the failure if it came after something was created."""
+    """Run `up` and `train`; a failure after something was created is returned instead of raised."""
 
     def check_plan(change: LaunchPlan | str) -> None:
         if isinstance(change, LaunchPlan):
@@ -124,14 +126,14 @@ def _up_and_train(
             raise
         result.train = error.result
         return error
-    except Exception:  # a bug of awsddp must not leave nodes running either
+    except Exception:  # even a bug of awsddp must not leave nodes running
         _tear_down(session, result)
         raise
     return None
 
 
 def _tear_down(session: Session, result: RunDocument) -> AwsddpError | None:
-    """Run `down`; return its error, if any."""
+    """Run `down`; return its error, or None."""
     try:
         result.down = _timed(result, "down", lambda: down_or_stop(session))
     except AwsddpError as error:
@@ -143,7 +145,7 @@ def down_or_stop(session: Session) -> DownDocument:
     """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
     Retries for END_S while AWS does not answer. Raises NodeError or ConfigError if the nodes were stopped,
-    and what `down` raises, completed by what may still run, its price and how to terminate it.
+    and what `down` raises; the error then says what may still run, at what price, and how to terminate it.
     """
     from awsddp.aws.waits import CLOCK, growing_pauses
 
@@ -170,7 +172,7 @@ def _down_or_stop(session: Session) -> DownDocument:
         return down(session, confirm=lambda _: None)
     except NodeError as error:
         if isinstance(error.__cause__, CloudError) and error.__cause__.retryable:
-            raise error.__cause__ from error  # AWS refused the request, no node failed
+            raise error.__cause__ from error  # no node failed, but AWS refused the request
         raise _stop_nodes(session, error) from error
     except InUse:
         raise
@@ -179,7 +181,7 @@ def _down_or_stop(session: Session) -> DownDocument:
 
 
 def _ignore_broken_pipe(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return `on_lines` with BrokenPipeError ignored: the run must reach its end."""
+    """Return `on_lines` with BrokenPipeError ignored, so that the run reaches its end."""
 
     def deliver(data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -198,7 +200,7 @@ def _stop_nodes(session: Session, error: NodeError | ConfigError) -> NodeError |
     next_steps = (
         "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them"
     )
-    if isinstance(error, ConfigError):  # a fault of this machine: do not advise to lose results
+    if isinstance(error, ConfigError):  # This machine is at fault: do not advise the user to discard results.
         kind, next_steps = ConfigError, "awsddp up && awsddp down   # once this is corrected"
     try:
         stop(session, confirm=lambda _: None)

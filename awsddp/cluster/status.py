@@ -23,7 +23,7 @@ from awsddp.util import formatting
 ASK_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
-# The watchdog ignores connections from a port in this file: this login does not count as use of the node.
+# The watchdog ignores connections from the ports in this file, so that this login is not use of the node.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
 )
@@ -32,10 +32,10 @@ _READ_IDLE = (
 def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
     """Return the cluster as the `status` document; a cluster that is not found is "absent".
 
-    Without a record only the running local cloud and one region are searched; `status_all` searches every
-    region. With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None if the node did
-    not answer within seconds. Raises CloudError if AWS does not answer, NotFoundError if another session of
-    the caller's role has a cluster of this name.
+    If there is no record, only the running local cloud and one region are searched; `status_all` searches
+    every region. With `ask_nodes` the document has each node's `idle_left_s` as its watchdog last counted it,
+    or None if the node does not answer within ASK_S. Raises CloudError if AWS does not answer, NotFoundError
+    if another session of the caller's role has a cluster of this name.
     """
     with find_cluster(session, ignore_newer=True, all_regions=False) as cluster:
         cluster, reported_jobs = refresh_jobs(cluster)
@@ -50,7 +50,7 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
 
 
 def _idle_left(cluster: LocatedCluster) -> dict[int, int]:
-    """Return the idle seconds left, by node number; nodes that do not answer are missing."""
+    """Return the idle seconds left, by node number, without nodes that do not answer."""
     outputs: dict[int, bytes] = {}
 
     def receive(node: int, data: bytes) -> None:
@@ -72,7 +72,8 @@ def _connect_prepared(cluster: LocatedCluster) -> "AbstractContextManager[Connec
 def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRecord, ...]]":
     """Record the state of jobs that were running or uploading to S3 when last seen.
 
-    Return the cluster, and the jobs that its nodes report (none if nothing is due or no node answers).
+    Returns the cluster and the jobs that its nodes report, or no jobs if there is nothing to ask or no node
+    answers.
     """
     record = cluster.local_record
     reported: tuple[JobRecord, ...] = ()
@@ -88,8 +89,10 @@ def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRec
 
 
 def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
-    """Return True if the nodes may have news: of a job that was running or uploading when last seen, or of a
-    job in their tags that this machine has no record of. A request counts as use of the nodes.
+    """Return True if the nodes may have news, which is worth a request that counts as use of the nodes.
+
+    They may if a job was running or uploading when last seen, or if their tags name a job that is not in the
+    record.
     """
     if set(cluster.unfetched_jobs) - {job.job for job in jobs} - {OLDER_JOBS}:
         return True
@@ -97,13 +100,13 @@ def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
 
 
 def _is_saving(job: JobRecord) -> bool:
-    """Return True if a job was uploading to S3 when last seen, or had saved all, so it can be released."""
+    """Return True if a job was uploading to S3 when last seen, or had saved all its results."""
     saving = job.saving
     return job.save_to is not None and (saving is None or not saving.ended or saving.is_complete)
 
 
 def make_cluster_document(cluster: LocatedCluster, reported: Collection[JobRecord] = ()) -> ClusterDocument:
-    """Return the document of `up` and `status`, from the listing of AWS and the record of this machine.
+    """Return the document of `up` and `status`, made from the listing of AWS and the record of this machine.
 
     `reported` are jobs that nodes have just reported.
     """
@@ -132,7 +135,7 @@ def make_cluster_document(cluster: LocatedCluster, reported: Collection[JobRecor
 
 
 def _add_record(document: ClusterDocument, record: Record) -> None:
-    """Add the fields that only the record has to a cluster's document."""
+    """Add to a cluster's document the fields that only the record has."""
     nics = {node.instance_id: node.nic for node in record.prepared}
     document.instance_type = document.instance_type or record.instance_type
     document.budget_usd = record.asked.get("cluster.budget_usd")

@@ -11,8 +11,8 @@ from awsddp.session.context import Session
 def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
     """Send the project folder to all nodes and return the `sync` document.
 
-    `confirm` is called for each running job, whose files would change, and raises to refuse. Raises
-    ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
+    `confirm` is called for each running job, because its files would change, and raises an exception to
+    refuse. Raises ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
     """
     from awsddp.nodes.sync import push
 
@@ -20,7 +20,7 @@ def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
     with ready_cluster(session) as cluster, connect(cluster) as connected:
         jobs = (
             list_jobs_on_nodes(connected) if cluster.unfetched_jobs else ()
-        )  # without unfetched results no job runs
+        )  # a job that runs has unfetched results
         for job in jobs:
             if job.state == "running":
                 confirm(f"Job {job.job} runs on the nodes: its files change while it reads them.")

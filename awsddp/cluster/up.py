@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
     """Launch the cluster, or change an existing one to match the spec, and return the `up` document.
 
-    `confirm` is called with the plan before a launch, with a sentence before instances are only started or
-    terminated, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
-    LeftoverError; run again, `up` continues where it stopped.
+    `confirm` is called with the plan before a launch, or with a question before instances are only started or
+    terminated, and raises an exception to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
+    LeftoverError; the next `up` continues where this one stopped.
     """
     with session.folder.lock("up"), open_target(session, record := session.folder.read()) as target:
         facts, cluster = read_facts_and_cluster(session, target, record)
@@ -38,12 +38,12 @@ def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
             if isinstance(change, LaunchPlan):
                 check_untried_features(change)
             if hosts:
-                rsync.find_rsync()  # before anything costs money
+                rsync.find_rsync()  # fail before anything costs money
                 check_jump_host(cluster.session)
             confirm(change)
 
         launched = prepare_nodes(_launch_missing(cluster, facts, check_and_confirm), has_hosts=hosts)
-        from awsddp.cluster.status import (  # not needed before there are nodes
+        from awsddp.cluster.status import (  # imported late: not needed before there are nodes
             make_cluster_document,
             refresh_jobs,
         )
@@ -58,7 +58,7 @@ def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
 def build_environment(cluster: LocatedCluster) -> LocatedCluster:
     """Build the environment of [env] on the nodes, and record it for later jobs; return the cluster.
 
-    Raises ConfigError, NodeError also if the nodes differ in torch, CUDA, driver or GPUs.
+    Raises ConfigError, and NodeError, for example if the nodes differ in torch, CUDA, driver or GPUs.
     """
     from awsddp.nodes.project_files import list_project_files
     from awsddp.nodes.sync import push
@@ -101,7 +101,7 @@ def _launch_missing(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> 
 def _finish_launch(cluster: LocatedCluster) -> LocatedCluster:
     """Finish an interrupted launch, or wait until AWS lists the prepared instances; return the cluster.
 
-    Accepts the temporary host key of the interrupted launch: the next launch has another one.
+    Accepts the temporary host key of the interrupted launch, because the next launch has another key.
     """
     from awsddp.aws.instances import launched_numbers, resume_launch, wait_running
 
@@ -129,8 +129,8 @@ def _finish_launch(cluster: LocatedCluster) -> LocatedCluster:
 def _terminate_others(cluster: LocatedCluster) -> LocatedCluster:
     """Refresh the listing, and terminate other clusters of this name.
 
-    Two machines may launch at the same time, before AWS lists the other cluster. Both keep the cluster that
-    was created first. Raises ConfigError if this machine's cluster was terminated.
+    Two machines may launch at the same time, before AWS lists the other machine's cluster. Both then keep the
+    cluster that was created first. Raises ConfigError if this machine's cluster was terminated.
     """
     record, cluster = cluster.record, refresh_listing(cluster)
     own_listing = cluster.own_listing

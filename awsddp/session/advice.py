@@ -1,7 +1,7 @@
 """Parse the commands in a message, so that options can be added to them before the message is shown.
 
-A message contains commands as they are typed: "awsddp up --nodes 2   # the note", alone in a line or within
-a sentence.
+A message contains commands as the user types them ("awsddp up --nodes 2   # the note"), either on a line of
+their own or within a sentence.
 """
 
 import re
@@ -20,8 +20,9 @@ _NOTE = "   #"
 class Command:
     """A command on one cluster.
 
-    `typed`: the text after the verb in the message. The other fields are added to it: `options` select the
-    cluster, `verb_options` are options of the verb, `script_words` are the script and its arguments.
+    `typed` is the text after the verb in the message. The other fields are added to the command: `options`
+    select the cluster, `verb_options` are options of the verb, `script_words` are the script and its
+    arguments.
     """
 
     verb: str
@@ -32,7 +33,7 @@ class Command:
 
     @property
     def words(self) -> list[str] | None:
-        """The words of `typed`; None if a quote is not closed in it."""
+        """The words of `typed`, or None if a quote in `typed` is not closed."""
         try:
             return shlex.split(self.typed)
         except ValueError:
@@ -47,7 +48,7 @@ class Command:
 class Line:
     """A line of a message: commands, and the text between them.
 
-    `is_typed`: the line consists of commands, joined as in a shell, and a note.
+    `is_typed` is True if the line consists of commands, joined as in a shell, and perhaps a note.
     """
 
     parts: tuple[Command | str, ...]
@@ -59,13 +60,14 @@ class Line:
 
     @property
     def has_commands(self) -> bool:
-        """Whether the line contains a command, also in its note."""
+        """True if the line, including its note, contains a command."""
         return any(isinstance(part, Command) for part in (*self.parts, *self.note))
 
     def with_options(self, current: Sequence[str], after_down: Sequence[str] = ()) -> "Line":
         """Return the line with global options added to each command.
 
-        Commands get `current`; those after a `down`, and `run` (it creates a cluster), get `after_down`.
+        Commands get `current`. Commands after a `down` get `after_down`, and so does `run`, because it
+        creates a cluster.
         """
         items = (*self.parts, *self.note)
         parts: list[Command | str] = []

@@ -1,4 +1,4 @@
-"""Settings of an existing cluster: those in its record, unless an option or a variable overrides them."""
+"""The settings of an existing cluster come from its record, unless an option or a variable overrides them."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from awsddp.settings.spec import FILE, ClusterSpec
 from awsddp.settings.verbs import command_arguments
 from awsddp.state import Record
 
-# Keys that apply to running nodes, without a launch.
+# A change of these keys applies to running nodes and needs no launch.
 KEYS_WITHOUT_LAUNCH = (
     JUMP_KEY,
     "network.ssh_cidr",
@@ -35,7 +35,7 @@ def with_record_settings(session: Session, record: Record | None) -> Session:
 
 
 def report_differences(session: Session, cluster_spec: ClusterSpec, record: Record) -> None:
-    """Report where awsddp.toml differs from the cluster, and the `up` command that applies it.
+    """Report where awsddp.toml differs from the cluster, and the `up` command that applies awsddp.toml.
 
     `cluster_spec` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
     """

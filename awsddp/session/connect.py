@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 JUMP_KEY = "network.jump"
 
 CONNECT_S = 20.0
-"""How long connecting to a node may take before the verb continues without it."""
+"""How long connecting to a node may take before the verb continues without the node."""
 OFF_STATES = ("stopping", "stopped")
-"""EC2 states of an instance that `up` starts."""
+"""The EC2 states in which `up` starts an instance."""
 
 
 class NoReachableNodes(NodeError):
     """The cluster exists, but none of its nodes can be reached now.
 
-    `stopped`: names of jobs whose results are on stopped nodes.
+    `stopped` has the names of jobs whose results are on stopped nodes.
     """
 
     stopped: tuple[str, ...] = ()
 
 
 def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, ...]]":
-    """Return a cluster whose key this machine has, and its living nodes.
+    """Return the cluster, if this machine has its key, and the cluster's living nodes.
 
     Raises NotFoundError if the cluster or the key is missing, CloudError.
     """
@@ -55,9 +55,10 @@ def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, .
 
 @contextlib.contextmanager
 def preconnected_cluster(session: Session) -> "Iterator[LocatedCluster]":
-    """Find the cluster, while connections to its last known addresses are opened (not over a jump host).
+    """Find the cluster, and at the same time open connections to its last known addresses.
 
-    Connections to nodes that AWS does not list are not used. Raises CloudError.
+    Opens no connections over a jump host. Connections to nodes that AWS does not list are not used. Raises
+    CloudError.
     """
     context = _preconnected(session, session.folder.read())
     with context as preconnect, find_cluster(session, name_lock_holder=True) as cluster:
@@ -100,7 +101,7 @@ def require_ready(cluster: LocatedCluster, number: int | None = None) -> Located
 def require_reachable(cluster: LocatedCluster) -> LocatedCluster:
     """Return the cluster with the nodes that are prepared and running.
 
-    Raises NotFoundError, CloudError, NoReachableNodes if there are none.
+    Raises NotFoundError, CloudError, NoReachableNodes if there are no such nodes.
     """
     cluster, live = require_key(cluster)
     record = cluster.record
@@ -130,9 +131,9 @@ def connect(
 ) -> "Iterator[ConnectedCluster]":
     """Connect to `nodes` (default: all usable nodes) within the context, and publish their addresses.
 
-    `on_wait` is called while it connects; what it raises ends the attempt. Raises NodesFailed if a node
-    cannot be reached; with `partial` the fleet's `failures` has it instead. Raises NodeError for a node
-    without an address, ConfigError if the record cannot be written.
+    `on_wait` is called while connecting; an exception from `on_wait` ends the attempt. Raises NodesFailed if
+    a node cannot be reached; with `partial` the node is added to the fleet's `failures` instead. Raises
+    NodeError for a node without an address, ConfigError if the record cannot be written.
     """
     from awsddp.nodes.fleet import Fleet
 
@@ -158,9 +159,9 @@ def connect(
 
 @contextlib.contextmanager
 def connect_reachable(cluster: LocatedCluster) -> "Iterator[ConnectedCluster]":
-    """Connect to those ready nodes that can be reached.
+    """Connect to the nodes that are prepared, running and reachable.
 
-    Raises NotFoundError, CloudError, NoReachableNodes if there are none.
+    Raises NotFoundError, CloudError, NoReachableNodes if there are no such nodes.
     """
     cluster = require_reachable(cluster)
     with connect(cluster, deadline_s=CONNECT_S, partial=True) as connected:
@@ -171,7 +172,7 @@ def connect_reachable(cluster: LocatedCluster) -> "Iterator[ConnectedCluster]":
 
 
 def choose_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:
-    """Return the node of this number, or all of them. Raises NotFoundError."""
+    """Return the node with this number, or all nodes if `number` is None. Raises NotFoundError."""
     chosen = tuple(node for node in nodes if number in (None, node.node))
     if not chosen:
         names = ", ".join(node_name(node.node) for node in nodes)
@@ -185,9 +186,10 @@ def filter_reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def find_jump_host(session: Session, record: Record | None = None) -> "Jump | None":
-    """Return the jump host of an option or a variable, else that of the record, else None.
+    """Return the jump host from an option or a variable, or else from the record; None if neither has one.
 
-    Without a record the settings of the session decide. "ssm" is Systems Manager, with the cluster's account.
+    If there is no record, the session's settings decide. "ssm" means Systems Manager in the cluster's
+    account.
     """
     name = with_cluster_settings(session.spec, record.settings if record is not None else {}).network.jump
     if not name:
@@ -211,7 +213,7 @@ def check_jump_host(session: Session) -> None:
 
 
 def make_login(session: Session, record: Record) -> "Login":
-    """Return the login of the cluster's nodes: key, known host keys, jump host."""
+    """Return the login for the cluster's nodes: key, known host keys, jump host."""
     from awsddp.nodes.hostkeys import strip_comment
     from awsddp.nodes.login import Login
 
@@ -227,9 +229,9 @@ def make_login(session: Session, record: Record) -> "Login":
 
 @contextlib.contextmanager
 def _preconnected(session: Session, record: Record | None) -> "Iterator[Preconnect]":
-    """Start to connect to the last known addresses; yield the connections, close the unused ones at the end.
+    """Start connecting to the last known addresses, yield the connections, and close unused ones at the end.
 
-    Yields none for a cluster behind a jump host.
+    Yields no connections for a cluster behind a jump host.
     """
     from awsddp.nodes.connection import close_when_connected, preconnect
 
@@ -257,7 +259,7 @@ def list_endpoints(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[End
 
 
 def publish_addresses(cluster: LocatedCluster) -> LocatedCluster:
-    """Write the addresses of all nodes to the record and the ssh_config; return the cluster.
+    """Write the addresses of the nodes to the record and the ssh_config; return the updated cluster.
 
     Raises ConfigError.
     """
@@ -272,7 +274,7 @@ def publish_addresses(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def _entries(session: Session, listed: Sequence[Node], record: Record, prefix: str) -> str:
-    """Return the ssh_config entries of the listed nodes, and of nodes that another command prepared since."""
+    """Return the ssh_config entries of the listed nodes, and of nodes that another command prepared later."""
     from awsddp.nodes.login import ssh_config
 
     ssh_login, listed_ids = make_login(session, record), {node.instance_id for node in listed}
@@ -287,8 +289,8 @@ def _entries(session: Session, listed: Sequence[Node], record: Record, prefix: s
 def list_jobs_on_nodes(connected: ConnectedCluster, *, partial: bool = False) -> tuple[JobRecord, ...]:
     """Return every job that the connected nodes report, oldest first.
 
-    With `partial` a node that does not answer is added to the fleet's failures, unless no node answers.
-    Ignores an unknown job if its name already exists in the results folder: otherwise a node could make
+    With `partial` a node that does not answer is added to the fleet's failures, unless no node answers at
+    all. Ignores an unknown job if its name already exists in the results folder: otherwise a node could make
     awsddp write into one of the user's folders.
     """
     from awsddp.agent import messages

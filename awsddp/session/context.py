@@ -29,10 +29,11 @@ _NO_TARGET = Target()
 class Session:
     """The user's request: a cluster's name, settings, folder, and the callbacks that prompt the user.
 
-    `home` is $AWSDDP_HOME, `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml.
-    `settings` are both specs if they are loaded already; else they are loaded when one is first read. `verb`
-    is the verb that starts a job: `run` terminates the cluster with it. `confirms` asks the user whether a
-    verb continues (without a terminal: False). `ask` prompts the user; it returns None when not interactive.
+    `home` is $AWSDDP_HOME, `local` is the option --local. `keys` are keywords of the API, each a key of
+    awsddp.toml. `settings` are the specs of cluster and job if they are already loaded; otherwise they are
+    loaded at the first access. `verb` is the verb that starts a job: after the job, `run` terminates the
+    cluster, `train` does not. `confirms` asks the user whether to continue, and returns False if there is no
+    terminal. `ask` asks the user a question, and returns None if there is no terminal.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Session:
 
     @property
     def job_spec(self) -> JobSpec:
-        """The settings of its jobs: [job], [env] and [sync]. Raises ConfigError."""
+        """The settings of the cluster's jobs: [job], [env] and [sync]. Raises ConfigError."""
         return self._specs[1]
 
     @cached_property
@@ -70,11 +71,11 @@ class Session:
 
     @property
     def results(self) -> Path:
-        """The local results folder, with a folder per job. Raises ConfigError."""
+        """The local results folder, which has one folder per job. Raises ConfigError."""
         return Path(self.job_spec.sync.workdir) / self.job_spec.job.results
 
     def with_settings(self, spec: ClusterSpec | None = None, job_spec: JobSpec | None = None) -> Self:
-        """Return the session with other settings; None keeps the present spec."""
+        """Return the session with other settings; None keeps the current spec."""
         return replace(self, settings=(spec or self.spec, job_spec or self.job_spec))
 
     def say(self, text: str) -> None:
@@ -86,12 +87,13 @@ class Session:
 class LocatedCluster:
     """The cluster of a session: its target, its record, and what AWS lists there.
 
-    `aws_client` is None if the target is the local cloud and it is not running. `local_record` is None if
-    this machine has none. `listing` is None if AWS lists nothing; `other_listings` are clusters of the same
-    name and owner with another id, which two machines may create at once; `other_session_listings` are
-    clusters of this name by other sessions of the caller's role, if nothing else is listed.
-    `searched_places` are names for messages. `nodes` are usable nodes; `excluded` nodes exist but cannot be
-    used now. `preconnect` are connections that were started before.
+    `aws_client` is None if the target is the local cloud and the local cloud is not running. `local_record`
+    is None if this machine has no record of the cluster. `listing` is None if AWS lists nothing;
+    `other_listings` are clusters of the same name and owner with another id, which exist if two machines
+    launched at the same time; `other_session_listings` are clusters of this name by other sessions of the
+    caller's role, if nothing else is listed. `searched_places` are the names, for messages, of the places
+    that were searched. `nodes` are usable nodes; `excluded` nodes exist but cannot be used now. `preconnect`
+    are connections that were opened in advance.
     """
 
     session: Session
@@ -114,13 +116,13 @@ class LocatedCluster:
 
     @property
     def record(self) -> Record:
-        """The record of this machine, where the caller has checked that there is one."""
+        """The cluster's record on this machine; only for callers that have checked that there is a record."""
         assert self.local_record is not None, "the cluster has a record"
         return self.local_record
 
     @property
     def own_listing(self) -> ClusterListing | None:
-        """The listing, if its id is that of the record; else None."""
+        """The listing, or None if its id is not that of the record."""
         is_own = (
             self.listing is not None
             and self.local_record is not None
@@ -140,7 +142,7 @@ class LocatedCluster:
 
     @property
     def job_spec(self) -> JobSpec:
-        """The settings of its jobs, completed by those in the record."""
+        """The settings of the cluster's jobs, completed by the settings in the record."""
         return loader.with_cluster_settings(
             self.session.job_spec, self.local_record.asked if self.local_record is not None else {}
         )
@@ -152,11 +154,11 @@ class LocatedCluster:
         )
 
     def update_record(self, **changes: Any) -> Self:
-        """Set fields of the record in the folder; return the cluster with the record. Raises ConfigError."""
+        """Set fields of the record in the folder; return the cluster with that record. Raises ConfigError."""
         return self.change_record(lambda record: replace(record, **changes))
 
     def change_record(self, change: Callable[[Record], Record]) -> Self:
-        """Replace the record in the folder by `change(record)`; return the cluster with it.
+        """Replace the record in the folder by `change(record)`; return the cluster with the new record.
 
         Raises ConfigError.
         """

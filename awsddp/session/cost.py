@@ -1,4 +1,4 @@
-"""The cost of a cluster, from its ledger and what AWS lists."""
+"""The cost of a cluster, computed from its ledger and from what AWS lists."""
 
 import contextlib
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from awsddp.state import Record, read_ledger
 
 
 def compute_bill(cluster: LocatedCluster, listed: ClusterListing | None) -> billing.Bill | None:
-    """Return the bill of the cluster until now; None if this machine did not launch it.
+    """Return the bill of the cluster until now, or None if this machine has no record of the cluster.
 
-    Appends to the ledger what AWS lists and the ledger does not have, so that no later bill is smaller. For
-    spot nodes it requests the prices since their launch from AWS.
+    Appends to the ledger what AWS lists and the ledger lacks, so that no later bill is smaller. For spot
+    nodes, the prices since their launch are requested from AWS.
     """
     if (record := cluster.local_record) is None:
         return None
@@ -33,14 +33,14 @@ def compute_bill(cluster: LocatedCluster, listed: ClusterListing | None) -> bill
         history = read_spot_history(cluster.aws, {node.instance_type for node in nodes}, since=min(spot))
         missing += billing.make_price_rows(rows, nodes, history, now=now)
     for row in missing:
-        with contextlib.suppress(ConfigError):  # show the price even if the disk is full
+        with contextlib.suppress(ConfigError):  # A full disk must not hide the price.
             cluster.session.folder.append_event(row.event, **row.written_fields | {"id": record.id})
     running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
     return billing.make_bill([*rows, *missing], now, running=running)
 
 
 def record_fetch_cost(cluster: LocatedCluster, job: str, size: int) -> None:
-    """Append the cost of downloading `size` bytes of a job from AWS to the ledger, at the list price."""
+    """Append to the ledger the list price of downloading `size` bytes of a job from AWS."""
     if size:
         from awsddp.compat.types import EGRESS_USD_PER_GB
 
@@ -52,7 +52,7 @@ def record_fetch_cost(cluster: LocatedCluster, job: str, size: int) -> None:
 
 
 def make_launch_row(record: Record, instances: Iterable[str] = ()) -> billing.LedgerRow:
-    """Return the ledger's row for a launch of these instances: their rates and expiry."""
+    """Return the ledger's row for a launch of these instances, with their rates and expiry."""
     price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
     return merge_records(
         billing.LedgerRow,

@@ -1,6 +1,6 @@
 """Find a cluster: its target, what AWS lists there, and clusters of the same name elsewhere.
 
-The record of a cluster decides its target (local cloud, region, account), not the present settings.
+The target of a cluster (local cloud, region, account) comes from its record, not from the current settings.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from awsddp.plan.records import Facts
 
 
-# AWS lists terminated instances for about an hour. Until then an instance that is missing is not listed yet.
+# AWS lists terminated instances for about an hour, so that until then a missing instance is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 TERMINATED_LISTED_FOR = timedelta(hours=1)
 
@@ -34,9 +34,10 @@ TERMINATED_LISTED_FOR = timedelta(hours=1)
 def aws_client_for(
     session: Session, target: Target, *, trail: Path | None = None, login: "AwsClient | None" = None
 ) -> "AwsClient":
-    """Return an AWS client for a target. Its calls are recorded in the cluster's folder, or in `trail`.
+    """Return an AWS client for a target.
 
-    With `login` it uses the credentials of that client. Raises ConfigError.
+    Its calls are recorded in `trail`, by default in the cluster's folder. With `login` the new client uses
+    the credentials of that client. Raises ConfigError.
     """
     from awsddp.aws.client import AwsClient, Trail
 
@@ -46,9 +47,10 @@ def aws_client_for(
 
 
 def find_owner(aws: "AwsClient", record: Record | None) -> str:
-    """Return the owner of a cluster: the owner in its record (its login may differ now), else the caller.
+    """Return the owner of a cluster: the caller if there is no record, otherwise the owner in the record.
 
-    In a local cloud it is always the caller. Raises CloudError, ConfigError.
+    The login may have changed since the record was written. In a local cloud the owner is always the caller.
+    Raises CloudError, ConfigError.
     """
     if record is None or record.target.access_key_id is not None:
         return aws.identity().user_id
@@ -69,9 +71,10 @@ def check_account(cluster: LocatedCluster) -> None:
 def gather_facts(
     aws: "AwsClient", spec: ClusterSpec, target: Target, record: Record | None = None
 ) -> "Facts":
-    """Read the facts that a plan for `spec` needs, and check that the user's own login key is the one in EC2.
+    """Read the facts for a plan of `spec`; check that the user's own login key matches the key in EC2.
 
-    With a `record` the facts have its owner instead of the caller. Raises ConfigError, CloudError.
+    With a `record` the owner in the facts is that of the record instead of the caller. Raises ConfigError,
+    CloudError.
     """
     from awsddp.aws.plan_facts import gather_facts
 
@@ -95,10 +98,10 @@ def resolve_key_file(spec: ClusterSpec) -> Path:
 
 
 def resolve_target(session: Session, record: Record | None) -> Target:
-    """Return the target of a record; no setting changes it, except that --profile selects the login.
+    """Return the target of a record; no setting changes the target, but --profile selects another login.
 
-    Without a record return the target in the settings. Raises ConfigError if the command line names another
-    target than the record.
+    If there is no record, returns the target in the settings. Raises ConfigError if the command line names
+    another target than the record.
     """
     requested, typed = session.spec.cluster, session.spec.from_cli
     if record is None:
@@ -117,7 +120,7 @@ def resolve_target(session: Session, record: Record | None) -> Target:
 
 
 def _other_target_error(session: Session, record: Record, other: str) -> ConfigError:
-    """Return the error for a cluster that exists in another target than the requested one, `other`."""
+    """Return the error for a cluster that exists, but not in the requested target `other`."""
     name, actual = session.spec.name, record.target.location
     return ConfigError(
         f"cluster {name} is in {actual}, not in {other}",
@@ -130,7 +133,7 @@ def _other_target_error(session: Session, record: Record, other: str) -> ConfigE
 
 @contextlib.contextmanager
 def open_target(session: Session, record: Record | None) -> Iterator[Target]:
-    """Yield the target of `up` and `plan`: that of the record, else --local, else --region and --profile.
+    """Yield the target of `up` and `plan`: the record's target, or without a record that of the settings.
 
     Starts the local cloud if it is the target. Raises ConfigError if the cluster exists in another target.
     """
@@ -159,12 +162,12 @@ def find_cluster(
 ) -> Iterator[LocatedCluster]:
     """Search the target of the cluster's record, whatever the settings are; yield the cluster.
 
-    Without a record search the local cloud if it runs, then the given or configured region, then, if
-    `all_regions`, every enabled region. For a cluster with a record one call lists its nodes; with
-    `all_resources` its other resources are listed as well. With `ignore_newer` a record that a newer awsddp
-    wrote is treated as missing. With `name_lock_holder` an error of the nodes names the command that is
-    changing the cluster. Raises CloudError if AWS does not answer; missing credentials mean that there is no
-    cluster, unless there is a record. Raises ConfigError if the command line names another target than the
+    If there is no record, the search covers the local cloud if it runs, then the given or configured region,
+    and then, if `all_regions`, every enabled region. For a cluster with a record one call lists the nodes;
+    with `all_resources` the other resources are listed as well. With `ignore_newer` a record that a newer
+    awsddp wrote is treated as missing. With `name_lock_holder` an error about nodes names the command that is
+    changing the cluster. Raises CloudError if AWS does not answer; if there are no credentials and no record,
+    the cluster is treated as absent. Raises ConfigError if the command line names another target than the
     record.
     """
     record, cluster = session.folder.read(ignore_newer=ignore_newer), None
@@ -188,7 +191,7 @@ def _search(
     all_resources: bool,
     all_regions: bool,
 ) -> LocatedCluster:
-    """Search the target of the record only; without a record search the targets in order."""
+    """Search only the target of the record; if there is no record, search the possible targets in order."""
     default = Target(name="local") if record is None else resolve_target(session, record)
     nearest = LocatedCluster(session=session, target=default, local_record=record)
     searched: tuple[str, ...] = ()
@@ -200,7 +203,7 @@ def _search(
             )
             nearest = _search_target(candidate, all_resources=all_resources or record is None)
         except (CloudError, ConfigError) as error:
-            # Without credentials the cluster is "absent" if this machine has terminated one of this name.
+            # If there are no credentials, a cluster of a name that this machine has terminated is "absent".
             no_account = isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
             ended = any((session.home / "history").glob(f"{session.spec.name}-????????"))
             if record is not None or not (no_account and (nearest.aws_client is not None or ended)):
@@ -214,7 +217,7 @@ def _search(
 def _list_targets(
     session: Session, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
 ) -> Iterator[Target]:
-    """Yield the targets to search, in order; the local cloud only if it is running."""
+    """Yield the targets to search, in order; the local cloud is included only if it is running."""
     target, requested = resolve_target(session, record), session.spec.cluster
     if target.name == "local" or not (record or requested.region or requested.profile):
         opened = local.open_cloud(
@@ -243,7 +246,7 @@ def _search_target(
 
 
 def _search_regions(nearest: LocatedCluster) -> LocatedCluster:
-    """Search the other enabled regions in parallel; return the cluster if it is in one, else `nearest`."""
+    """Search the other enabled regions in parallel; return the cluster if it is found, or else `nearest`."""
     from awsddp.aws.plan_facts import list_enabled_regions
 
     session = nearest.session
@@ -266,10 +269,10 @@ def _search_regions(nearest: LocatedCluster) -> LocatedCluster:
 def refresh_listing(
     cluster: LocatedCluster, *, owner: str | None = None, all_resources: bool = True
 ) -> LocatedCluster:
-    """Return the cluster with a new listing by name and owner; the cluster of the record comes first.
+    """Return the cluster with a new listing by name and owner; the listing with the record's id is preferred.
 
-    The default owner is that of the record, else the caller. If not `all_resources`, one call lists the
-    nodes, and other resources are listed only if no node lives. Raises CloudError.
+    The default owner is that of the record, or the caller if there is no record. If not `all_resources`, one
+    call lists the nodes, and other resources are listed only if there are no living nodes. Raises CloudError.
     """
     from awsddp.aws.clusters import find_clusters
 
@@ -288,9 +291,10 @@ def refresh_listing(
 
 
 def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
-    """Wait for up to two minutes until AWS lists every instance prepared within the hour; return the cluster.
+    """Wait for up to two minutes until AWS lists every prepared instance; return the cluster.
 
-    The listing is refreshed only if an instance was missing. Raises CloudError.
+    Waits only if the launch was less than an hour ago, and refreshes the listing only if an instance was
+    missing. Raises CloudError.
     """
     from awsddp.aws.clusters import by_id, describe
     from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
@@ -300,7 +304,7 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
     missing -= {node.instance_id for node in own_cluster.nodes} if own_cluster else set()
     if not missing or CLOCK.now() - record.created > TERMINATED_LISTED_FOR:
         return cluster
-    # A local cloud brings its own keys. Its caller is another one: this is another local cloud.
+    # Every local cloud has its own access keys: if the caller differs, this is another local cloud.
     if record.target.access_key_id is not None and record.owner != cluster.aws.identity().user_id:
         return cluster
 
@@ -312,9 +316,9 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def wait_until_launched_listed(cluster: LocatedCluster) -> LocatedCluster:
-    """Wait until AWS lists the instances that this machine launched, also by an interrupted launch.
+    """Wait until AWS lists the instances that this machine launched, even those of an interrupted launch.
 
-    Return the cluster with a listing that has them. Raises CloudError.
+    Returns the cluster with a listing that has them. Raises CloudError.
     """
     from awsddp.aws.instances import find_launched_nodes, launched_numbers
 
@@ -331,7 +335,7 @@ def wait_until_launched_listed(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
-    """Add to a failure of nodes which of them EC2 has stopped or terminated."""
+    """Add to an error about nodes which of these nodes EC2 has stopped or terminated."""
     from awsddp.aws.clusters import by_id, describe
 
     with contextlib.suppress(CloudError):
@@ -345,7 +349,7 @@ def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
 
 
 def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, ClusterListing]:
-    """Return the cluster and its listing, which has living nodes. Raises NotFoundError, CloudError."""
+    """Return the cluster and its listing. Raises NotFoundError if there are no living nodes, CloudError."""
     if (
         cluster.aws_client
         and cluster.local_record
@@ -361,7 +365,7 @@ def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, ClusterListin
 
 
 def describe_nodes(cluster: LocatedCluster, listed: ClusterListing) -> str:
-    """Return a text with the number, type and place of a listed cluster's living nodes."""
+    """Return a string with the number, type and place of a listed cluster's living nodes."""
     location = replace(cluster.target, region=listed.region).location
     return f"{len(listed.live)} x {listed.live[0].instance_type} in {location}"
 
@@ -391,7 +395,7 @@ def terminate(cluster: LocatedCluster, listed: ClusterListing) -> "Teardown":
 
 
 def _add_lock_holder(session: Session, error: NodeError | NotFoundError) -> None:
-    """Add to an error the command that is changing the cluster, or that another one has terminated it."""
+    """Add to an error which command is changing the cluster, or that a command has terminated the cluster."""
     holder, why = session.folder.find_lock_holder(), ""
     if holder is not None:
         why = f"{holder} is changing the cluster"
@@ -403,12 +407,12 @@ def _add_lock_holder(session: Session, error: NodeError | NotFoundError) -> None
 
 
 def _create_command(session: Session, *, is_local: bool = False) -> str:
-    """Return the command that creates the cluster in the target where it was, or was searched."""
+    """Return the command that creates the cluster in the target in which it last was, or was searched for."""
     return f"awsddp up{' --local' if is_local or _was_local(session) else ''}   # create it"
 
 
 def _was_local(session: Session) -> bool:
-    """Return whether the last cluster of this name that this machine launched was in the local cloud."""
+    """Return True if the last cluster of this name that this machine launched was in the local cloud."""
     launches = [
         past.launch_row for past in list_cluster_histories(session.home) if past.name == session.spec.name
     ]

@@ -1,7 +1,7 @@
 """Complete the commands that messages recommend, and report what an interrupted command leaves behind.
 
 A message contains a short command ("awsddp up   # continue"). `complete_commands` adds the options that
-select the cluster, and those of the present command line.
+select the cluster, and the options of the current command line.
 """
 
 import contextlib
@@ -34,7 +34,8 @@ from awsddp.util.shipped_files import is_bundled
 
 _AWS = re.compile(r"\baws (?=(ec2|iam|s3|s3api) )")
 _HIDDEN = (KEYS_NOT_RECORDED - {"job.resume", *SCRIPT_KEYS}) | {"cluster.region", "cluster.profile"}
-"""Keys that are never added to a command: possible secrets, global options, and keys added elsewhere."""
+"""The keys that are never added to a command here: possible secrets, global options, and keys added
+elsewhere."""
 
 
 def global_options(
@@ -42,8 +43,8 @@ def global_options(
 ) -> list[str]:
     """Return the global options that select this cluster.
 
-    `region` and `profile` are None if not requested. What the record implies is omitted if `has_record`; for
-    a command that is typed after a `down` pass False.
+    `region` and `profile` are None if not requested. With `has_record`, options that the record implies are
+    omitted; pass False for a command that is typed after a `down`.
     """
     default = os.environ.get("AWSDDP_CLUSTER") or "default"
     words = ["-c", folder.name] if folder.name != default else []
@@ -64,10 +65,10 @@ def complete_commands(session: Session, text: str, *, job: JobRecord | None = No
     """Return a message with its commands completed, so that the user can type them as they are.
 
     Each command gets the global options that select the cluster. A command at the start of a line also gets
-    the options of this command line that its verb reads, except those that it already sets. With `job`,
-    `train` gets the options, script and arguments of that job; after a `run` it becomes `run`. A command
-    after a `down` in the same line gets the settings of the cluster. Commands of the AWS CLI get the
-    variables of the local cloud if the cluster is in it.
+    those options of the current command line that its verb reads, except those that it already sets. With
+    `job`, `train` gets the options, script and arguments of that job, and becomes `run` if the current verb
+    is `run`. A command after a `down` in the same line gets the settings of the cluster. Commands of the AWS
+    CLI get the local cloud's variables if the cluster is in the local cloud.
     """
     return "\n".join(
         str(_complete_line(session, line, job)) for line in parse_message(_with_local_cloud(session, text))
@@ -75,7 +76,7 @@ def complete_commands(session: Session, text: str, *, job: JobRecord | None = No
 
 
 def _with_local_cloud(session: Session, text: str) -> str:
-    """Return the message; for a cluster in the local cloud, AWS CLI commands get the variables for it."""
+    """Return the message; if the cluster is in the local cloud, AWS CLI commands get the variables for it."""
     if not _AWS.search(text):
         return text
     record = session.folder.read(ignore_newer=True)
@@ -106,7 +107,10 @@ def _complete_line(session: Session, line: Line, job: JobRecord | None) -> Line:
 
 
 def _without_up(line: Line) -> Line:
-    """Return a line whose `up ... && train ...` is one `train` with all options: `run` includes `up`."""
+    """Return the line with `up ... && train ...` joined to one `train` with all options.
+
+    This is for `run`, which includes `up`.
+    """
     parts = list(line.parts)
     for index in range(len(parts) - 2):
         up, joined, train = parts[index : index + 3]
@@ -119,7 +123,7 @@ def _without_up(line: Line) -> Line:
 
 
 def _with_all_options(session: Session, line: Line, job: JobRecord | None) -> Line:
-    """Return a line with the options of this command line, or of the job, added to its commands."""
+    """Return a line with the options of the current command line, or of the job, added to its commands."""
     parts: list[Command | str] = []
     is_gone = False
     for part in line.parts:
@@ -148,7 +152,7 @@ def _with_options(session: Session, command: Command, job: JobRecord | None, *, 
 
 
 def _sets_key(words: Sequence[str], key: str) -> bool:
-    """Return True if the words of a command set a key, or a key that excludes it."""
+    """Return True if the words of a command set `key`, or another key that excludes `key`."""
     same = EXCLUSIVE_KEYS if key in EXCLUSIVE_KEYS else {key, key.removeprefix("env.variables.")}
     signs = {option_arguments(other, "")[0] for other in same} - {"-o"}
     return not signs.isdisjoint(words) or any(word.partition("=")[0] in same for word in words)
@@ -157,7 +161,7 @@ def _sets_key(words: Sequence[str], key: str) -> bool:
 def _options_for(
     session: Session, verb: str, job: JobRecord | None, *, is_gone: bool
 ) -> dict[str, OptionValue]:
-    """Return the settings that a verb reads, by key: those of this command line, or those of the job."""
+    """Return the settings that a verb reads, by key: those of the command line, or those of the job."""
     all_settings = list_settings(session.spec, session.job_spec)
     options: dict[str, OptionValue] = {key: value for key, value, source in all_settings if source == OPTION}
     variables = {
@@ -183,26 +187,27 @@ def _options_for(
 def job_options(job: JobRecord) -> dict[str, OptionValue]:
     """Return the settings of a job, by key of awsddp.toml; the values of its variables are not known.
 
-    Nodes report them: a key that is not a job's, such as a rule for SSH, is ignored.
+    Nodes report these settings, and are not trusted: a key that does not belong to a job, such as an SSH
+    rule, is ignored.
     """
     options = {
         key: value for key, value in parse_job_arguments(job.options).items() if key.startswith(JOB_KEYS)
     }
     if job.started is not None:
-        options.pop("job.after", None)  # that job has ended
+        options.pop("job.after", None)  # the job that it waited for has ended
     options |= {"job.resume": job.resumed} if job.resumed else {}
     return options | {"job.script": job.script, "job.args": job.args}
 
 
 def resume_note(session: Session, job: JobRecord) -> str:
-    """Return a note if the script of a job takes no checkpoint by an option or argument, else ""."""
+    """Return a note if the script of a job takes no checkpoint by an option or argument, or else ""."""
     option = _resume_option(session, job)
     takes = option is not None or any("{resume}" in argument for argument in job.args)
     return "" if takes else "   # the script has to read $AWSDDP_RESUME"
 
 
 def _resume_words(session: Session, job: JobRecord) -> list[str]:
-    """Return the arguments to add so that the script of a job gets its checkpoint."""
+    """Return the arguments to add so that the script of a job gets the checkpoint."""
     option = _resume_option(session, job)
     return [option, "{resume}"] if option and not any("{resume}" in argument for argument in job.args) else []
 
@@ -224,14 +229,14 @@ def completing_errors(session: Session) -> Iterator[None]:
 
 
 def complete_error(session: Session, error: AwsddpError) -> None:
-    """Complete an error in place: the key that it begins with, as the user set it, and its commands."""
+    """Complete the commands in an error, in place, and write the key at its start as the user wrote it."""
     key, colon, message = error.message.partition(": ")
     error.message = session.job_spec.label(session.spec.label(key)) + colon + message
     error.next = complete_commands(session, error.next)
 
 
 def make_interrupted_error(session: Session, *, continue_command: str = "") -> Interrupted:
-    """Return the error that an interrupted command ends with. Reads the cluster's folder only.
+    """Return the error with which an interrupted command ends. Reads only the cluster's folder.
 
     `continue_command` is the command that continues where it was interrupted.
     """
@@ -256,7 +261,7 @@ def make_interrupted_error(session: Session, *, continue_command: str = "") -> I
 
 
 def add_running_costs(session: Session, error: AwsddpError) -> None:
-    """Add to an error, after which AWS cannot be called, what may still run and cost money."""
+    """Add to an error what may still run and cost money, for when AWS cannot be asked."""
     record = session.folder.read(ignore_newer=True)
     if record is None:
         return

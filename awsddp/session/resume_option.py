@@ -6,13 +6,13 @@ from pathlib import Path
 _RESUMES = re.compile(r"[\"'](--(?:resume|restore|load[-_](?:checkpoint|ckpt))(?:[-_]\w[\w-]*)?)[\"']")
 _IS_FLAG = re.compile("store_true|store_false|BooleanOptional|is_flag")
 _CALL = 300
-"""Number of characters read of the call that declares an option."""
+"""How many characters are read of the call that declares an option."""
 
 
 def resume_option(workdir: Path, script: str) -> str | None:
-    """Return the option of a script or module that takes a checkpoint, "" if it reads $AWSDDP_RESUME itself.
+    """Return the option by which a script or module takes a checkpoint; "" if it reads $AWSDDP_RESUME itself.
 
-    None if its text contains neither.
+    Returns None if the text of the script contains neither.
     """
     module = Path(*script.split("."))
     files = (Path(script), module.with_suffix(".py"), module / "__main__.py")
