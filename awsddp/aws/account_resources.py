@@ -1,4 +1,4 @@
-"""Read the account's resources that a cluster uses: subnets and routes, the user's own, reservations."""
+"""Read the account's resources that a cluster uses: subnets, routes, reservations, and the user's own."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -36,9 +36,9 @@ class _RouteTable(Shape):
 
 
 def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
-    """Return the requested subnet, else those of the default VPC, each with its route to the internet.
+    """Return the requested subnet, or those of the default VPC, each with its route to the internet.
 
-    Raises ConfigError if the requested subnet does not exist, CloudError.
+    Raises CloudError, or ConfigError if the requested subnet does not exist.
     """
     if subnet_id:
         request = {"SubnetIds": [subnet_id]}
@@ -49,7 +49,7 @@ def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
     else:
         reading = run_in_thread(
             _routes, aws
-        )  # of all VPCs, so that it does not wait for the default VPC's id
+        )  # the routes of all VPCs, so that the call does not wait for the default VPC's id
         filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
         described = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
         routes = reading.result()
@@ -60,9 +60,9 @@ def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
 
 
 def _routes(aws: AwsClient, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
-    """Return the route table and the kind of its default route, as fields of Subnet; `vpc` None: of all VPCs.
+    """Return the route tables of `vpc` (None: all VPCs) and their default routes, as fields of Subnet.
 
-    The keys are subnet ids, and VPC ids for the subnets without a route table of their own.
+    The keys are subnet ids. A VPC id is the key for the VPC's subnets without a route table of their own.
     """
     request = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
     tables = none_if_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", request))
@@ -71,7 +71,7 @@ def _routes(aws: AwsClient, *, vpc: str | None = None) -> dict[str, dict[str, st
             "route": _internet_route(table.routes),
             "table": table.route_table_id,
         }
-        for table in tables or ()  # no launch depends on it
+        for table in tables or ()  # no launch depends on the routes
         for association in table.associations
     }
 
@@ -93,7 +93,7 @@ class _Endpoint(Shape):
 
 
 def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
-    """Return the subnets with `reaches_s3` set: without a default route only a VPC endpoint leads to S3.
+    """Return the subnets with `reaches_s3` set; without a default route only a VPC endpoint leads to S3.
 
     https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
     """
@@ -118,9 +118,9 @@ def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet,
 
 
 def read_own_group(aws: AwsClient, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> OwnGroup:
-    """Return the user's own security group, with the traffic that a cluster needs and its rules do not allow.
+    """Return the user's own security group, with the needed traffic that the group's rules do not allow.
 
-    `cidrs` are the addresses that SSH will come from. Raises ConfigError if it does not exist, CloudError.
+    `cidrs` are the source addresses of SSH. Raises CloudError, or ConfigError if the group does not exist.
     """
     group = _group(aws, group_id, key="network.security_group")
     lacks = []
@@ -176,17 +176,17 @@ class _Profile(Shape):
 
 
 def find_role(aws: AwsClient, requested: str) -> str | None:
-    """Return the ARN of the role of the user's own instance profile, "" without a role, None if not readable.
+    """Return the ARN of the role in the user's own instance profile ("": no role, None: it cannot be read).
 
-    IAM is asked, since RunInstances reports a missing profile only after two minutes.
-    Raises ConfigError if the profile does not exist.
+    IAM is queried because RunInstances reports a missing profile only after two minutes. Raises ConfigError
+    if the profile does not exist.
     """
     name, profile = {"InstanceProfileName": requested.rpartition("/")[2]}, _Profile()
     try:
         profile = _Profile.from_reply(aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"])
     except AwsRefused as refusal:
         if refusal.code != "NoSuchEntity":
-            return None  # the launch reports it
+            return None  # the launch reports the problem
     arn = profile.arn
     if not arn or (requested.startswith("arn:") and arn != requested):
         raise ConfigError(
@@ -198,7 +198,7 @@ def find_role(aws: AwsClient, requested: str) -> str | None:
 
 
 def list_missing_actions(aws: AwsClient, role: str, uri: str) -> Iterator[str]:
-    """Yield the S3 actions that saving results to `uri` needs and the role's policies do not allow.
+    """Yield the S3 actions that saving results to `uri` needs but the role's policies do not allow.
 
     Yields nothing if the caller may not simulate policies. A policy of the bucket may still allow them.
 
@@ -227,9 +227,9 @@ class _Key(Shape):
 
 
 def check_disk_key(aws: AwsClient, key_id: str) -> None:
-    """Raise ConfigError if the user's own KMS key cannot encrypt disks; pass if the key may not be read.
+    """Raise ConfigError if the user's own KMS key cannot encrypt disks; accept a key that may not be read.
 
-    With such a key instances terminate while they start:
+    With a key that cannot encrypt disks, instances terminate while they start:
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     """
     why = ""
@@ -253,7 +253,7 @@ def check_disk_key(aws: AwsClient, key_id: str) -> None:
 def find_reservation(aws: AwsClient, reservation_id: str) -> Reservation:
     """Return the requested capacity reservation or capacity block.
 
-    Raises ConfigError if it does not exist, CloudError.
+    Raises CloudError, or ConfigError if it does not exist.
     """
     request, operation = {"CapacityReservationIds": [reservation_id]}, "DescribeCapacityReservations"
     key, noun = "capacity.reservation", "capacity reservation"
@@ -268,10 +268,10 @@ def _group(aws: AwsClient, group_id: str, *, key: str) -> SecurityGroup:
 def _describe_one(
     aws: AwsClient, shape: type[S], operation: str, request: Reply, *, key: str, noun: str
 ) -> S:
-    """Return the only resource that a request describes: the first parameter lists its id.
+    """Return the only resource that a request describes, whose id is listed by the first parameter.
 
-    `key` is the setting that names it, `noun` the kind of resource, both for the error.
-    Raises ConfigError if it does not exist, CloudError.
+    `key` is the setting that names the resource, `noun` the kind of resource; the error message has both.
+    Raises CloudError, or ConfigError if it does not exist.
     """
     why = ""
     try:

@@ -165,7 +165,7 @@ _BY_CODE = {code: row for codes, row in _ROWS.items() for code in codes}
 
 
 REGION_NOT_ENABLED_CODES = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
-"""The error codes of a region that the account has not enabled; invalid credentials have the same codes.
+"""The error codes for a region that the account has not enabled; invalid credentials have the same codes.
 
 https://docs.aws.amazon.com/general/latest/gr/rande-manage.html
 """
@@ -230,7 +230,7 @@ def translate_error(
 ) -> AwsddpError:
     """Return awsddp's error for an error that botocore raised in the call `operation`.
 
-    `location` is the region or the endpoint, for the message; `is_local` is True for the local cloud.
+    `location` is the region or the endpoint that the message names; `is_local` is True for the local cloud.
     `login` is the command to log in again, `now` the time by this machine's clock.
     """
     if isinstance(error, ClientError):
@@ -252,7 +252,7 @@ def translate_error(
 
 
 def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
-    """Return the row, the code and the text of an error reply; the text without its encoded message."""
+    """Return the row, the code and the text of an error reply; the text lacks the encoded message."""
     code = str(reply.get("Error", {}).get("Code", ""))
     why = _ENCODED.sub("", f"{code}: {reply.get('Error', {}).get('Message', '') or code}")
     metadata = reply.get("ResponseMetadata", {})
@@ -269,7 +269,9 @@ def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple
 
 
 def clock_skew_s(metadata: dict[str, Any], now: datetime) -> float | None:
-    """Return how many seconds AWS's clock is ahead of this machine's; None if the reply has no valid date."""
+    """Return by how many seconds AWS's clock is ahead of this machine's, or None if the reply has no valid
+    date.
+    """
     try:
         return (parsedate_to_datetime(metadata["HTTPHeaders"]["date"]) - now).total_seconds()
     except (KeyError, TypeError, ValueError):

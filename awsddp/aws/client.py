@@ -39,18 +39,18 @@ from awsddp.util.version import __version__
 ATTEMPTS = 8
 # The first call fails fast: without a network eight attempts would take half a minute without any output.
 FIRST_ATTEMPTS = 3
-# The Pricing API has endpoints in a few regions only, with the prices of all regions:
+# The Pricing API has endpoints in only a few regions; each endpoint has the prices of all regions:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
 _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 OPEN_REGION = "us-east-1"
-"""A region that every account has enabled: it lists the regions that the account has to enable first."""
-# How long IAM may not see the tags of a new resource, on which the least policy depends: no source says,
+"""A region that every account has enabled. Its API lists the regions that an account has to enable first."""
+# The least policy depends on tags, and IAM may not see those of a new resource yet; no source says how long:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _NEW_S = 15.0
 _NEEDS_CAPACITY = ("RunInstances", "StartInstances")
 _SECRET = ("UserData", "PublicKeyMaterial")
-# botocore's default name for the session of a role, a different one in each process.
+# botocore's default name for the session of a role, which differs in each process.
 _UNSTABLE = re.compile(r":botocore-session-\d+$")
 Reply = dict[str, Any]
 """The parameters of a boto3 call, or its reply."""
@@ -78,10 +78,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One completed call, for the audit trail. Secrets in `parameters` are redacted; `error` is a code.
+    """One completed call, for the audit trail.
 
-    `request_id` is AWS's, of the last of the `attempts`; `encoded` is the encoded message of a denial, which
-    `aws sts decode-authorization-message` decodes.
+    Secrets in `parameters` are redacted; `error` is an error code. `request_id` is AWS's id of the last of
+    the `attempts`; `encoded` is the encoded message of a denial, which `aws sts decode-authorization-message`
+    decodes.
     """
 
     service: str
@@ -105,8 +106,8 @@ class Call:
 class Trail:
     """The audit trail: appends each call to `calls.jsonl` in a folder, one line per call.
 
-    Calls are buffered while the folder does not exist; a call that may have changed something creates it.
-    So nothing is written for a cluster that is never created.
+    Calls are buffered while the folder does not exist; a call that may have changed something creates the
+    folder. As a result, nothing is written for a cluster that is never created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,12 +129,12 @@ class Trail:
 
 
 class AwsClient:
-    """The calls of one target. Thread-safe; boto clients are built when they are first used.
+    """Makes the calls of one target. It is thread-safe; boto clients are built when they are first used.
 
-    `on_call` is called with every completed call, on the thread that made it. With `login` the credentials of
-    another client are used, so that the user enters an MFA code once. `report_wait` is called with a text
-    while a login program runs.
-    Raises ConfigError if no region is configured, or the region or the AWS configuration is invalid.
+    `on_call` is called with every completed call, on the thread that made it. If `login` is given, the
+    credentials of that client are used, so that the user enters an MFA code only once. `report_wait` is
+    called with a text while a login program runs. Raises ConfigError if no region is configured, or the
+    region or the AWS configuration is invalid.
     """
 
     def __init__(
@@ -149,9 +150,9 @@ class AwsClient:
         self._on_call = on_call
         self._clients: dict[tuple[str, int], Any] = {}
         self._login = login
-        self._lock: threading.Lock = login._lock if login else threading.Lock()  # a session has one user
+        self._lock: threading.Lock = login._lock if login else threading.Lock()  # one thread per session
         self._identity_lock = threading.Lock()
-        self._created: dict[str, float] = {}  # when this client created a resource, by id or name
+        self._created: dict[str, float] = {}  # when each resource was created, by id or name
         self.region = self._region()
         self._where = target.endpoint or self.region
 
@@ -159,8 +160,9 @@ class AwsClient:
         """Make one call and return its reply. Raises CloudError, CapacityError or ConfigError.
 
         A launch or a start is sent once, since botocore retries a lack of capacity (an HTTP 500); every other
-        call, including one with DryRun, is retried as by botocore's standard mode. A denied call is retried
-        while it names a resource that was created within seconds: IAM may not see its tags yet.
+        call, including one with DryRun, is retried in botocore's standard mode. A denied call is also retried
+        if it names a resource that this client created a few seconds ago, because IAM may not see the
+        resource's tags yet.
         """
         for pause in growing_pauses(1.0, 4.0):
             try:
@@ -192,7 +194,7 @@ class AwsClient:
             code = type(error).__name__
             translated = self._translate(error, operation)
             if ".amazonaws.com" in translated.why and self.region not in list_known_regions():
-                # No such region: that is why its endpoint was not reached.
+                # The endpoint was not reached because there is no such region.
                 translated = self._unknown_region(self.region, translated.why)
             raise translated from error
         finally:
@@ -215,12 +217,12 @@ class AwsClient:
 
     def _translate(self, error: Exception, operation: str) -> AwsddpError:
         is_local, login = self._target.name == "local", ""
-        with contextlib.suppress(BotoCoreError):  # the profile does not exist
+        with contextlib.suppress(BotoCoreError):  # raised if the profile does not exist
             login = login_command(self._session, self._target)
         return translate_error(error, operation, location=self._where, is_local=is_local, login=login)
 
     def _is_new(self, parameters: Reply) -> bool:
-        """Return True if a call names a resource that this client created within seconds."""
+        """Return True if a call names a resource that this client created a few seconds ago."""
         now = CLOCK.monotonic()
         return any(0 <= now - self._created.get(text, -_NEW_S) < _NEW_S for text in _strings(parameters))
 
@@ -238,7 +240,7 @@ class AwsClient:
     ) -> list[Reply]:
         """Make a call until its last page and return the items of all pages under `key`.
 
-        The default `key` is the operation's own name: "Volumes" of DescribeVolumes.
+        The default `key` is the operation's name without "Describe": "Volumes" for DescribeVolumes.
         """
         items: list[Reply] = []
         page = parameters
@@ -257,7 +259,7 @@ class AwsClient:
     def identity(self) -> Identity:
         """Return the caller; STS is called once. Raises CloudError if AWS rejects the credentials.
 
-        Raises ConfigError for a UserId that differs in each process: no later command could find the nodes.
+        Raises ConfigError if UserId differs in each process, because no later command could find the nodes.
         """
         if self._login is not None:
             return self._login.identity()
@@ -265,7 +267,7 @@ class AwsClient:
             return self._identity
 
     def credentials_end(self) -> datetime | None:
-        """Return when a person has to log in again, in UTC; None for never or unknown."""
+        """Return the time (UTC) at which a person has to log in again, or None if never or unknown."""
         return credentials_end(self._session)
 
     @cached_property
@@ -303,7 +305,7 @@ class AwsClient:
     def _unknown_region(self, region: str, why: str = "") -> ConfigError:
         import difflib
 
-        variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # in the order in which they count
+        variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # the first that is set counts
         named = next(filter(os.environ.get, variables), "region of the AWS profile")
         setting = "cluster.region" if self._target.region else named
         matches = difflib.get_close_matches(region.lower(), list_known_regions(), n=2)
@@ -315,7 +317,7 @@ class AwsClient:
         return ConfigError(f"{setting}: unknown AWS region {region!r}", why, f"--region: {hint}")
 
     def _client(self, service: str, attempts: int) -> Any:
-        # Prices are also in the table that awsddp ships.
+        # Prices are read in one attempt, because awsddp also ships a table of prices.
         attempts = {"sts": FIRST_ATTEMPTS, "pricing": 1}.get(service, attempts)
         with self._lock:
             if (service, attempts) not in self._clients:

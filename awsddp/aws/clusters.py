@@ -75,7 +75,7 @@ class SecurityGroup(Shape):
 
     @property
     def ssh_cidrs(self) -> tuple[str, ...]:
-        """The address blocks and the security groups that port 22 is open for."""
+        """The address blocks and the security groups to which port 22 is open."""
         of_ssh = [permission for permission in self.ip_permissions if permission.from_port == 22]
         return tuple(source for permission in of_ssh for source in permission.sources)
 
@@ -84,7 +84,8 @@ class SecurityGroup(Shape):
 class ResourceKind:
     """A kind of resource other than instances.
 
-    `key` is EC2's plural, `id` the field of its id, `by` the parameter that names it in a delete call.
+    `key` is EC2's plural noun, `id` the field with a resource's id, `by` the parameter that names the
+    resource in a delete call.
     """
 
     key: str
@@ -104,7 +105,7 @@ KINDS = (INTERFACES, ResourceKind("Volumes", "VolumeId", "VolumeId"), GROUPS, PL
 class Resource:
     """A resource of a cluster other than an instance.
 
-    `by` is the id or the name that deletes it. `instance` is the instance that an interface or a volume is
+    `by` is the id or the name in its delete call. `instance` is the instance that an interface or a volume is
     attached to, "" for none; `ssh_cidrs` is None for all but security groups.
     """
 
@@ -214,9 +215,10 @@ def node_of(described: Reply) -> Node:
 
 
 def nodes_of(described: Iterable[Reply]) -> list[Node]:
-    """Return instances as nodes. Instances of one launch that share an index are numbered by their ids.
+    """Return instances as nodes.
 
-    No documentation says that EC2 counts the instances of a spot launch (AmiLaunchIndex).
+    Instances of one launch that share an index are numbered in the order of their ids, because no
+    documentation says that EC2 counts the instances of a spot launch (AmiLaunchIndex).
     """
     nodes = [node_of(instance) for instance in described]
     launches: dict[tuple[str | None, ...], list[Node]] = defaultdict(list)
@@ -239,10 +241,10 @@ def _launch_of(node: Node) -> tuple[str | None, ...]:
 
 
 def _numbers_by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return new numbers, by instance id, for nodes of one launch that all have the same number; else {}.
+    """Return new numbers, by instance id, for nodes of one launch that all have one number, or {} for others.
 
-    Numbers that a node of the launch has by a tag of its own are not given again. A copy that a user launches
-    later from the console, with all tags, is not part of the launch.
+    A number that a node of the launch has in its own tag is not given to another node. A copy that a user
+    launches later from the console, with all tags, is not part of the launch.
     """
     first, times = launch[0], [node.launched for node in launch if node.launched]
     if len({node.node for node in launch}) > 1 or (times and max(times) - min(times) > _ONE_LAUNCH):
@@ -255,7 +257,7 @@ def _numbers_by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, i
 
 
 def _launch_numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the node numbers of an instance's launch; () without the tag, or if it has no numbers."""
+    """Return the node numbers of an instance's launch, or () if the tag is missing or has no numbers."""
     try:
         return parse_node_numbers(tags["awsddp:nodes"])
     except (KeyError, ValueError):
@@ -306,8 +308,8 @@ def find_clusters(
     """Return the clusters of this name and owner, one for each `awsddp:id`; usually there is one.
 
     Besides instances, resources of `kinds` are listed. A `remembered` instance belongs to its cluster
-    whatever its tags are. There are several clusters if an id was lost before its cluster was terminated;
-    the first has running nodes. A cluster of terminated instances alone is left out. Raises CloudError.
+    whatever its tags are. There are several clusters if an id was lost before its cluster was terminated; the
+    first has running nodes. A cluster that has only terminated instances is left out. Raises CloudError.
     """
     filters = _filters(name, owner)
     nodes, other_resources = run_both(
@@ -325,9 +327,10 @@ def exists(cluster: ClusterListing) -> bool:
 
 
 def find_clusters_of_other_sessions(aws: AwsClient, name: str, owner: str) -> tuple[ClusterListing, ...]:
-    """Return the live clusters of this name by other sessions of the owner's role, named by awsddp (SESSION).
+    """Return the live clusters of this name whose owner is another session, named by awsddp, of the owner's
+    role.
 
-    Such a session name contains the host's name, so the user's own cluster has another owner on another host.
+    awsddp puts the host's name into such a session name, so the same user is another owner on another host.
     Returns () for an owner that is not a role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
@@ -377,7 +380,7 @@ def _cluster(
     region: str, name: str, owner: str, cluster_id: str, resources: Sequence[Node | Resource]
 ) -> ClusterListing:
     instances = [resource for resource in resources if isinstance(resource, Node)]
-    # A resource that an instance uses is deleted with it.
+    # A resource that an instance uses is deleted with the instance.
     standalone = [
         resource for resource in resources if isinstance(resource, Resource) and not resource.in_use
     ]
@@ -404,9 +407,10 @@ def _cluster(
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A cluster, or its leftovers. `mine`: the caller owns it. `orphan`: mine, and without nodes or expired.
+    """A cluster, or its leftovers. `mine`: the caller owns it.
 
-    `price_usd_per_hour` is the price of its running instances and its disks, None if unknown.
+    `orphan`: the caller owns it, and it is expired or has no nodes. `price_usd_per_hour` is the price of its
+    running instances and its disks, None if unknown.
     """
 
     cluster: ClusterListing
@@ -428,7 +432,8 @@ def find_everywhere(
 ) -> RegionSearch:
     """Return every resource with awsddp's tags in these regions, searched in parallel.
 
-    `gateway` makes the client of a region; `owner` is the caller. A region that refuses is in `unread`.
+    `gateway` makes the client of a region; `owner` is the caller. A region that refuses the calls is in
+    `unread`.
     """
 
     def search(region: str) -> tuple[Holding, ...] | str:

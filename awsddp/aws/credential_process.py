@@ -14,12 +14,13 @@ from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 
 PROGRAM_S, QUIET_S = 120.0, 3.0
-"""How long a `credential_process` may run, since a person may have to log in in a browser, and after how long
-the wait is reported. The SDK for Go allows 60 s:
+"""How long a `credential_process` may run, and after how long the wait is reported. A person may have to log
+in with a browser. The SDK for Go allows 60 s:
 https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
 """
 AGAIN_S = 5.0
-"""For how long a failure of a `credential_process` also fails the parallel calls that waited for it."""
+"""The time (s) in which a failure of a `credential_process` also fails the parallel calls that waited for it.
+"""
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -30,7 +31,8 @@ class ProgramFailed(CredentialRetrievalError):
 
 
 Failures = dict[str, tuple[float, ProgramFailed]]
-"""By command: when the `credential_process` failed, on the monotonic clock, and its error."""
+"""For each command, the time on the monotonic clock at which the `credential_process` failed, and its error.
+"""
 
 
 class _ProcessOutput(msgspec.Struct, rename="pascal"):
@@ -85,7 +87,10 @@ class ProgramProvider(ProcessProvider):
         }
 
     def _run(self, command: str) -> _ProcessOutput:
-        """Return the program's output, checked. Raises as `_output`, and ValueError for an invalid output."""
+        """Return the program's validated output.
+
+        Raises the errors of `_output`, and ValueError for invalid output.
+        """
         if not (arguments := compat_shell_split(command)):
             raise ValueError("it is empty")
         credentials = msgspec.json.decode(self._output(arguments), type=_ProcessOutput)
@@ -97,14 +102,17 @@ class ProgramProvider(ProcessProvider):
         return credentials
 
     def _failed(self, command: str, why: str) -> ProgramFailed:
-        program = "".join(command.split()[:1])  # its arguments may hold secrets
+        program = "".join(command.split()[:1])  # without the arguments, which may hold secrets
         return ProgramFailed(
             provider=self.METHOD,
             error_msg=": ".join(filter(None, (f"profile {self._profile}", program, why))),
         )
 
     def _output(self, arguments: list[str]) -> bytes:
-        """Return the output of a program. Raises TimeoutExpired, OSError, ValueError if it failed."""
+        """Return the output of a program.
+
+        Raises TimeoutExpired, OSError or ValueError if the program failed.
+        """
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             try:

@@ -29,10 +29,10 @@ from awsddp.plan.requests import RequestValues
 from awsddp.util.formatting import node_name
 from awsddp.util.parallel import run_each
 
-# A token is honoured for at least an hour; a replay later could launch again.
+# A token is honoured for at least an hour; a replay after that could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 REPLAY_S = 3600
-_POLL_S = 2.0  # running nodes cost money while they wait
+_POLL_S = 2.0  # short, because running nodes cost money while they wait
 _ON = ("pending", "running")
 _AGAIN = "awsddp up   # again\nawsddp down   # or end it"
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
@@ -49,12 +49,12 @@ def launch(
     write_intent: Callable[[LaunchIntent], None],
     on_event: OnEvent,
 ) -> tuple[Node, ...]:
-    """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
+    """Launch all of the plan's nodes or none, in one zone; the plan's zones are tried in order.
 
     A zone without room in the placement group is tried again without the group, except for nodes with EFA.
-    `values` has the ids name, cluster_id and security_group. Each attempt has a token of its own, and
+    The ids in `values` are name, cluster_id and security_group. Each attempt has a token of its own, and
     `write_intent` is called with the whole request before it is sent. Raises CapacityError with the reason of
-    each zone if no zone has the instances, CloudError if AWS refuses.
+    each zone if no zone has the instances, or CloudError if AWS refuses the launch.
     """
     attempts: list[tuple[str, AwsddpError]] = []
 
@@ -105,7 +105,9 @@ def launch(
 
 
 def _run(aws: AwsClient, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
-    """Send RunInstances; repeat it unchanged while its outcome is unknown or its resources not visible."""
+    """Send RunInstances; repeat it unchanged while its outcome is unknown or its resources are not visible
+    yet.
+    """
     call = partial(aws.call, "RunInstances", parameters)
     reply = retry_while_transient(call, is_transient=_is_eventual_consistency, on_event=on_event)
     return _tag_numbers(aws, nodes_of(reply["Instances"]))
@@ -114,8 +116,9 @@ def _run(aws: AwsClient, parameters: Reply, *, on_event: OnEvent) -> tuple[Node,
 def _tag_numbers(aws: AwsClient, nodes: Collection[Node]) -> tuple[Node, ...]:
     """Return the nodes of a launch by number, after writing the number of each renumbered node to its tag.
 
-    Without the tag its number would change when another node of the launch terminates. Raises AwsRefused of
-    the kind `unavailable`, without AWS's code: AWS did not refuse the launch, and its nodes run.
+    Without the tag the node's number would change when another node of the launch terminates. If a tag cannot
+    be written, raises AwsRefused of the kind `unavailable` without AWS's code, because AWS did not refuse the
+    launch and its nodes run.
     """
     try:
         run_each(
@@ -135,7 +138,7 @@ def _tag_numbers(aws: AwsClient, nodes: Collection[Node]) -> tuple[Node, ...]:
 
 
 def _is_eventual_consistency(refusal: AwsRefused) -> bool:
-    """Return True if AWS does not find a resource of the request yet: group, key or new instance profile."""
+    """Return True if AWS does not find a group, a key or a new instance profile of the request yet."""
     if refusal.code == "InvalidParameterValue":
         return "iaminstanceprofile" in refusal.why.lower().replace(" ", "")
     return is_group_unknown(refusal) or refusal.code in (
@@ -145,7 +148,7 @@ def _is_eventual_consistency(refusal: AwsRefused) -> bool:
 
 
 def resume_launch(aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
-    """Return the nodes that an interrupted launch created, or creates now; None if it creates none.
+    """Return the nodes that an interrupted launch created or now creates, or None if there are none.
 
     The request of `intent` is sent again unchanged while it is less than an hour old. After that the
     instances are looked up by tag for two minutes. Raises CloudError.
@@ -202,10 +205,10 @@ def find_launched_nodes(
 def wait_running(
     aws: AwsClient, expected: Collection[Node], *, on_event: OnEvent, deadline_s: float = 600
 ) -> tuple[Node, ...]:
-    """Wait until these nodes, with their last known state, run and have an address; return them by number.
+    """Wait until the `expected` nodes run and have an address; return them in the order of their numbers.
 
     Instances that are not visible yet count as starting. Raises CapacityError, CloudError or NodeError if a
-    node terminated or was stopped instead, NodeError at the deadline.
+    node terminated or was stopped instead, and NodeError at the deadline.
     """
     keys = [node.instance_id for node in expected]
     states: dict[str, str] = {}
@@ -236,14 +239,15 @@ def wait_running(
 
 
 def check_still_running(aws: AwsClient, nodes: Collection[Node]) -> None:
-    """Check once that nodes still run; pass if AWS does not respond. Raises as `wait_running` does."""
+    """Check once that nodes still run, if AWS responds. Raises the errors of `wait_running`."""
     keys = {node.instance_id for node in nodes}
     for node in none_if_refused(lambda: describe(aws, by_id(*keys)), lambda refusal: refusal.retryable) or ():
         _refuse_off(node, keys)
 
 
 def _refuse_off(node: Node, begun: Collection[str]) -> None:
-    """Raise if a node terminated, or was stopped after it had begun to run; `begun` has instance ids.
+    """Raise an error if a node terminated, or was stopped after it had begun to run (its instance id is in
+    `begun`).
 
     A node that was just started may still be listed as stopped.
     """

@@ -48,7 +48,7 @@ def _create(aws: AwsClient, plan: LaunchPlan, values: RequestValues, operation: 
 
 
 def _ensure_placement(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> None:
-    """Create the plan's placement group, if it creates one, and wait until it is available.
+    """Create the placement group that the plan creates, if any, and wait until it is available.
 
     Raises CloudError.
     """
@@ -71,7 +71,9 @@ def _ensure_placement(aws: AwsClient, plan: LaunchPlan, values: RequestValues, o
 
 
 def _ensure_key(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> None:
-    """Import the cluster's public key, unless it exists (its name contains the id). Raises CloudError."""
+    """Import the cluster's public key, unless a key pair of its name, which contains the cluster's id,
+    exists. Raises CloudError.
+    """
     if _create(aws, plan, values, "ImportKeyPair") is not None:
         on_event(Event(f"key pair {values.ids['name']} imported", ""))
 
@@ -125,7 +127,7 @@ def _find_group(aws: AwsClient, values: RequestValues) -> str:
 
 
 def _authorize(aws: AwsClient, rules: Request) -> None:
-    """Add rules. If one of them already exists AWS adds none, so each is then added on its own."""
+    """Add rules. AWS adds none of them if one already exists; in that case each rule is added on its own."""
     add = partial(aws.call, rules.operation, rules.parameters)
     added = none_if_refused(
         partial(retry_while_transient, add, is_transient=is_group_unknown), _exists_already

@@ -1,4 +1,4 @@
-"""Make botocore's session of a target, name the sessions of its roles, find the command to log in again."""
+"""Make botocore's session for a target, name the sessions of its roles, find the command to log in again."""
 
 import base64
 import contextlib
@@ -33,7 +33,8 @@ from awsddp.aws.credential_process import Failures, ProgramProvider
 from awsddp.errors import AwsddpError, ConfigError, NotFoundError, UsageError
 from awsddp.model.records import Target
 
-# The AWS CLI caches the credentials from STS here, so that an MFA code is needed per hour, not per command:
+# The AWS CLI caches the credentials from STS here, so that an MFA code is needed once an hour, not for each
+# command:
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
 CACHE = Path("~/.aws/cli/cache")
 SESSION = "awsddp-"
@@ -59,14 +60,14 @@ class _Session(botocore.session.Session):
     def get_credentials(self) -> Any:
         """Return the credentials, or None.
 
-        Raises botocore's errors, OSError and AwsddpError; CredentialRetrievalError for any other error of
-        botocore, since it loads the credentials from the user's settings.
+        Raises botocore's errors, OSError and AwsddpError; any other error of botocore is raised as
+        CredentialRetrievalError, because botocore loads the credentials from the user's settings.
         """
         try:
             credentials = super().get_credentials()
             if credentials is None or self._are_checked:
                 return credentials
-            self._are_checked = True  # set first: the credentials of a role call this again
+            self._are_checked = True  # set first, because the credentials of a role call this method again
             keys = credentials.get_frozen_credentials()
             if not (keys.access_key and keys.secret_key):
                 raise ValueError("a key is empty")
@@ -81,7 +82,7 @@ class _Session(botocore.session.Session):
 
 
 class QuickReader(JSONFileLoader):
-    """Loads botocore's descriptions of services; EC2's, 5 MB, in a third of the time."""
+    """Loads botocore's descriptions of services; that of EC2 (5 MB) in a third of botocore's own time."""
 
     def load_file(self, file_path: str) -> Any:
         """Return the content of the file (`file_path` is without suffix), None if it does not exist."""
@@ -102,11 +103,12 @@ class _Cache(JSONFileCache):
 def session_of(
     target: Target, *, report_wait: Callable[[str], None] = lambda text: None
 ) -> botocore.session.Session:
-    """Return a botocore session for the target; importing boto3 would take a tenth of each command's time.
+    """Return a botocore session for the target; importing boto3 would take a tenth of a command's time.
 
-    Roles without a session name get `session_name()`: STS makes it a part of UserId, the owner of clusters.
-    An empty environment variable counts as unset. `report_wait` is called with a text while a login program
-    runs. Raises botocore's ProfileNotFound or ConfigParseError, ConfigError for an invalid endpoint URL.
+    Roles without a session name get `session_name()`, because STS makes the name a part of UserId, which is
+    the owner of clusters. An empty environment variable counts as unset. `report_wait` is called with a text
+    while a login program runs. Raises botocore's ProfileNotFound or ConfigParseError, or ConfigError for an
+    invalid endpoint URL.
     """
     session = _Session()
     config = session.get_component("config_store")
@@ -114,7 +116,7 @@ def session_of(
         profile = next(filter(None, map(os.environ.get, _PROFILES)), None)
         config.set_config_provider("profile", ConstantProvider(profile))
     if region := target.region or os.environ.get("AWS_REGION"):
-        session.set_config_variable("region", region)  # also for assuming a role
+        session.set_config_variable("region", region)  # assuming a role needs the region as well
     if target.access_key_id:
         # The target has its own keys: a profile in the environment is ignored, even a missing one.
         config.set_config_provider("profile", ConstantProvider(None))
@@ -131,7 +133,8 @@ def session_of(
         # botocore has no public name for the prompter; getpass prints warnings if there is no terminal.
         roles = chain.get_provider("assume-role")
         roles._prompter = _prompt_mfa_code
-        # Before botocore's own provider, which is then not used; it has no public hook for a source_profile.
+        # Inserted before botocore's own provider, which is then not used; botocore has no public hook for a
+        # source_profile.
         chain.insert_before(
             "custom-process",
             ProgramProvider(session.profile or "default", session, session.failures, report_wait),
@@ -154,7 +157,7 @@ def _check_endpoints(session: botocore.session.Session) -> None:
         return
     names = ("AWS_ENDPOINT_URL", *(f"AWS_ENDPOINT_URL_{service.upper()}" for service in _SERVICES))
     endpoints = {name: os.environ.get(name) for name in names}
-    if not endpoints["AWS_ENDPOINT_URL"]:  # it takes precedence over the profile
+    if not endpoints["AWS_ENDPOINT_URL"]:  # the variable takes precedence over the profile
         profile = session.get_scoped_config()
         endpoints[f"endpoint_url of profile {session.profile or 'default'}"] = profile.get("endpoint_url")
         name = str(profile.get("services", ""))
@@ -184,7 +187,7 @@ def _is_url(text: str) -> bool:
 def _prompt_mfa_code(question: str) -> str:
     """Prompt for an MFA code and return it. Raises UsageError if there is no terminal."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))  # getpass prompts on it
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))  # getpass prompts on this terminal
     except OSError:
         raise UsageError(
             "an MFA code is needed, and there is no terminal to ask for it",
@@ -198,7 +201,7 @@ def _prompt_mfa_code(question: str) -> str:
 def translate_aws_errors(target: Target, *, location: str) -> Iterator[None]:
     """Translate the errors of botocore and s3transfer to CloudError, ConfigError or NotFoundError.
 
-    `location` is the region or the S3 URI, for the message.
+    `location` is the region or the S3 URI that the message names.
     """
     from s3transfer.exceptions import RetriesExceededError
 
@@ -221,7 +224,7 @@ def session_name() -> str:
     """
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
+    except (KeyError, OSError):  # the user id has no name, for example in a container
         user = str(os.getuid())
     return re.sub(r"[^\w=,.@-]", "-", f"{SESSION}{user}@{socket.gethostname()}", flags=re.ASCII)[:64]
 
@@ -229,14 +232,14 @@ def session_name() -> str:
 def _name_roles(session: botocore.session.Session) -> None:
     profiles = session.full_config["profiles"]
     roles = [profile for profile in profiles.values() if "role_arn" in profile]
-    if "AWS_WEB_IDENTITY_TOKEN_FILE" in os.environ:  # a role without a profile, as in CI
+    if "AWS_WEB_IDENTITY_TOKEN_FILE" in os.environ:  # a role without a profile, for example in CI
         roles.append(profiles.setdefault(session.profile or "default", {}))
     for role in roles:
         role.setdefault("role_session_name", session_name())
 
 
 def _source(session: botocore.session.Session) -> tuple[str, dict[str, Any]]:
-    """Return the name and the settings of the profile that the session's login starts from."""
+    """Return the name and the settings of the profile at the end of the chain of source profiles."""
     profiles, name = session.full_config["profiles"], session.profile or "default"
     visited: list[str] = []
     while name not in visited and (above := profiles.get(name, {}).get("source_profile")) in profiles:
@@ -246,7 +249,7 @@ def _source(session: botocore.session.Session) -> tuple[str, dict[str, Any]]:
 
 
 def login_command(session: botocore.session.Session, target: Target) -> str:
-    """Return the command that logs in again as the session, or a text about the variable to renew."""
+    """Return the command that renews the session's login, or a text that names the variable to renew."""
     if not target.profile:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
             if os.environ.get(name):
@@ -263,23 +266,26 @@ def login_command(session: botocore.session.Session, target: Target) -> str:
 
 
 def credentials_end(session: botocore.session.Session) -> datetime | None:
-    """Return when a person has to log in again, in UTC; None for never or unknown.
+    """Return the time (UTC) at which a person has to log in again, or None if that is never or unknown.
 
     Botocore renews a role's credentials by itself, but not those that need an MFA code or are in the
-    environment; those of `aws login` while its session of at most 12 hours lasts.
+    environment. It renews those of `aws login` only while that login's session lasts, which is at most 12
+    hours.
     """
     credentials = session.get_credentials()
     method = getattr(credentials, "method", "")
     if method == "login":
         return _console_end(_source(session)[1].get("login_session", ""))
-    expiry = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
+    expiry = getattr(credentials, "_expiry_time", None)  # botocore has no public name for the expiry
     role = session.full_config["profiles"].get(session.profile or "default", {})
     is_final = method == "env" or "mfa_serial" in role
     return expiry.astimezone(UTC) if is_final and isinstance(expiry, datetime) else None
 
 
 def _console_end(name: str) -> datetime | None:
-    """Return the latest end of a session of `aws login`: its first token has the time of its start."""
+    """Return the latest possible end of a session of `aws login`; the session's first token has its start
+    time.
+    """
     tokens = JSONFileCache(get_login_token_cache_directory())
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]

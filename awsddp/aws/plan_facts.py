@@ -28,10 +28,10 @@ from awsddp.util.parallel import run_each, run_in_thread
 
 T = TypeVar("T")
 _MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
-"""By EC2's InstanceLifecycle; all others are on-demand."""
+"""The market for each of EC2's values of InstanceLifecycle; all other instances are on-demand."""
 # The characters that a tag may contain: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 _NO_TAG = re.compile(r"[^\w .:/=+@-]")
-# Each returns the caller's public address, over HTTPS.
+# Each of these services returns the caller's public address over HTTPS.
 ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
 
 
@@ -46,14 +46,15 @@ def gather_facts(
     """Return the facts that a plan for `spec` needs, for a new cluster or the cluster `cluster_id`.
 
     `caller_address` is this machine's address as the nodes see it. If it is None, and neither
-    `network.ssh_cidr` nor `network.jump` is set, two services on the internet are asked for it. Raises
-    CloudError if AWS cannot be read, ConfigError if a resource that `spec` names does not exist.
+    `network.ssh_cidr` nor `network.jump` is set, two services on the internet are asked for the address.
+    Raises CloudError if AWS cannot be read, or ConfigError if a resource that `spec` names does not exist.
     """
 
     def read_if_set(read: Callable[[AwsClient, str], T], name: str | None, default: T) -> Future[T]:
         return run_in_thread(lambda: read(aws, name) if name else default)
 
-    # The longest chain first, and the identity: it fails fast, and then nothing else is waited for.
+    # The longest chain of calls starts first, and so does the identity, whose failure comes fast and ends the
+    # wait.
     image = run_in_thread(find_image, aws, spec.cluster.image)
     caller = run_in_thread(aws.identity)
     subnets = run_in_thread(account_resources.find_subnets, aws, spec.network.subnet)
@@ -196,7 +197,9 @@ def _quota_codes(spec: ClusterSpec, requested_types: Iterable[str]) -> set[str]:
 
 
 def _quota(aws: AwsClient, code: str) -> float | None:
-    """Return a quota's vCPUs, None if it cannot be read: a launch does not depend on it."""
+    """Return a quota's vCPUs, or None if the quota cannot be read, since a launch does not depend on the
+    quota.
+    """
     request = {"ServiceCode": "ec2", "QuotaCode": code}
     reply = none_if_refused(lambda: aws.call("GetServiceQuota", request, service="service-quotas"))
     return float(reply["Quota"]["Value"]) if reply else None
@@ -205,7 +208,7 @@ def _quota(aws: AwsClient, code: str) -> float | None:
 def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
     """Return the running vCPUs of the region by quota code, without those of the cluster `cluster_id`.
 
-    Returns {} if instances may not be listed: a launch does not depend on it.
+    Returns {} if instances may not be listed, since a launch does not depend on the quota.
     """
     running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     read = partial(aws.paginate, "DescribeInstances", {"Filters": running}, "Reservations")
@@ -221,7 +224,7 @@ def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
 
 
 def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
-    """Return this machine's addresses as the nodes see them, as CIDRs; () if the plan does not need them."""
+    """Return this machine's addresses (CIDRs) as the nodes see them, or () if the plan does not need them."""
     if spec.network.ssh_cidr or spec.network.jump:
         return ()
     if caller_address is not None:
@@ -271,8 +274,8 @@ def find_image(aws: AwsClient, requested: str | None) -> Image:
 def _newest_image(aws: AwsClient) -> Image | None:
     """Return the newest Deep Learning AMI whose PyTorch is in the table; if there is none, the newest.
 
-    It is looked up by name, since an SSM parameter needs a permission of its own: the result would depend on
-    that permission.
+    The image is looked up by name, not by SSM parameter: that needs a separate permission, on which the
+    result would depend.
     """
     images = _images_of_name(aws, releases.DLAMI_NAMES, owners=["amazon"])
     newest = _newest([image for image in images if releases.in_table(image.name)] or images)
@@ -335,5 +338,7 @@ def _image(described: Reply) -> Image:
 
 
 def _if_past(moment: str) -> str:
-    """Return a time of EC2 if it is past, else "": AWS sets a deprecation time in advance."""
+    """Return a time reported by EC2 if it is in the past, or "" if not: AWS sets deprecation times in
+    advance.
+    """
     return moment if moment and datetime.fromisoformat(moment) < datetime.now(UTC) else ""

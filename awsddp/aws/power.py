@@ -1,6 +1,6 @@
-"""Stop and start nodes, and set what a poweroff from inside does.
+"""Stop and start nodes, and set the effect of a poweroff from inside a node.
 
-A poweroff terminates a node; while results are neither fetched nor in S3 it stops the node.
+A poweroff terminates a node, but only stops it while the node has results that are neither fetched nor in S3.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 """
 
@@ -28,9 +28,9 @@ def _is_changing(refusal: AwsRefused) -> bool:
 
 
 def stop(aws: AwsClient, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
-    """Stop on-demand nodes and wait until they are stopped. From now on a poweroff also stops them.
+    """Stop on-demand nodes and wait until they are stopped. From then on a poweroff also stops these nodes.
 
-    Raises CloudError, NodeError if a node does not stop.
+    Raises CloudError, or NodeError if a node does not stop.
     """
     names = {node.instance_id: node_name(node.node) for node in nodes}
     keys = list(names)
@@ -87,10 +87,10 @@ def tag_expiry(aws: AwsClient, nodes: Sequence[Node], expires: datetime) -> None
 
 
 def keep_on_poweroff(aws: AwsClient, nodes: Sequence[Node], job: str) -> None:
-    """Before a job: let a poweroff stop the on-demand nodes, and tag all nodes with the job as unfetched.
+    """Before a job, let a poweroff stop the on-demand nodes, and tag all nodes with the job as unfetched.
 
-    A spot node cannot be stopped, so it is only tagged. Both run in parallel: each is safe without the other,
-    since there are no results yet. Raises CloudError; the job must not start then.
+    A spot node cannot be stopped, so it is only tagged. Both changes are made in parallel: each is safe
+    without the other, since there are no results yet. Raises CloudError; in that case the job must not start.
     """
 
     def add() -> None:
@@ -115,12 +115,12 @@ def release(
     tagged: Mapping[str, Sequence[str]] | None = None,
     older: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """After a job's results are fetched or in S3: remove the job from the nodes' tag.
+    """Remove a job, whose results are fetched or in S3, from the nodes' tags.
 
-    After the last job a poweroff terminates the nodes again. That is set before the tag is removed, so that
-    a node that is interrupted between the two still has the tag. `tagged` is the current result of
-    `unfetched_of`, `older` the jobs that MORE stands for, by instance id; without it MORE stays. Nodes that
-    no longer exist are skipped. Raises CloudError.
+    Once a node's tag has no job, a poweroff terminates the node again. This is set before the tag is removed,
+    so that the node still has the tag if the command is interrupted between the two calls. `tagged` is the
+    current result of `unfetched_of`, `older` the jobs that MORE stands for, by instance id; without `older`,
+    MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
     named = {
@@ -134,16 +134,18 @@ def release(
 
 
 def poweroff(aws: AwsClient, instance_ids: Iterable[str], behaviour: str) -> None:
-    """Let a poweroff from inside "stop" or "terminate" on-demand nodes. Missing nodes are skipped."""
+    """Set whether a poweroff from inside will "stop" or "terminate" on-demand nodes; missing nodes are
+    skipped.
+    """
     run_each(
         lambda key: none_if_refused(partial(_on_poweroff, aws, key, behaviour), _is_changing), instance_ids
     )
 
 
 def unfetched_of(aws: AwsClient, nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Read the jobs that each live node is tagged with, by instance id; MORE stands for older jobs.
+    """Read the unfetched jobs in the tag of each live node, by instance id; MORE stands for older jobs.
 
-    Other commands may have added jobs since `nodes` were read.
+    They are read again because other commands may have added jobs since `nodes` were read.
     """
     listed = describe(aws, by_id(*(node.instance_id for node in nodes)))
     return {node.instance_id: list(node.unfetched) for node in listed if node.state not in ENDED_STATES}
@@ -162,7 +164,7 @@ def _write_tags(aws: AwsClient, unfetched: dict[str, list[str]]) -> None:
 
 
 def _tag_value(jobs: Sequence[str]) -> str:
-    """Return jobs, the oldest first, as the tag's value: MORE and the newest if not all fit."""
+    """Return the tag's value for jobs, the oldest first; if not all fit, MORE replaces the oldest ones."""
     named, has_older = [job for job in jobs if job != OLDER_JOBS], OLDER_JOBS in jobs
     while len(text := " ".join([OLDER_JOBS, *named] if has_older else named)) > MAX_TAG_VALUE:
         named, has_older = named[1:], True

@@ -38,7 +38,7 @@ _LATER = (
     ("RunInstances", "a volume", ("DeleteVolume",)),
     ("RunInstances", "an instance", ("ModifyInstanceAttribute", *_OF_INSTANCE)),
 )
-# References of a launch to resources that do not exist yet.
+# The values in a launch request that refer to resources that do not exist yet.
 _MISSING = ({"$ref": "name"}, {"$ref": "security_group"})
 # The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
 _DEFAULT_GROUP = ":security-group/"
@@ -50,8 +50,8 @@ def before_launch(
 ) -> tuple[Check, ...]:
     """Return every check that can be made before any resource exists; nothing is changed.
 
-    `facts` reads the facts for a plan; `values` are placeholders of a launch's ids. An error becomes a failed
-    check; checks that depend on it are shown as not checked.
+    `facts` reads the facts for a plan; `values` stand for the ids of a launch. An error becomes a failed
+    check; checks that depend on a failed check are shown as not checked.
     """
     try:
         checks = _check_caller(aws)
@@ -121,7 +121,7 @@ def skipped_checks(missing: str, *names: str) -> tuple[Check, ...]:
 
 
 def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check | None]:
-    """Return the plan, and a failed check if its quota is too small. Raises as `make_plan` does."""
+    """Return the plan, and a failed check if its quota is too small. Raises the errors of `make_plan`."""
     try:
         return make_plan(spec, facts), None
     except AwsddpError as error:
@@ -173,7 +173,7 @@ def dry_run(aws: AwsClient, plan: LaunchPlan, values: RequestValues) -> tuple[Ch
     later = [
         _check(name, "not asked", f"needs {requirement}")
         for made_by, requirement, names in _LATER
-        if plan.has_request(made_by)  # the user's own is not changed, and not deleted
+        if plan.has_request(made_by)  # the user's own group is neither changed nor deleted
         for name in names
     ]
     return (*checks, *later)

@@ -9,7 +9,7 @@ from awsddp.aws.api_errors import AwsRefused, none_if_refused
 from awsddp.aws.client import AwsClient, Shape
 
 SpotHistory = dict[tuple[str, str], list[tuple[datetime, float]]]
-"""Spot prices and when each began, by type and zone."""
+"""Spot prices and the time at which each began, by type and zone."""
 
 
 def read_on_demand_prices(
@@ -17,8 +17,8 @@ def read_on_demand_prices(
 ) -> dict[str, float]:
     """Return the on-demand price of one instance of each type, in US dollars per hour; {} if unknown.
 
-    No page of AWS documents how ANY_OF takes several values: if it returns no price, the `named` type is
-    requested alone.
+    AWS does not document how ANY_OF takes several values, so if that request returns no price, the price of
+    the `named` type alone is requested.
     """
     prices = _products(aws, "ANY_OF", ",".join(sorted(names)))
     if prices == {} and named is not None:
@@ -27,7 +27,9 @@ def read_on_demand_prices(
 
 
 def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
-    """Return the prices of the Pricing API; None if it does not respond: awsddp ships a table of prices."""
+    """Return the prices of the Pricing API, or None if it does not respond, since awsddp ships a table of
+    prices.
+    """
     fixed = {
         "regionCode": aws.region,
         "operatingSystem": "Linux",
@@ -60,7 +62,7 @@ def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
 def read_spot_prices(aws: AwsClient, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:
     """Return the spot price of one instance, by type and zone; {} if AWS returns none.
 
-    It is the current price, or with `days` the highest of that many days.
+    The price is the current one, or with `days` the highest of the last `days` days.
     """
     by_type: dict[str, dict[str, float]] = defaultdict(dict)
     history = read_spot_history(aws, names, since=datetime.now(UTC) - timedelta(days=days))

@@ -1,7 +1,7 @@
 """Terminate and delete everything with a cluster's id tag, and wait until AWS lists none of it.
 
-Order: https://docs.aws.amazon.com/vpc/latest/userguide/deleting-security-groups.html (a group goes only after
-every network interface that is in it).
+A security group can be deleted only after every network interface in it:
+https://docs.aws.amazon.com/vpc/latest/userguide/deleting-security-groups.html
 """
 
 from collections import defaultdict
@@ -37,10 +37,10 @@ _GONE = (".NotFound", ".Unknown")
 
 
 def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> Teardown:
-    """Terminate the cluster's instances, delete its other resources, and list again to verify it.
+    """Terminate the cluster's instances, delete its other resources, and list them again to verify this.
 
-    Only resources with this cluster's `awsddp:id` and owner are changed, and its nodes, whatever their tags
-    are. Resources that no longer exist count as deleted. Raises CloudError if AWS cannot be reached.
+    Only resources with this cluster's `awsddp:id` and owner, and the cluster's nodes whatever their tags are,
+    are changed. Resources that no longer exist count as deleted. Raises CloudError if AWS cannot be reached.
     """
     name = resource_names(cluster.name, cluster.id)["name"]
     filters = [*clusters.tagged("awsddp:id", cluster.id), *clusters.tagged("awsddp:owner", cluster.owner)]
@@ -61,7 +61,7 @@ def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> T
 def terminate_nodes(aws: AwsClient, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     """Terminate some nodes of a cluster, and wait until they are terminated.
 
-    Raises LeftoverError if a node could not be terminated, CloudError if AWS cannot be reached.
+    Raises LeftoverError if a node could not be terminated, or CloudError if AWS cannot be reached.
     """
     keys = [node.instance_id for node in nodes]
     run = _Run(aws=aws, filters=clusters.by_id(*keys), on_event=on_event)
@@ -105,7 +105,9 @@ class _Run:
     _blocked: dict[str, str] = field(default_factory=dict)
 
     def end_instances(self) -> bool | None:
-        """Terminate the live instances; return True once each is terminated, or refused."""
+        """Terminate the live instances; return True once each is terminated, or AWS has refused to terminate
+        it.
+        """
         nodes = self._list_instances()
         for node in nodes:
             key, is_gone = node.instance_id, node.state == "terminated"
@@ -141,13 +143,13 @@ class _Run:
         try:
             self.aws.call("TerminateInstances", {"InstanceIds": keys})
         except AwsRefused as refusal:
-            # NotFound this early does not prove that it is terminated: the next listing decides.
+            # NotFound this early does not prove that an instance is terminated: the next listing decides.
             if not refusal.retryable and not clusters.is_instance_unknown(refusal):
                 lacks = "; it has lost its tags awsddp:id and awsddp:owner" * (keys[0] in self._untagged)
                 self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))
 
     def delete_all(self) -> bool | None:
-        """Delete the other resources and list again; return True once AWS lists only refused `leftovers`.
+        """Delete the other resources and list again; return True if AWS lists only what it refused to delete.
 
         Instances of a launch that is listed late, while its group is in use, are terminated as well. AWS's
         listings, and its replies that a resource does not exist, may be outdated.
@@ -164,9 +166,10 @@ class _Run:
         return True if self.leftovers.keys() <= self.refused.keys() else None
 
     def _delete(self, resource: clusters.Resource) -> bool:
-        """Delete a resource; return True if it no longer exists. An instance deletes the resources it uses.
+        """Delete a resource; return True if it no longer exists.
 
-        Resources that nodes need stay while a node may not be terminated: its results must stay reachable.
+        A resource in use is deleted with its instance. Resources that nodes need are kept while AWS refuses
+        to terminate a node, whose results must stay reachable.
         """
         kind, key = resource.kind, resource.id
         live = {instance_id for instance_id, state in self.states.items() if state not in ENDED_STATES}
@@ -202,7 +205,7 @@ class _Run:
         return sorted([*listed, *unlisted], key=lambda resource: clusters.KINDS.index(resource.kind))
 
     def list_leftovers(self) -> dict[str, str]:
-        """List again; return a text for each resource that still exists, by id."""
+        """List the resources again; return a text for each that still exists, by id."""
         leftovers = {
             node.instance_id: self._describe(node.instance_id, node.state)
             for node in self._list_instances()
@@ -222,9 +225,9 @@ class _Run:
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
     def _foreign_instances(self, resources: Sequence[clusters.Resource]) -> set[str]:
-        """Return the live instances that use one of the resources and are not the cluster's: they stay.
+        """Return the live instances that use a resource and are not the cluster's; they are not terminated.
 
-        An instance that AWS does not list yet may be the cluster's.
+        An instance that AWS does not list yet is not returned, because it may be the cluster's.
         """
         users = [*resources, *(user for resource in resources for user in self._interfaces(resource))]
         unknown = {user.instance for user in users} - {""} - self.states.keys()

@@ -12,7 +12,8 @@ from awsddp.model.events import Event, OnEvent
 
 T = TypeVar("T")
 
-# How long an id, a tag or a group may stay unknown after it was created. AWS: "eventual consistency",
+# How long an id, a tag or a group may stay unknown after it was created; AWS calls this "eventual
+# consistency":
 # https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
 VISIBLE_S = 120.0
 
@@ -71,8 +72,8 @@ def retry_while_transient(
     """Call `act` and return its result; retry for two minutes while its error is transient.
 
     An error is transient if AWS throttles the call or does not respond, or if `is_transient` returns True for
-    it: ids are not visible everywhere at once. The first of the latter is reported as an event. Raises the
-    last error at the deadline.
+    it, because ids are not visible everywhere at once. The first error for which `is_transient` returns True
+    is reported as an event. Raises the last error at the deadline.
     """
     reported: list[str] = []
 
@@ -98,9 +99,9 @@ def growing_pauses(first_s: float, most_s: float) -> Iterator[float]:
 
 
 def deadline_s(instance_types: Iterable[str]) -> float:
-    """Return how many seconds such instances may take to start or to terminate.
+    """Return how many seconds instances of these types may take to start or to terminate.
 
-    Bare metal and P4 and later take longer than the 10 minutes of AWS's own waiters to be terminated.
+    Bare metal types, and P4 and later, take longer to terminate than the 10 minutes of AWS's own waiters.
     """
     is_slow = any(".metal" in name or name.startswith(("p4", "p5", "p6")) for name in instance_types)
     return 1800.0 if is_slow else 600.0
