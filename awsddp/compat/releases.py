@@ -17,8 +17,9 @@ _RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 class Architecture:
     """GPUs of one compute capability: first and last driver branch, and the kernel module that supports them.
 
-    `module` None: both kinds of module. `last_driver` None: the newest driver. `last_torch` is the last
-    release whose libraries (cuDNN) support it, although later wheels still have code for it; "" if unknown.
+    If `module` is None, both kinds of module do; if `last_driver` is None, the newest driver does.
+    `last_torch` ("": unknown) is the last release whose libraries (cuDNN) support these GPUs, although later
+    wheels still have code for them.
     """
 
     capability: str
@@ -30,11 +31,13 @@ class Architecture:
     last_torch: str = ""
 
 
-# Open modules need Turing, Blackwell needs the open ones: https://github.com/NVIDIA/open-gpu-kernel-modules
-# (issue 19). Last branches: R470 Kepler, R580 Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/
-# Capabilities: https://developer.nvidia.com/cuda-gpus. First branches: the CUDA release that first knew the
-# GPU, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (B300's from NVIDIA's DGX notes, not tried).
-# Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; cu118 of 2.1 to 2.3 was never tried.
+# Open modules need Turing or later, Blackwell needs open modules:
+# https://github.com/NVIDIA/open-gpu-kernel-modules (issue 19). The last branches are R470 for Kepler and R580
+# for Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/ Capabilities:
+# https://developer.nvidia.com/cuda-gpus. A first branch is that of the CUDA release that first knew the GPU,
+# https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (that of B300 is from NVIDIA's DGX notes, and was
+# not tried). Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; torch 2.1 to 2.3 with cu118
+# was never tried.
 ARCHITECTURES = (
     Architecture(
         "3.7", "Kepler", ("K80",), first_driver=367, module="proprietary", last_driver=470, last_torch="2.0"
@@ -51,12 +54,13 @@ ARCHITECTURES = (
     Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, module="open"),
 )
 
-# The oldest driver branch for a CUDA toolkit, by minor-version compatibility from 11 on:
-# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; before, table 3 of
+# The oldest driver branch for a CUDA toolkit, which from CUDA 11 on follows from minor-version compatibility:
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; for older toolkits see
+# table 3 of
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 _LEAST_DRIVER = {"13": 580, "12": 525, "11": 450, "10.2": 440, "10.1": 418}
-# The newest capability that a CUDA toolkit compiles for (same release notes); code of one runs on a later
-# minor of its major: 8.6 on 8.9, 10.0 on 10.3.
+# The newest capability that a CUDA toolkit compiles for (same release notes); code for one capability runs on
+# a later minor version of the same major version: 8.6 on 8.9, 10.0 on 10.3.
 _NEWEST_CAPABILITY = (
     ((10, 0), "7.5"),
     ((11, 0), "8.0"),
@@ -85,9 +89,10 @@ def _release(torch: str, torchvision: str, first: int, last: int, **wheels: str)
     return Release(torch=torch, torchvision=torchvision, pythons=pythons, wheels=versions)
 
 
-# torch, torchvision, python: https://github.com/pytorch/vision#installation and
+# Sources of the versions of torch, torchvision and Python: https://github.com/pytorch/vision#installation and
 # https://github.com/pytorch/pytorch/blob/main/RELEASE.md#release-compatibility-matrix (2026-08-21).
-# Oldest capabilities: pytorch/builder manywheel/build_cuda.sh, pytorch .ci/manywheel/build_cuda.sh, and
+# Sources of the oldest capabilities: pytorch/builder manywheel/build_cuda.sh, pytorch
+# .ci/manywheel/build_cuda.sh, and
 # https://github.com/pytorch/pytorch/issues/172352 (2.11), /172663 (2.11), /190385 (2.15). The torchvision
 # of 2.14 is not confirmed. The table begins with 1.7, of October 2020.
 RELEASES = (
@@ -169,7 +174,7 @@ def _pair(version: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-# Deep Learning AMIs with PyTorch of x86_64, on Ubuntu:
+# The names of Deep Learning AMIs with PyTorch for x86_64 on Ubuntu:
 # https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
 DLAMI_NAMES = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch *(Ubuntu *"
 
@@ -192,7 +197,7 @@ _G4_TO_P5 = frozenset({"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p
 _K80_TO_A100 = frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"})
 _TO_B200 = _G4_TO_P5 | {"p6-b200"}
 _ARM64 = frozenset({"g5g", "p6e-gb200"})
-# torch: Ubuntu, CUDA, driver branch, families. Release notes, as of 2026-10:
+# For each torch: Ubuntu, CUDA, driver branch and families, according to the release notes as of 2026-10:
 # https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
 # An older build of the same release may have an older driver; CUDA is "" and families are () where the notes
 # were not seen: the row of 2.13 is the output of `nvidia-smi` and torch on a g6 (2026-08-29).
@@ -206,13 +211,14 @@ _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.7": ("22.04", "12.8", 570, _TO_B200),
     "2.6": ("22.04", "12.6", 570, _G4_TO_P5),
 }
-# Parts of a GPU need NVIDIA's vGPU driver. The notes of 2.10 on Amazon Linux 2023 list them for the build of
-# 20260808, not for the build of 20260418; the notes on Ubuntu do not list them.
+# Parts of a GPU need NVIDIA's vGPU driver. The release notes of PyTorch 2.10 on Amazon Linux 2023 list types
+# with parts of a GPU for the build of 20260808, but not for that of 20260418; the notes of images on Ubuntu
+# do not list such types.
 _PARTS = frozenset({"g6f", "gr6f"})
 _PARTS_SINCE = "20260808"
 PARTS_IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Amazon Linux 2023) *"
 """The pattern of images whose release notes list parts of a GPU."""
-# Patterns of other images: the latest driver branch in AWS's notes, and the families that the notes list.
+# Name patterns of other images, with the latest driver branch and the families in AWS's notes.
 _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
     # https://github.com/skypilot-org/skypilot sky/catalog/data_fetchers/fetch_aws.py: driver 470.57.02
     (

@@ -18,19 +18,20 @@ DISK_USD_PER_GB_MONTH = 0.08
 ADDRESS_USD_PER_HOUR = 0.005
 # https://aws.amazon.com/ec2/pricing/on-demand/ (data transfer out to the internet, after 100 GB a month)
 EGRESS_USD_PER_GB = 0.09
-# The same page: from us-east-1 to most regions; between other regions it may be more.
+# From the same page: the price from us-east-1 to most regions; between other regions it may be higher.
 REGION_USD_PER_GB = 0.02
 HOURS_PER_MONTH = 730
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuType:
-    """An instance type. `memory_gb` is of one GPU, `ram_gb` of the instance, in GiB; `network` in Gbit/s.
+    """An instance type.
 
+    `memory_gb` is the memory of one GPU and `ram_gb` that of the instance, in GiB; `network` is in Gbit/s.
     `efa` is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's compute
     capability ("8.9"), "" for a type that is not in this table; `price_usd_per_hour` is the on-demand list
-    price of Linux in us-east-1 on `price_date`, None if unknown. `store_gb` is its instance store, `share`
-    the part of a whole GPU that each of its GPUs is: 0.125 for an eighth.
+    price of Linux in us-east-1 on `price_date`, None if unknown. `store_gb` is the size of its instance
+    store, `share` the part of a whole GPU that each of its GPUs is (0.125: an eighth).
     """
 
     name: str
@@ -52,7 +53,7 @@ class GpuType:
 
     @property
     def gpu_shown(self) -> str:
-        """The name of its GPU, with its share of a whole one: "L4", "1/8 L4"."""
+        """The name of the type's GPU, with the GPU's share of a whole one: "L4", "1/8 L4"."""
         return self.gpu if self.share >= 1 else f"1/{1 / self.share:.0f} {self.gpu}"
 
     @property
@@ -71,8 +72,9 @@ class Retired:
     since: str
 
 
-# Family: GPU, GiB of one GPU, compute capability. DescribeInstanceTypes as recorded in getmoto/moto
-# moto/ec2/resources/instance_types.json; capabilities: https://developer.nvidia.com/cuda-gpus
+# For each family: the GPU, the GiB of one GPU and its compute capability. Source: DescribeInstanceTypes as
+# recorded in getmoto/moto moto/ec2/resources/instance_types.json; capabilities:
+# https://developer.nvidia.com/cuda-gpus
 _FAMILIES = {
     "p3dn": ("V100", 32, "7.0"),
     "g4dn": ("T4", 16, "7.5"),
@@ -94,8 +96,9 @@ _FAMILIES = {
     "p6-b300": ("B300", 268.6, "10.3"),
 }
 
-# Type, GPUs, vCPUs, RAM in GiB, network in Gbit/s, EFA interfaces: as above. Price: karpenter-provider-aws
-# pkg/providers/pricing/zz_generated.pricing_aws.go (p5e is not sold in us-east-1, and g7 is not in the list).
+# Type, GPUs, vCPUs, RAM in GiB, network in Gbit/s and EFA interfaces have the source of _FAMILIES. Source of
+# the prices: karpenter-provider-aws pkg/providers/pricing/zz_generated.pricing_aws.go (p5e is not sold in
+# us-east-1, and g7 is not in the list).
 _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("p3dn.24xlarge", 8, 96, 768, "100", 1, 31.212),
     ("g4dn.xlarge", 1, 4, 16, "<=25", 0, 0.526),
@@ -164,7 +167,7 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("p6-b300.48xlarge", 8, 192, 4096, "6400", 16, 142.416),
 )
 
-# Types by their GB of instance store: as above.
+# Types by their GB of instance store, from the source of _FAMILIES.
 _STORES = {
     100: "g6f.large g6f.xlarge",
     125: "g4dn.xlarge",
@@ -190,15 +193,15 @@ _STORES = {
 }
 _STORE_GB = {name: size for size, names in _STORES.items() for name in names.split()}
 
-# Its 17th card, card 0, takes no EFA:
+# A type with 17 network cards, of which card 0 takes no EFA:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
-# The part of a whole GPU that each GPU is (GpuPartitionSize): as above.
+# The part of a whole GPU that each GPU is (GpuPartitionSize), from the source of _FAMILIES.
 _SHARES = {"g6f.large": 1 / 8, "g6f.xlarge": 1 / 8, "g6f.2xlarge": 1 / 4}
 _SHARES |= {"g6f.4xlarge": 1 / 2, "gr6f.4xlarge": 1 / 2}
-# Families with prices from an earlier version of that list.
+# Families whose prices are from an earlier version of the list of prices, with its date.
 _PRICE_DATES = dict.fromkeys(("g5g", "gr6", "g6f", "gr6f"), "2026-02-09")
 _ARM64 = frozenset({"g5g"})
 
@@ -226,8 +229,9 @@ GPU_TYPES: dict[str, GpuType] = {
     for gpu, memory_gb, capability in [_FAMILIES[family]]
 }
 
-# p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of
-# moto/ec2/resources/instance_type_offerings). g3: AWS's notice (SummitRoute/aws_breaking_changes #114).
+# The dates of p2 and p3 are the days from which no region's DescribeInstanceTypeOfferings had them
+# (getmoto/moto, history of moto/ec2/resources/instance_type_offerings). That of g3 is from AWS's notice
+# (SummitRoute/aws_breaking_changes #114).
 _RETIRED = {
     "p2": ("K80", "2025-03-30", {"xlarge": 1, "8xlarge": 8, "16xlarge": 16}),
     "p3": ("V100", "2026-05-01", {"2xlarge": 1, "8xlarge": 4, "16xlarge": 8}),
@@ -249,7 +253,7 @@ SPOT_P5 = ("L-C4BD4855", "All P5 Spot Instance Requests")
 SPOT_P = ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests")
 SPOT_G = ("L-3819A6DF", "All G and VT Spot Instance Requests")
 SPOT_STANDARD = ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests")
-_OTHER = ("dl", "f", "hpc", "inf", "mac", "trn", "u-", "u7", "x")  # count against other quotas
+_OTHER = ("dl", "f", "hpc", "inf", "mac", "trn", "u-", "u7", "x")  # these count against other quotas
 _QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None], ...]] = {
     "on-demand": (("p", QUOTA_P), (("g", "vt"), QUOTA_G), (_OTHER, None), ("", QUOTA_STANDARD)),
     "spot": (
@@ -266,14 +270,18 @@ _QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None]
 
 
 def find_quota(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
-    """Return code and name of the quota that instances of this type count against; None if unknown."""
+    """Return the code and the name of the quota that instances of this type count against, or None if
+    unknown.
+    """
     return next(quota for prefix, quota in _QUOTAS[market] if instance_type.startswith(prefix))
 
 
 def find_nearest_types(
     gpus: int, among: Iterable[GpuType], *, price: float = 0.0, excluded: str = ""
 ) -> tuple[GpuType, ...]:
-    """Return the three types nearest in GPUs, then in price; not `excluded`, bare metal or unpriced types."""
+    """Return the three types nearest in GPUs, then in price, without `excluded`, bare metal and unpriced
+    types.
+    """
 
     def distance(kind: GpuType) -> tuple[float, float, str]:
         return abs(kind.gpus - gpus), abs((kind.price_usd_per_hour or 0.0) - price), kind.name

@@ -23,7 +23,9 @@ MIN_BILLED = timedelta(seconds=60)
 MIN_BUDGET_S = 300.0
 """The minimum time that a budget must last (s): booting and preparing the nodes takes most of it."""
 LISTING_DELAY = timedelta(minutes=10)
-"""The age from which EC2 certainly lists an instance, until an hour after the instance's end."""
+"""The age from which EC2 is certain to list an instance, which it does until an hour after the instance's
+end.
+"""
 SpotPrices = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
 """Spot prices by instance type and zone: pairs of time and US dollars per instance-hour from then on."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
@@ -33,11 +35,11 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row of a ledger: a change of a cluster. Fields that are None or empty are not written.
 
     `event` is "launched", "started", "stopped", "resized", "ended", "extended" (a new expiry), "repriced" (a
-    new spot price), "fetched" (bytes that left AWS, for `usd`) or "train" (a `job`, its results in `home`).
-    `time` is when the row was written, `at` when the event happened, if known more precisely. `instances` are
-    the instances that changed (empty: all). A "launched" row has target, region, type, size and settings
-    (`asked`) of the cluster, the hourly prices of an instance and of its disk in US dollars (None: unknown),
-    and the expiry of the nodes.
+    new spot price), "fetched" (bytes left AWS at a cost of `usd`) or "train" (a `job`, its results in
+    `home`). `time` is when the row was written, `at` when the event happened, if known more precisely.
+    `instances` are the instances that changed (empty: all). A "launched" row has target, region, type, size
+    and settings (`asked`) of the cluster, the hourly prices of an instance and of its disk in US dollars
+    (None: unknown), and the expiry of the nodes.
     """
 
     time: Moment
@@ -64,7 +66,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def written_fields(self) -> dict[str, Any]:
-        """The written fields, without event and time."""
+        """The fields that are written, except event and time."""
         written = msgspec.to_builtins(self, builtin_types=(datetime,))
         return {key: value for key, value in written.items() if key not in ("time", "event")}
 
@@ -104,7 +106,7 @@ class Budget(Rate):
 
     @property
     def lasts_s(self) -> float:
-        """How long the remaining budget lasts (s). Raises ConfigError if too short or unknown."""
+        """How long the remaining budget lasts (s). Raises ConfigError if that is too short or unknown."""
         if self.usd_per_hour == 0:
             return float("inf")
         remaining_usd = max(0.0, self.usd - self.spent_usd)
@@ -163,7 +165,7 @@ class _Meter:
         self.ended = self.ended or at
 
     def rate(self, at: datetime) -> float | None:
-        """Return the hourly rate of the instance at a moment; until the first price, the launch's rate."""
+        """Return the instance's hourly rate at a moment; before the first price it is the launch's rate."""
         return [usd for since, usd in self.rates if since <= at][-1]
 
     def usd(self, until: datetime) -> float:
@@ -182,8 +184,8 @@ class _Meter:
 class Bill(Frozen):
     """The bill of a cluster. `began` and `ended` are UTC; `ended` is None while any of its resources exist.
 
-    `price_usd_per_hour` is the current hourly price, disks of stopped nodes included. It and `cost_usd` are
-    None if a price is unknown.
+    `price_usd_per_hour` is the current hourly price, disks of stopped nodes included. This price and
+    `cost_usd` are None if a price is unknown.
     """
 
     id: str | None
@@ -234,7 +236,7 @@ class Account:
             rates, disk = [(_ALWAYS, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
             begins = row.happened_at
             meter = _Meter(since=begins, running_since=begins, rates=rates, disk=disk, expires=row.expires)
-            self._meters.setdefault(key, meter)  # a concurrent `status` may have written it before
+            self._meters.setdefault(key, meter)  # a concurrent `status` may have written the launch before
 
     def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
         """Return the bill until `now`, None for a cluster without a launch.
@@ -280,7 +282,7 @@ def make_bill(rows: Iterable[LedgerRow], now: datetime, *, running: Collection[s
 
 
 def compute_cost_until(rows: Sequence[LedgerRow], moment: datetime) -> float:
-    """Return the cost of a cluster (US dollars) until a moment in the past, by its present ledger."""
+    """Return the cost of a cluster (US dollars) until a moment in the past, according to its ledger."""
     past_rows = [row for row in rows if row.happened_at <= moment]
     running = {key for row in rows if row.event == "launched" for key in row.instances}
     bill = make_bill(past_rows, moment, running=running)
@@ -290,8 +292,8 @@ def compute_cost_until(rows: Sequence[LedgerRow], moment: datetime) -> float:
 def compute_shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
     """Return the share of its instances' time that each job pays, from 0 to 1.
 
-    A span is begin, end and instance ids of a job. Jobs that run on one instance at the same time share its
-    time equally.
+    A span is the begin, the end and the instance ids of a job. Jobs that run on one instance at the same time
+    share its time equally.
     """
     shared_hours = [0.0] * len(spans)
     for key in {key for _, _, keys in spans for key in keys}:
@@ -313,8 +315,8 @@ def find_missing_rows(
     """Return the rows missing in the ledger according to AWS: launches, starts, stops and ends.
 
     `nodes` are all nodes that AWS lists for the cluster (None: no listing). Instances that are no longer
-    listed ended over an hour ago at an unknown time: they are charged until now, or their expiry. `launched`
-    is the row for instances whose launch was interrupted before it was written.
+    listed ended over an hour ago at an unknown time: they are charged until now, or until their expiry if
+    that is earlier. `launch_row` is the row for instances whose launch was interrupted before it was written.
     """
     if nodes is None:
         return []

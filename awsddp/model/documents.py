@@ -1,7 +1,7 @@
 """The documents that the verbs return and `--json` prints; docs/schema.json is generated from them.
 
-The generator is tests/support/schema.py. A document on stdout also has "schema". A key with a default may be
-absent.
+The generator is tests/support/schema.py. A document on stdout also has the key "schema". A key with a default
+may be absent.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,13 @@ from awsddp.model.records import (
 
 
 class Document(Struct, Keyed, kw_only=True):
-    """One of them, or a part of one."""
+    """A document of a verb, or a part of one."""
 
 
 class NodeState(Document):
-    """A node, as EC2 reports it; `idle_left_s` only with `status -v` (null: the node did not answer)."""
+    """A node, as EC2 reports it; `idle_left_s` is there only with `status -v` (null: the node did not
+    answer).
+    """
 
     node: int
     instance_id: str
@@ -64,7 +66,7 @@ class _AnyCluster(Document):
 
 
 class ClusterDocument(_AnyCluster):
-    """`up`, `status`, `stop`."""
+    """The document of `up`, `status` and `stop`."""
 
     region: str | None
     jobs: tuple[SeenJob, ...]
@@ -86,7 +88,10 @@ class FoundCluster(_AnyCluster):
 
 
 class JobDocument(JobRecord):
-    """`train`, `cancel`, `logs`. `step` and `loss` are the last of its first rank that reports them."""
+    """The document of `train`, `cancel` and `logs`.
+
+    `step` and `loss` are the last of its first rank that reports them.
+    """
 
     step: int | None = None
     loss: float | None = None
@@ -134,9 +139,10 @@ class CostedCluster(Document):
 
 
 class JobsDocument(Document):
-    """`jobs`, the oldest first. The totals are the costs of `clusters` on AWS and in the local cloud.
+    """The document of `jobs`, with the oldest job first.
 
-    With `since` (--since) the totals and the `cost_usd` of `clusters` count from then on.
+    The totals are the costs of `clusters` on AWS and in the local cloud. With `since` (--since) the totals
+    and the `cost_usd` of `clusters` count from then on.
     """
 
     jobs: tuple[ListedJob, ...]
@@ -147,7 +153,7 @@ class JobsDocument(Document):
 
 
 class JobReport(JobDocument, ListedJob):
-    """`report`. `measures` are the last and the best value of the job's loss and accuracy.
+    """The document of `report`. `measures` are the last and the best value of the job's loss and accuracy.
 
     `again` are the commands that run the job again; `page` is the HTML file.
     """
@@ -227,7 +233,9 @@ class Orphans(Document):
 
 
 class RunDocument(Document):
-    """`run`: the documents of its stages, null for a stage that was not reached, and their seconds."""
+    """The document of `run`: the documents of its stages (null: the stage was not reached) and their
+    durations.
+    """
 
     up: ClusterDocument | None
     train: JobDocument | None
@@ -320,7 +328,7 @@ class KnownCluster(Document):
 
 
 class HomeDocument(Document):
-    """`awsddp` without a verb."""
+    """The document of `awsddp` without a verb."""
 
     clusters: tuple[KnownCluster, ...]
     local_cloud: bool
@@ -357,7 +365,7 @@ class Fault(Document):
 
 
 class LocalDocument(Document):
-    """`local start`, `local status`."""
+    """The document of `local start` and `local status`."""
 
     endpoint: str
     region: str

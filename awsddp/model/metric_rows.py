@@ -17,7 +17,7 @@ def parse_json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def read_values(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the numbers under `key` of the lowest rank that has some; they stand for the job.
+    """Return the numbers under `key` of the lowest rank that has any; these numbers stand for the job.
 
     A row without a rank belongs to rank 0.
     """
@@ -29,7 +29,7 @@ def read_values(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def read_last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
-    """Return the last of `read_values`, None without any."""
+    """Return the last of the numbers of `read_values`, or None if there are none."""
     values = read_values(rows, key)
     return values[-1] if values else None
 

@@ -55,9 +55,9 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
     its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was rewritten with the same
     size and time. `digest` is the SHA-256 of a synced file of which only the change time differs since the
-    launch. `data` is the content, if sent with the list. `ephemeral`: it is on instance store; `sparse`: it
-    has holes; `writing`: it is being written. With a `target`, relative to runs/JOB, it is a symbolic link.
-    `node` is set by the client.
+    launch. `data` is the content, if the node sent it with the list. `ephemeral`: it is on instance store;
+    `sparse`: it has holes; `writing`: it is being written. A file with a `target`, relative to runs/JOB, is a
+    symbolic link. `node` is set by the client.
     """
 
     path: _Remote
@@ -78,8 +78,9 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that stays on the node, and why. `owed`: the job wrote it, so that the node must not be
-    released.
+    """A file that stays on the node, and why.
+
+    `owed`: the job wrote the file, so the node must not be released.
     """
 
     path: _Path
@@ -150,8 +151,9 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a node reports it. `complete`: the report covers all nodes of the job, as the first node's
-    does.
+    """A job as a node reports it.
+
+    `complete`: the report covers all nodes of the job, as the report of the first node does.
     """
 
     job: _Name
@@ -176,7 +178,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """The used slots and ports of a node; by job, the nodes on which it prevents a new job."""
+    """The used slots and ports of a node, and for each job the nodes on which it prevents a new job."""
 
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
@@ -219,7 +221,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources of a node (bytes; `time` is Unix time). `smi` and later fields: only in a full probe."""
+    """The resources of a node (bytes; `time` is Unix time).
+
+    `smi` and the fields after it are only in a full probe.
+    """
 
     ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
     gpus: Annotated[int, Meta(ge=0, le=1024)] | None
@@ -241,7 +246,7 @@ class DialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the client has the right to start a job, and how long no client had it before (s)."""
+    """Whether the client has the right to start a job, and for how long (s) no client had it before."""
 
     claimed: bool
     free_s: Seconds
@@ -263,7 +268,7 @@ class NameClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of claiming a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 
     `what` is the missing right, or the bucket's region. `names` are the taken names with the same prefix.
-    "throttled" are all temporary errors, "unreachable" means that there was no connection.
+    "throttled" stands for all temporary errors, "unreachable" means that there was no connection.
     """
 
     code: Literal[
@@ -308,7 +313,10 @@ class InspectionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = False) -> _Kind:
-    """Return an answer of this type; with `paths` texts may be non-Unicode file names. Raises NodeError."""
+    """Return an answer of this type; with `paths` texts may be file names that are not Unicode.
+
+    Raises NodeError.
+    """
     with naming_node(node):
         return convert_answer(parse_answer(output), kind, paths=paths)
 
@@ -366,7 +374,7 @@ def make_malformed_error(node: int, why: str) -> NodeError:
 
 @contextlib.contextmanager
 def naming_node(node: int) -> Iterator[None]:
-    """Raise NodeError for validation errors in the context, which are those of the node's answer."""
+    """Raise NodeError for validation errors inside the context, which are errors in the node's answer."""
     try:
         yield
     except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:

@@ -15,7 +15,8 @@ _COLUMNS = (
     ("GPU memory", "gpu_memory_bytes", "{}", 256 << 20),
     ("node's network", "network_bytes_per_second", "{}/s", 1e6),
 )
-"""Heading, key and format of metrics and usage; for usage, the difference that is never an outlier."""
+"""The heading, key and format of metrics and usage; for usage also the largest difference without an outlier.
+"""
 
 
 class Column(Frozen):

@@ -13,7 +13,7 @@ JobState = Literal["waiting", "running", "succeeded", "failed", "cancelled", "in
 ACTIVE = ("waiting", "running")
 """States of a job that has not ended."""
 
-# The limits apply to values from nodes. Patterns end so that they are valid JSON Schema.
+# The limits apply to values from nodes. The patterns end in a way that is valid in JSON Schema.
 RankNumber = Annotated[int, Meta(ge=0, lt=100_000)]
 NodeNumber = Annotated[int, Meta(ge=0, lt=10_000)]
 ExitCode = Annotated[int, Meta(ge=-255, le=255)]
@@ -31,9 +31,12 @@ _Kind = TypeVar("_Kind")
 ENDED_STATES = ("shutting-down", "terminated")
 """EC2's states of an instance that has terminated or is terminating."""
 UPLOADER_SILENT_S = 60.0
-"""After how long without a heartbeat an uploader counts as dead (s); it sends one every few seconds."""
+"""The time (s) without a heartbeat after which an uploader counts as dead; it sends a heartbeat every few
+seconds.
+"""
 OLDER_JOBS = "..."
-"""Stands in a node's tag for older unfetched jobs, for which it has no room. Not a valid job name."""
+"""Stands in a node's tag for older unfetched jobs, for which the tag has no room. It is not a valid job name.
+"""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
@@ -59,8 +62,8 @@ class Target(Frozen):
     The name decides where clusters are searched and how costs are reported; properties of nodes come from the
     tags of their image. `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key`
     are None if boto3 finds credentials by itself. `caller_address` is this machine's address as the nodes see
-    it (None: query it if public addresses are used). `daemon_home` is the folder of a local cloud, `node_s3`
-    the S3 endpoint for its nodes.
+    it (None: it is queried if public addresses are used). `daemon_home` is the folder of a local cloud,
+    `node_s3` the S3 endpoint for its nodes.
     """
 
     name: TargetName = "aws"
@@ -83,12 +86,12 @@ class Target(Frozen):
 class Node(Frozen):
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
-    `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
-    `expires` the expiry in its tag. `node` is -1 for an instance that no longer belongs to the cluster.
-    `changed` is when it started stopping or terminating, if EC2 reports it. `profile` is the ARN of its
-    instance profile. `reason` has EC2's code and text for the stop or end. `uses` has kind (as in
-    DescribeKeyPairs), name and id of each security group and key that it uses. `is_renumbered`: tag and
-    launch index give the number of another node, so that it has a different one.
+    `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is the
+    launch time in UTC, `expires` the expiry in its tag. `node` is -1 for an instance that no longer belongs
+    to the cluster. `changed` is the time at which the instance began to stop or terminate, if EC2 reports
+    that. `profile` is the ARN of its instance profile. `reason` has EC2's code and text for the stop or end.
+    `uses` has kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
+    `is_renumbered`: tag and launch index give the number of another node, so that it has a different one.
     """
 
     node: int
@@ -173,8 +176,8 @@ class PreparedNode(Frozen):
     """The properties of a prepared node (nodes/provision.py), recorded in the cluster folder.
 
     `python` is the image's interpreter, `environment` the interpreter of a built environment (None: none was
-    built), `nic` the interface with the private address, `gpus` the number of GPUs that torch finds, also if
-    they are rehearsed.
+    built), `nic` the interface with the private address, `gpus` the number of GPUs that torch finds,
+    including rehearsed ones.
     """
 
     node: int
@@ -198,9 +201,9 @@ class Cause(Frozen):
     """Why a job did not succeed: the first rank that failed, with the end of its log, or the event that ended
     it.
 
-    `kind` is one of docs/why.md ("unknown": an older awsddp wrote it). `retryable`: the same command may
-    succeed without a change. `values` are the variables of the explanation, such as `module` of import_error.
-    `next` is the next step, "" if none is known.
+    `kind` is one of docs/why.md ("unknown": an older awsddp wrote the record). `retryable`: the same command
+    may succeed without a change. `values` are the variables of the explanation, such as `module` of
+    import_error. `next` is the next step, "" if none is known.
     """
 
     rank: RankNumber | None
@@ -230,7 +233,9 @@ class RankResult(Frozen):
 
 
 class RankProgress(Frozen):
-    """The progress of a rank from its metrics (docs/results.md); None: not in the metrics."""
+    """The progress of a rank from its metrics (docs/results.md); a value is None if the metrics do not have
+    it.
+    """
 
     rank: RankNumber
     step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None = None
@@ -291,14 +296,14 @@ class JobNode(Frozen):
 class JobRecord(Frozen, Keyed):
     """A job as its nodes report it. `home` is its results folder, relative to the project folder.
 
-    `missing` are the nodes whose part of the results is missing. `commit` is that of the project folder,
-    `dirty` whether its files differed (None: no repository). `options` are its settings other than defaults,
-    as arguments of a command line. `resumed` is the job whose checkpoint it resumed from. `started` and
-    `ended` are the start of its first and the end of its last rank, as 2026-11-22T12:00:00Z.
-    `price_usd_per_hour` is that of its nodes. `restarts` are torchrun's: "1 of 3: rank 3 @ node1:
-    ValueError". `progress` has the ranks that write metrics, while the job runs. `slowest_rank` is more than
-    10 % behind the best. `usage` are the samples of the nodes. `save_to` is the S3 URI for its results,
-    `saving` the progress of their upload.
+    `missing` are the nodes whose part of the results is missing. `commit` is the commit of the project
+    folder; `dirty` is True if the folder's files differed from it (None: no repository). `options` are its
+    settings other than defaults, as arguments of a command line. `resumed` is the job whose checkpoint it
+    resumed from. `started` and `ended` are the start of its first and the end of its last rank, as
+    2026-11-22T12:00:00Z. `price_usd_per_hour` is the price of its nodes. `restarts` are the restarts by
+    torchrun: "1 of 3: rank 3 @ node1: ValueError". `progress` has the ranks that write metrics, while the job
+    runs. `slowest_rank` is a rank that is more than 10 % behind the best. `usage` are the samples of the
+    nodes. `save_to` is the S3 URI for its results, `saving` the progress of their upload.
     """
 
     job: str
@@ -399,7 +404,9 @@ def list_unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
 
 
 def format_node_numbers(numbers: Iterable[int]) -> str:
-    """Return node numbers in the form of the tag `awsddp:nodes`: "0,1"; from three in a row on "0-63"."""
+    """Return node numbers in the form of the tag `awsddp:nodes`: "0,1", or "0-63" for three or more
+    consecutive numbers.
+    """
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

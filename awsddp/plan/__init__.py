@@ -1,1 +1,1 @@
-"""Plans as plain data: of a launch, of changes to a cluster, of the environment and its packages."""
+"""Plans as plain data: for a launch, for changes to a cluster, for the environment and its packages."""

@@ -18,7 +18,7 @@ from awsddp.util.formatting import node_name, utc
 
 TYPE_KEYS = ("cluster.instance_type", "cluster.gpus")
 NODE_KEYS = (*TYPE_KEYS, "cluster.image", "cluster.spot", "local.gpus")
-"""The settings of a node: a node with other values is replaced."""
+"""The settings of a node; a node whose values differ from the requested ones is replaced."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 # Expiries within a minute of each other count as equal.
 _SAME_S = 60.0
@@ -26,7 +26,7 @@ _SAME_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingCluster:
-    """The existing cluster, by its tags, and the settings last requested from this machine.
+    """The existing cluster according to its tags, and the settings last requested from this machine.
 
     `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is the cost so far
     (None: unknown), `rate` the rate that a budget assumes for all `nodes`. `impaired` are the instances that
@@ -49,7 +49,8 @@ class ExistingCluster:
 class Reconciliation:
     """The steps, in order. `spec` is the spec of the launch, in `zone` if that is not None.
 
-    `nodes` are the existing nodes that stay, `expires` is for all nodes, `spent_usd` is the cost so far.
+    `nodes` are the existing nodes that stay, `expires` is the expiry of all nodes, `spent_usd` is the cost so
+    far.
     """
 
     spec: ClusterSpec
@@ -79,9 +80,9 @@ def plan_reconciliation(
 ) -> Reconciliation:
     """Return the steps that reconcile the cluster with `spec`; a setting that is not set stays as it is.
 
-    `image_id` is the current id of the spec's image, `callers` are this machine's addresses as CIDRs.
-    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, if Systems Manager could not
-    connect to a node, and if the budget is spent.
+    `image_id` is the current id of the spec's image, `callers` are this machine's addresses as CIDRs. Raises
+    ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, if Systems Manager could not connect to a
+    node, or if the budget is spent.
     """
     requested = spec.cluster.nodes if "cluster.nodes" in spec.explicit else existing.nodes
     kept_nodes: dict[int, Node] = {}
@@ -175,8 +176,9 @@ def is_of_type(spec: ClusterSpec, name: str) -> bool:
 def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_restart: bool) -> datetime:
     """Return the expiry of the nodes.
 
-    A duration on the command line, or when all nodes start or are new (`is_restart`), counts from now. A
-    duration in the configuration counts from the launch and never moves the expiry to an earlier time.
+    A duration on the command line counts from now, and so does any duration if all nodes start or are new
+    (`is_restart`). Otherwise a duration in the configuration counts from the launch and never moves the
+    expiry to an earlier time.
     """
     term = timedelta(seconds=parse_duration(spec.cluster.expires))
     expires = existing.expires
@@ -191,7 +193,7 @@ def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_r
 def _within_budget(
     spec: ClusterSpec, existing: ExistingCluster, now: datetime, nodes: int, expires: datetime
 ) -> tuple[datetime, str]:
-    """Return the expiry and "", or the earlier time at which the budget of all `nodes` is spent and why.
+    """Return the expiry and "", or the earlier time at which all `nodes` have spent the budget, and why.
 
     If no node stays (`nodes` is 0), the plan of the launch applies the budget.
     """
@@ -212,7 +214,7 @@ def _within_budget(
 
 
 def _spent_usd(existing: ExistingCluster, now: datetime) -> float:
-    """Return the cost of the cluster so far; if it is unknown, an upper bound by the assumed rate."""
+    """Return the cost of the cluster so far, or if that is unknown an upper bound from the assumed rate."""
     if existing.spent_usd is not None:
         return existing.spent_usd
     hours = (now - (existing.cluster.created or now)).total_seconds() / 3600
@@ -222,10 +224,10 @@ def _spent_usd(existing: ExistingCluster, now: datetime) -> float:
 def _cidrs(
     spec: ClusterSpec, opened: tuple[str, ...] | None, callers: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return the blocks that SSH is open for from now on; None leaves them as they are.
+    """Return the blocks and groups to which SSH will be open; None leaves the open ones as they are.
 
-    Without `network.ssh_cidr` these are the caller's current addresses, and the open blocks and groups that a
-    user configured.
+    Without `network.ssh_cidr` these are the caller's current addresses, and the already open blocks and
+    groups that a user configured.
     """
     if spec.network.ssh_cidr or (spec.network.jump and opened is not None):
         return ssh_cidrs(spec, ())
@@ -253,7 +255,7 @@ def _launch_spec(
     cidrs: tuple[str, ...] | None,
     expires_s: int,
 ) -> ClusterSpec:
-    """Return the spec of the launch, in the cluster's own region: new nodes are like existing ones."""
+    """Return the spec of the launch in the cluster's own region; new nodes are like existing ones."""
     cluster = replace(spec.cluster, nodes=requested, expires=f"{max(expires_s, 0)}s")
     capacity = replace(spec.capacity, regions=())
     network = replace(spec.network, ssh_cidr=cidrs or ())

@@ -27,10 +27,11 @@ _VENV = "-o env.kind=venv"
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentPlan(Requirements):
-    """The environment to create on each node, with the requirements of a file.
+    """The environment to create on each node, and the requirements from its file.
 
-    `environ` are variables for pip, uv, conda and the job, `variables` those of an environment.yml, for the
-    job only. `internet` is None if it is unknown whether the nodes have internet access.
+    `environ` has the environment variables for pip, uv, conda and the job, `variables` those of an
+    environment.yml, which only the job gets. `internet` is None if it is unknown whether the nodes have
+    internet access.
     """
 
     kind: Literal["image", "venv", "conda"] = "image"
@@ -40,7 +41,9 @@ class EnvironmentPlan(Requirements):
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     packages_from: Literal["node", "client"] | None = None
-    """Whether all or no packages come through this machine; None: its folders, and indexes with passwords."""
+    """The packages that come through this machine: "client": all, "node": none, None: those of its folders
+    and of indexes with passwords.
+    """
     internet: bool | None = None
 
     @property
@@ -68,8 +71,9 @@ def make_environment_plan(
 ) -> EnvironmentPlan:
     """Return the plan of [env] with the requirements of its file; `resolve.py` checks if they can be met.
 
-    `internet` is True if the nodes have internet access, None if unknown; `driver` is their driver, None
-    without a GPU; `workdir` is the project folder. Raises ConfigError for an invalid combination of settings.
+    `internet` is True if the nodes have internet access, None if unknown; `driver` is the nodes' driver
+    (None: no GPU); `workdir` is the project folder. Raises ConfigError for an invalid combination of
+    settings.
     """
     requirements = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if requirements.conda else "image")
@@ -95,7 +99,7 @@ def make_environment_plan(
 
 
 def _synced_projects(projects: Sequence[Project], workdir: Path) -> tuple[Project, ...]:
-    """Return the projects in the project folder, with their source folders relative to it."""
+    """Return the projects that are in the project folder, with source folders relative to that folder."""
     root = workdir.resolve()
     synced = []
     for project in projects:
@@ -129,7 +133,9 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
 
 
 def _check_folders(find_links: Sequence[str]) -> None:
-    """Raise ConfigError for a folder of this machine, since the nodes fetch packages themselves."""
+    """Raise ConfigError if packages come from a folder of this machine, since the nodes fetch packages
+    themselves.
+    """
     for folder in filter(is_local_folder, find_links):
         raise ConfigError(
             f"--find-links {folder!r} is a folder of this machine",
@@ -139,7 +145,7 @@ def _check_folders(find_links: Sequence[str]) -> None:
 
 
 def _release(requirements: Requirements) -> str:
-    """Return the torch version that the file pins, else the newest release."""
+    """Return the torch version that the requirements file pins, or else the newest release."""
     pins = filter(None, map(_PINNED.match, requirements.lines))
     return next((pin[1] for pin in pins), _TORCH)
 
@@ -169,7 +175,9 @@ def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | 
 
 
 def _build(row: Release, driver: str | None) -> str:
-    """Return the torch build for the newest CUDA that the driver supports, as "cu130"; "cpu" without one."""
+    """Return the torch build for the newest CUDA that the driver supports, such as "cu130", or "cpu" for no
+    driver.
+    """
     if driver is None:
         return "cpu"
     supported = [cuda for cuda in row.wheels if least_driver(cuda) <= int(driver.split(".")[0])]
@@ -186,7 +194,7 @@ def _environ(env: EnvSection) -> dict[str, str]:
     if not env.proxy:
         return {}
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-    direct = "localhost,127.0.0.1,169.254.169.254"  # the last is the instance's metadata
+    direct = "localhost,127.0.0.1,169.254.169.254"  # the last address serves the instance's metadata
     return dict.fromkeys(names, env.proxy) | {"no_proxy": direct, "NO_PROXY": direct}
 
 
@@ -226,7 +234,8 @@ _NOT_IN_CHANNEL = re.compile(
 """The messages of conda's solvers: two of libmamba, one of the classic solver, two of rattler."""
 _FOLDER = "or put its wheel into a folder: --find-links FOLDER"
 _OTHERWISE = f"{_FOLDER}\n-o env.packages_from=node   # where nodes reach it"
-# Messages of the installers, awsddp's message, the next step: {name} lists the packages, {package} is one.
+# A pattern of an installer's messages, awsddp's message and the next step; {name} is the file that lists the
+# packages, {package} is one of these.
 _KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): no packages come from there"),
@@ -315,7 +324,7 @@ def explain_failure(
 
 
 def check_identical_nodes(facts: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise NodeError if the facts of the nodes, by number, are not all equal."""
+    """Raise NodeError if `facts`, by node number, are not the same for all nodes."""
     names = dict.fromkeys(name for node_facts in facts.values() for name in node_facts)
     different = [
         f"{name}: "

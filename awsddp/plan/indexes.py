@@ -11,7 +11,7 @@ from pathlib import Path
 
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 LOGIN = re.compile(r"https?://[^/@\s:]+:(?!\$\{)[^/@\s]+@")
-"""A URL with a literal password, not the name of a variable."""
+"""A URL with a literal password, not with the name of a variable in its place."""
 OPTION = re.compile(
     r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary|--trusted-host)\b"
     r"[= ]*(.*)"
@@ -39,7 +39,7 @@ class Indexes:
     ca: str = ""
 
     def with_defaults(self, other: "Indexes") -> "Indexes":
-        """Return these indexes, with those of `other` for everything that these do not set."""
+        """Return these indexes; what they do not set is taken from `other`."""
 
         def merged(name: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
@@ -57,7 +57,7 @@ class Indexes:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment variables of pip, uv and conda's pip for these indexes: no password is in an argv.
+        """The indexes as environment variables of pip, uv and conda's pip, so that no argv has a password.
 
         `ca` is not included, since it is a file on each machine, and uv has no variable for `no_index`. uv is
         set to behave as pip: the best release of all indexes, and the machine's own certificates
@@ -98,7 +98,7 @@ def parse_option(name: str, value: str, folder: Path) -> Indexes:
 
 
 def read_pip_indexes() -> Indexes:
-    """Return the indexes of this machine's pip, by its files and variables; takes half a second.
+    """Return the indexes in the files and variables of this machine's pip; the call takes half a second.
 
     Returns the default indexes if pip fails, or its certificates cannot be read.
     """

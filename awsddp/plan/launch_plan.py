@@ -1,8 +1,8 @@
 """Make a LaunchPlan, pure data, from a spec and facts read from AWS.
 
-A plan can be printed, priced, tested and refused before it costs anything. Its requests are those that are
-sent; ids, secrets and times that do not exist yet are placeholders in them, {"$ref": ...}, {"$secret": ...}
-and {"$now": seconds}, which `RequestValues` replaces.
+A plan can be printed, priced, tested and refused before it costs anything. The plan's requests are the ones
+that are sent, but with placeholders for ids, secrets and times that do not exist yet: {"$ref": ...},
+{"$secret": ...} and {"$now": seconds}. `RequestValues` replaces these.
 """
 
 import math
@@ -34,7 +34,8 @@ from awsddp.util.formatting import duration
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
 _USER = "ubuntu"
-"""The login user if the image's name does not determine it: most images are made from the default image."""
+"""The assumed login user of an image with an unknown name, since most images are made from the default image.
+"""
 _HIGHEST = "the highest spot price of the last 7 days"
 _UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
 
@@ -51,8 +52,8 @@ def make_plan(
 
     `numbers` are the node numbers to launch (None: all) and `zone` is the only zone to try, so that lost
     nodes are replaced in the zone of the others; `spent_usd` is the part of the budget that is spent. The
-    plan's `alternatives` are the other types and markets that the spec lists.
-    Raises ConfigError for an invalid spec, CloudError if AWS does not offer or allow it.
+    plan's `alternatives` are the other types and markets that the spec lists. Raises ConfigError for an
+    invalid spec, or CloudError if AWS does not offer or allow what it requests.
     """
     ec2_limits.check_user_tags(spec.tags)
     if zone is not None:
@@ -199,7 +200,7 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
 
 
 def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> LaunchPlan:
-    """Return the plan with its budget, and if the budget ends before the expiry, with its end and a warning.
+    """Return the plan with its budget; if that ends before the expiry, also with that end and a warning.
 
     Raises ConfigError if the budget is spent, or if no price is known.
     """
@@ -222,7 +223,7 @@ def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd:
 def highest_spot_rate(
     fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts
 ) -> Rate:
-    """Return the highest rate of spot nodes in the zones; `fixed_usd` is per hour for disks and addresses.
+    """Return the highest rate of spot nodes in the zones; `fixed_usd` is per hour, for disks and addresses.
 
     A spot price may rise until the nodes terminate, so the highest price of the last days is assumed.
     """
@@ -236,7 +237,7 @@ def highest_spot_rate(
 
 
 def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[str, str]:
-    """Return the existing resources that the launch uses: the id or name by kind."""
+    """Return the id or name of each existing resource that the launch uses, by kind."""
     existing = {
         "subnet": tried[0].id if len(tried) == 1 else None,
         "key pair": spec.access.key,

@@ -18,7 +18,7 @@ _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
-    """Return the blocks and groups that SSH is open for: `network.ssh_cidr`, else the caller's own addresses.
+    """Return the blocks and groups to which SSH is open: `network.ssh_cidr`, or else the caller's addresses.
 
     Returns () for connections through Systems Manager. Raises ConfigError for an invalid block.
     """
@@ -56,7 +56,7 @@ _BY_ROLE = "Systems Manager identifies a node by its role, with the policy Amazo
 
 
 def check_session(spec: ClusterSpec) -> None:
-    """Raise ConfigError if new nodes would have no role to be reached through Systems Manager.
+    """Raise ConfigError if new nodes would lack the role that Systems Manager needs to reach them.
 
     https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-instance-permissions.html
     """
@@ -69,7 +69,7 @@ def check_session(spec: ClusterSpec) -> None:
 
 
 def check_profiles(spec: ClusterSpec, nodes: Iterable[Node], *, region: str) -> None:
-    """Raise ConfigError if existing nodes have no role to be reached through Systems Manager."""
+    """Raise ConfigError if existing nodes lack the role that Systems Manager needs to reach them."""
     without = [node for node in nodes if not node.profile]
     if spec.network.jump == SSM and without:
         name = (spec.access.instance_profile or "NAME").rpartition("/")[2]
@@ -96,9 +96,10 @@ def _unknown_source(spec: ClusterSpec) -> ConfigError:
 
 
 def choose_efa(spec: ClusterSpec, kind: GpuType) -> Efa:
-    """Return how many EFA interfaces a node gets, and why. Raises ConfigError if it can get none.
+    """Return how many EFA interfaces a node gets, and why.
 
-    AWS gives a public address only to an instance with one interface:
+    Raises ConfigError if it can get none of those requested. AWS gives a public address only to an instance
+    with one interface:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     most = kind.efa
@@ -124,10 +125,10 @@ def choose_efa(spec: ClusterSpec, kind: GpuType) -> Efa:
 
 
 def choose_placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str, str] | None, str]:
-    """Return the placement group of the nodes, None for none, and why.
+    """Return the placement group of the nodes (None: no group) and the reason.
 
     A group reduces latency between nodes. The instances of a reservation or a capacity block have a fixed
-    placement; a launch of them into a group fails with a lack of capacity.
+    placement; launching them into a group fails with an error about capacity.
     """
     nodes = spec.cluster.nodes
     if facts.reservation is not None:
@@ -143,7 +144,10 @@ def choose_placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[di
 
 
 def check_group(facts: Facts) -> list[str]:
-    """Return warnings about the user's own security group. Raises ConfigError if it is in another VPC."""
+    """Return warnings about the user's own security group.
+
+    Raises ConfigError if the group is in another VPC.
+    """
     group = facts.group
     if group is None:
         return []
@@ -171,7 +175,7 @@ def is_within(source: str, block: str) -> bool:
 
 
 def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
-    """Return warnings about the routes of a subnet. Raises ConfigError if SSH could not reach its nodes."""
+    """Return warnings about the routes of a subnet. Raises ConfigError if SSH could not reach nodes in it."""
     if not is_reachable(spec, subnet):
         subject = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Make the least IAM policy for a configuration, with conditions on tags. Pure.
+"""Make the least IAM policy for a configuration, with conditions on tags, by pure functions.
 
 templates/policy.json has every statement. A list item that is an object, {"spot": "ec2:..."}, depends on the
-fact that it names: it is repeated for each value of the fact, which replaces the "@". A statement or a
+fact that it names: the item is repeated for each value of the fact, which replaces the "@". A statement or a
 condition with an empty list is removed. Sources, by statement:
 - actions, their resources and condition keys:
   https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
@@ -10,12 +10,13 @@ condition with an empty list is removed. Sources, by statement:
 - FirstUse, the roles that AWS creates when a service is first used:
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
   https://docs.aws.amazon.com/servicequotas/latest/userguide/using-service-linked-roles.html
-- KeepDisksAtPoweroff; "IfExists" because it was never tried on AWS that each form of the call has the key:
+- KeepDisksAtPoweroff has "IfExists", because it was never tried on AWS whether each form of the call has the
+  key:
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/iam-policy-structure.html#attribute-key
-- KeepTagsTrue; "Null" because DeleteTags without keys removes all tags, and "ForAllValues" would hold.
-- SshToOwnNodes and the two after it:
+- KeepTagsTrue has "Null", because DeleteTags without keys removes all tags and "ForAllValues" would allow it.
+- SshToOwnNodes and the two statements after it:
   https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
-- arn:*: for every partition (aws-cn, aws-us-gov); an account is in one:
+- arn:* stands for every partition (aws-cn, aws-us-gov); an account is in one partition:
   https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
   EC2's own name may end in .cn in China, as AWS::URLSuffix says:
   https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/pseudo-parameter-reference.html
@@ -78,7 +79,7 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
             "neither data.sources nor job.save_to has an S3 URI",
             "awsddp doctor --iam-policy nodes -o job.save_to=s3://my-bucket/runs",
         )
-    if key := _facts(spec)["disk key"]:  # buckets may be encrypted with it as well
+    if key := _facts(spec)["disk key"]:  # buckets may be encrypted with this key as well
         through = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com*"}}
         actions = ["kms:GenerateDataKey", "kms:Decrypt"]
         statements.append({"Effect": "Allow", "Action": actions, "Resource": list(key), "Condition": through})
@@ -97,14 +98,14 @@ def _data_prefixes(job: JobSpec) -> list[tuple[str, str]]:
 
 
 def _save_prefixes(job: JobSpec) -> list[tuple[str, str]]:
-    """Return the bucket and the prefix that results are uploaded to, if they are."""
+    """Return the bucket and the prefix of uploaded results, or [] if results are not uploaded."""
     return [parse_s3_uri(job.job.save_to)] if job.job.save_to is not None else []
 
 
 def _object_statements(
     locations: Iterable[tuple[str, str]], actions: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield statements that allow the actions on the objects of these prefixes, and to list them."""
+    """Yield statements that allow the actions on the objects of these prefixes, and listing those objects."""
     for bucket, prefix in locations:
         keys = f"{_literal(prefix)}/*" if prefix else "*"
         yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:*:s3:::{bucket}/{keys}"]}
@@ -125,7 +126,7 @@ def _literal(text: str) -> str:
 
 
 def _upload_statements(job: JobSpec) -> Iterator[dict[str, Any]]:
-    """Yield statements that allow listing uploads of whole buckets: IAM cannot limit that to a prefix."""
+    """Yield statements that allow listing all uploads of buckets, which IAM cannot limit to a prefix."""
     for bucket, _ in _save_prefixes(job):
         resources = [f"arn:*:s3:::{bucket}"]
         yield {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"], "Resource": resources}
@@ -168,7 +169,7 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "strange type": any(name not in GPU_TYPES for name in spec.cluster.types),
         "spot": bool(spec.cluster.spot),
         "on-demand": "on-demand" in spec.cluster.markets,
-        "quota": not reserved,  # what is reserved has its quota
+        "quota": not reserved,  # reserved machines have their quota already
         "new key": not access.key,
         "new group": not network.security_group,
         "several nodes": spec.cluster.nodes > 1,

@@ -11,13 +11,16 @@ from typing import Any
 from awsddp.errors import ConfigError
 
 Table = dict[Any, Any]
-"""A table of TOML or YAML, in the shape of pyproject.toml or of conda."""
+"""A TOML or YAML table, as in a pyproject.toml or an environment.yml."""
 _VERSION = re.compile(r"v?\d[\w.!+-]*")
 SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
-"""The variable with which setuptools-scm and hatch-vcs override the version of all projects; with _FOR_ and a
-name, of one project (https://setuptools-scm.readthedocs.io/en/latest/overrides/)."""
+"""The variable with which setuptools-scm and hatch-vcs override the version of all projects; with the suffix
+_FOR_NAME it overrides that of one project (https://setuptools-scm.readthedocs.io/en/latest/overrides/).
+"""
 UNKNOWN_VERSION = "0+unknown"
-"""The version of a project whose build determines it; versioneer uses it if there is no tag."""
+"""The version given to a project whose version only a build determines; versioneer uses the same if there is
+no tag.
+"""
 _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 
 
@@ -55,8 +58,8 @@ def toml_list(table: Any, *keys: str) -> list[Any]:
 def list_dependencies(document: Table, folder: Path, extras: Sequence[str], *, location: str) -> list[str]:
     """Return the requirements in a project's pyproject.toml, with those of its extras.
 
-    `location` is the line that requests them, for the error. Raises ConfigError if something else than
-    [project] determines them.
+    `location` is the line that requests them, which the error names. Raises ConfigError if anything other
+    than [project] determines the requirements.
     """
     if other_source := next(_other_sources(document, folder, extras), ""):
         raise ConfigError(
@@ -88,7 +91,7 @@ def _other_sources(document: Table, folder: Path, extras: Sequence[str]) -> Iter
     for key in ("dependencies", *["optional-dependencies"] * any(extras)):
         if key in dynamic:
             yield f"`dynamic = [{key!r}]`"
-    if "project" in document:  # it takes precedence for all tools
+    if "project" in document:  # for all tools this table takes precedence
         return
     tool = document.get("tool", {})
     for keys in (("poetry", "dependencies"), ("flit", "metadata", "requires")):
@@ -135,8 +138,8 @@ def read_project(document: Table, folder: Path) -> Project | None:
 
 
 def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]:
-    """Yield candidates of the version, in order of precedence: of pyproject.toml, of a file that it names, of
-    the environment, of an installation. A candidate may be "" or an expression.
+    """Yield candidates for the version, from pyproject.toml, a file that it names, the environment and an
+    installation, in this order. A candidate may be "" or an expression.
     """
     tool = document.get("tool", {})
     for version in (*toml_list(document, "project", "version"), *toml_list(tool, "poetry", "version")):
@@ -157,7 +160,9 @@ def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]
 
 
 def _built_version(name: str, folder: Path) -> str:
-    """Return the version that `pip install -e .` wrote on this machine, "" without such an installation."""
+    """Return the version that `pip install -e .` wrote on this machine, or "" if there is no such
+    installation.
+    """
     for source in (*source_folders(folder), "."):
         for file in sorted((folder / source).glob("*.egg-info/PKG-INFO")):
             match = re.search(r"^Version: (\S+)", _read(file), re.MULTILINE)
@@ -183,8 +188,9 @@ def _assigned_text(variable: str, text: str) -> str:
 def source_folders(project: Path) -> tuple[str, ...]:
     """Return the folders from which the project's packages are imported, relative to the project folder.
 
-    Without a setting build backends use `src`, if it has packages
-    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). () is the project folder.
+    If no folder is configured, build backends use `src` if it has packages
+    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). The result () stands for
+    the project folder.
     """
     try:
         document = read_toml(project / "pyproject.toml")

@@ -37,9 +37,9 @@ InternetRoute = Literal["internet", "private", "none"]
 class Image:
     """A machine image, as EC2 describes it. `root_gb` is the size of its root disk.
 
-    `owner` is an alias such as "amazon" or an account, `deprecated` the time of its deprecation. `platform`
-    is EC2's name of the operating system. `ssh_user` is "" if it is unknown. `newer` is the name of a Deep
-    Learning AMI with a newer PyTorch that is not in the table.
+    `owner` is an alias such as "amazon" or an account, `deprecated` the time at which the image was
+    deprecated. `platform` is EC2's name of the operating system. `ssh_user` is "" if it is unknown. `newer`
+    is the name of a Deep Learning AMI with a newer PyTorch that is not in the table.
     """
 
     id: str
@@ -57,40 +57,42 @@ class Image:
 
     @property
     def pretends(self) -> bool:
-        """True if the GPUs of its instances are simulated (the tag `awsddp:gpus`)."""
+        """True if the GPUs of the image's instances are simulated (the tag `awsddp:gpus`)."""
         return self.rehearses or self.tags.get("awsddp:gpus") == "pretended"
 
     @property
     def rehearses(self) -> bool:
-        """True if its torch runs CUDA calls on the CPU, and nccl as gloo."""
+        """True if the image's torch runs CUDA calls on the CPU, and nccl as gloo."""
         return self.tags.get("awsddp:gpus") == "rehearsed"
 
     def as_requested(self, *, rehearse: bool) -> "Image":
-        """Return the image; unless `rehearse`, an image that rehearses GPUs only pretends to have them."""
+        """Return the image; if `rehearse` is False, an image that rehearses GPUs is one that only pretends to
+        have them.
+        """
         if rehearse or not self.rehearses:
             return self
         return replace(self, tags={**self.tags, "awsddp:gpus": "pretended"})
 
     @property
     def shown(self) -> ImageDocument:
-        """The image as in `plan --json`."""
+        """The image in the form of `plan --json`."""
         values = {key: getattr(self, key) for key in ("id", "name", "created", "owner", "deprecated")}
         name = image_facts(self.name)
         return ImageDocument(**values, torch=name.torch or None, cuda=name.cuda or None, driver=name.driver)
 
     @property
     def has_internet(self) -> bool:
-        """True if its instances have internet access (the tag `awsddp:internet`)."""
+        """True if the image's instances have internet access (the tag `awsddp:internet`)."""
         return self.tags.get("awsddp:internet") != "none"
 
     @property
     def has_hosts(self) -> bool:
-        """True if its instances boot as hosts (the tag `awsddp:hosts`)."""
+        """True if the image's instances boot as hosts (the tag `awsddp:hosts`)."""
         return self.tags.get("awsddp:hosts") != "none"
 
 
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
-    """A subnet that instances may be launched into. `route` is the kind of its default route, None: unknown.
+    """A subnet that instances may be launched into. `route` is the kind of its default route (None: unknown).
 
     `table` is its route table; `reaches_s3` is False only if it was checked and there is no route to S3.
     """
@@ -117,8 +119,8 @@ class OwnGroup:
 class Data:
     """A source of `data.sources` as listed: its size in bytes and its number of files (None: unknown).
 
-    `at_least` is True if the listing was stopped early. `region` is the bucket's region; `why` is the reason
-    if the source could not be listed.
+    `at_least` is True if the listing was stopped early. `region` is the bucket's region; `why` says why the
+    source could not be listed.
     """
 
     name: str
@@ -145,9 +147,10 @@ class SaveTarget:
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """A capacity reservation, or a capacity block by its `reservation_type`. `ends` None: it has no end.
+    """A capacity reservation, or a capacity block by its `reservation_type`.
 
-    Only instances with its `platform` (of their image) and its `tenancy` can use it.
+    If `ends` is None, it has no end. Only instances with its `platform` (of their image) and its `tenancy`
+    can use it.
     """
 
     id: str = msgspec.field(name="CapacityReservationId")
@@ -168,11 +171,11 @@ class Facts:
     `offers` maps an instance type to the zones that offer it; `described` has the requested types that are
     not in `compat`, or EC2's error text for them. `quotas` maps a quota's code to its vCPUs, None if it
     cannot be read; `used_vcpus` to the vCPUs that run outside the cluster. `callers` are this machine's
-    addresses as the nodes see them, as CIDRs; `public_key` is that of the user's own key pair, "" if unknown.
-    Prices are of one instance, in US dollars per hour: `prices` the on-demand prices of the Pricing API on
-    `price_date`, `spot_prices` the current ones by zone, `highest_spot_prices` the highest of the last 7 days
-    (if spot and a budget are requested). `host` is the client's host name, `credentials_s` the seconds until
-    its login ends (None: no end), `data` the data for the nodes, `saving` the S3 URI for their results.
+    addresses as the nodes see them, as CIDRs; `public_key` is that of the user's own key pair ("": unknown).
+    Prices are of one instance, in US dollars per hour: `prices` are the on-demand prices of the Pricing API
+    on `price_date`, `spot_prices` the current ones by zone, `highest_spot_prices` the highest of the last 7
+    days (if spot and a budget are requested). `host` is the client's host name, `credentials_s` the seconds
+    until its login ends (None: no end), `data` the data for the nodes, `saving` the S3 URI for their results.
     `role` is the ARN of the nodes' role, "" for an instance profile without a role, None if unknown.
     """
 
@@ -216,7 +219,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceParts:
-    """The price of all nodes in US dollars per hour, by part. `machines` None: no price is known."""
+    """The price of all nodes in US dollars per hour, by part. If `machines` is None, no price is known."""
 
     machines: float | None
     disks: float
@@ -232,12 +235,12 @@ class Price(PriceParts):
 
     @property
     def parts(self) -> PriceParts:
-        """The parts without date and source."""
+        """The parts of the price, without its date and source."""
         return PriceParts(machines=self.machines, disks=self.disks, addresses=self.addresses)
 
     @property
     def total(self) -> float | None:
-        """All parts together, US dollars per hour."""
+        """The sum of the price's parts, in US dollars per hour."""
         return None if self.machines is None else round(self.machines + self.disks + self.addresses, 4)
 
 
@@ -254,7 +257,7 @@ class Efa:
 class Step:
     """One step: open port 22 for `value`, terminate, start or launch nodes, or set the expiry to `value`.
 
-    `numbers` are node numbers, `instances` ids of instances that exist; a launch has none yet.
+    `numbers` are node numbers, `instances` ids of existing instances; a launch has no ids yet.
     """
 
     do: Literal["open", "end", "start", "launch", "expire"]
@@ -276,7 +279,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A plan that is tried next."""
+    """A plan that is tried next if AWS has no capacity."""
 
     region: str
     instance_type: str
@@ -287,12 +290,12 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The fields of a plan that its JSON document has unchanged; prices are of all `nodes` together.
+    """The fields that a plan and its JSON document have in common; prices are of all `nodes` together.
 
     `why` is the reason for the choice of the type. `placement` is the placement group that is created for the
-    nodes, {"$ref": "name"}, None for none. SSH goes through the host `jump` and is allowed from `ssh_cidrs`,
-    blocks and groups. `steps` reconcile a cluster that `exists`; without steps nothing changes. `budget` is
-    `cluster.budget_usd` with the rate that it assumes, `data` the data for each node.
+    nodes, {"$ref": "name"} (None: no group). SSH goes through the host `jump` and is allowed from
+    `ssh_cidrs`, blocks and groups. `steps` reconcile a cluster that `exists`; without steps nothing changes.
+    `budget` is `cluster.budget_usd` with the rate that it assumes, `data` the data for each node.
     """
 
     cluster: str
@@ -363,7 +366,7 @@ class LaunchPlan(Planned):
 
     @property
     def has_list_price(self) -> bool:
-        """True if its price is from the table that awsddp ships."""
+        """True if the plan's price is from the table that awsddp ships."""
         return self.price.source == LIST_PRICE and self.price.machines is not None
 
     @property

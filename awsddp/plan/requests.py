@@ -22,7 +22,8 @@ class RequestValues:
     def resolve(self, request: Request, **ids: str) -> Request:
         """Return the request without placeholders (times in UTC, as "2026-11-21T08:45:00Z").
 
-        `ids` are additional ids. Raises KeyError for an id or secret without a value.
+        `ids` are used in addition to the ids of this object. Raises KeyError for an id or secret without a
+        value.
         """
         all_ids = {**self.ids, **ids}
 
@@ -171,7 +172,10 @@ def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[
 
 
 def _market(plan: LaunchPlan, facts: Facts) -> Parameters:
-    """Return the parameters of the market. A spot request is one-time: it never starts instances later."""
+    """Return the parameters of the market.
+
+    A spot request is one-time, so that it never starts instances later.
+    """
     requested: Parameters = {}
     if plan.market == "spot":
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}

@@ -24,12 +24,12 @@ _LINE = re.compile(r"(?:.*\\\n)*.+")
 """A line, with its continuation lines."""
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 _CODING = re.compile(rb"(?:[^\n]*\n)?[ \t]*#[^\n]*?coding[:=][ \t]*([-\w.]+)")
-"""The encoding in a comment of the first two lines, as pip reads it (PEP 263)."""
+"""The encoding that a comment in the first two lines names, found in the way of pip (PEP 263)."""
 _NAME_FILE = "name a file that exists: --env FILE"
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
 _EDITABLE = re.compile(r"(-e|--editable)[= ]*(?=[a-z][a-z+]*://(?<!file://))")
-"""The option before a URL: a package from a URL is installed, not editable."""
+"""The option before a URL is removed, so that a package from a URL is installed, not editable."""
 _PROJECT = re.compile(r"(?:-e|--editable)?[= ]*([\"']?)\./?(?:\[(?P<extras>[^\]]*)\])?\1")
 _PATH = re.compile(r"-e|--editable|\.{0,2}/|\.|~|.*\bfile:")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -71,8 +71,8 @@ class Requirements:
 def read_requirements(file: Path) -> Requirements:
     """Return the requirements in `file` and the files it includes; `${NAME}` is a variable of this machine.
 
-    A line for the project itself is replaced by its dependencies and metadata, since its folder is synced.
-    Raises ConfigError for a file that cannot be read, or for a path that no node has.
+    A line for the project itself is replaced by the project's dependencies and metadata, since the project
+    folder is synced. Raises ConfigError for a file that cannot be read, or for a path that no node has.
     """
     if file.name == "uv.lock":
         project = file.parent / "pyproject.toml"
@@ -94,12 +94,12 @@ def read_requirements(file: Path) -> Requirements:
 
 
 def normalize_name(name: str) -> str:
-    """Return a package's name normalized (PEP 503)."""
+    """Return the normalized form of a package's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def parse_name(line: str) -> str:
-    """Return the package name of a requirement, normalized (PEP 503); "" for a URL alone."""
+    """Return the normalized package name (PEP 503) of a requirement, or "" if it is a URL alone."""
     match = _NAME.match(line)
     return normalize_name(match[0]) if match and not line[match.end() :].startswith((":", "+")) else ""
 
@@ -107,7 +107,7 @@ def parse_name(line: str) -> str:
 def _text(file: Path) -> str:
     try:
         data = file.read_bytes()
-        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
+        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell writes UTF-16
         comment = _CODING.match(data)
         coding = "utf-16" if is_utf16 else comment[1].decode() if comment else "utf-8-sig"
         return data.decode(coding).replace("\r\n", "\n")
@@ -132,7 +132,9 @@ def _read_projects(document: Table, folder: Path) -> tuple[Project, ...]:
 
 
 def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requirements:
-    """Return the requirements in the text of a requirements file; `including` are files that include it."""
+    """Return the requirements in the text of a requirements file; `including` are the files that include
+    `file`.
+    """
     locations: dict[str, str] = {}
     constraints: list[str] = []
     indexes = Indexes()
@@ -218,12 +220,12 @@ def _export_lock(file: Path, text: str) -> str:
 def _conda(text: str, file: Path) -> Requirements:
     """Return the requirements in an environment.yml, without its name, prefix and lines for other systems.
 
-    Its `pip` lines are read as a requirements file. Its variables are returned, since only `conda activate`
-    sets them, which ranks do not run. Raises ConfigError for a part that conda would ignore silently.
+    Its `pip` lines are read as a requirements file. Its variables are returned, because only `conda activate`
+    sets them and ranks do not run that. Raises ConfigError for a part that conda would ignore silently.
     """
     try:
         document = msgspec.yaml.decode(_ELSEWHERE.sub("", text).encode())
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a date without such a day; [[[[...
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # an impossible date; [[[[...
         why = str(error).replace('"<byte string>", ', "")
         raise ConfigError(f"env.file: {file} is not valid YAML", why) from error
     table = document if isinstance(document, dict) else {}

@@ -20,7 +20,9 @@ from awsddp.plan.requirements import IMAGE_PACKAGES, normalize_name, parse_name
 from awsddp.plan.uv import UvOutput, run_uv, write_python_without_builds
 
 _GLIBC = (*range(40, 30, -1), 28, 17)
-"""The minor releases that uv has a platform for (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile)."""
+"""The minor releases of glibc for which uv has a platform
+(https://docs.astral.sh/uv/reference/cli/#uv-pip-compile).
+"""
 _PATCHES = 10
 _OPTIONS = "asked -c fixed --overrides replaced --no-header --no-annotate --format requirements.txt"
 _BAD_LINE = re.compile(r"Couldn't parse|.*\basked:(\d+):\d+$")
@@ -31,14 +33,16 @@ _STEP = re.compile(
 )
 _CONCLUSION = ", we can conclude that your requirements are unsatisfiable."
 _BUILD = re.compile(r"^(torch(?:vision|audio)?\b[^+]*)\+[\w.]+")
-"""A torch with its build, as +cu130: the image's torch has another build, and stays."""
+"""A torch requirement with a build, such as +cu130, which is cut: the image's torch stays, whatever its build
+is.
+"""
 _NO_EXTRA = re.compile(r"The package `([^`=]+)==\S+ does not have an extra named")
 _BUILT = re.compile("no usable wheels|building from source is disabled|Building source distributions")
 _TO_BUILD = re.compile(r"Failed to (?:build|download and build) `([^`]+)`")
 _CACHE_FILES = 50
 """The maximum number of cached choices."""
 _CACHE_VERSION = 2
-"""The version of the cache: choices of an older awsddp, of wheels alone, are not used."""
+"""The version of the cache: choices of an older awsddp, which considered only wheels, are not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +77,9 @@ def make_target(plan: EnvironmentPlan, platform: Platform) -> Target:
 def check_packages(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache: Path) -> str:
     """Raise ConfigError for packages that no node could install, as far as that is known before a launch.
 
-    Returns "", or why uv could not check them; then no error is raised. Packages that a node must build, and
-    packages from a URL, are not checked. The Python of an image is unknown: the packages must be installable
-    for one that its torch supports.
+    Returns "", or the reason if uv could not check the packages; in that case no error is raised. Packages
+    that a node must build, and packages from a URL, are not checked. The Python of an image is unknown: the
+    packages must be installable for one of the Pythons that the image's torch supports.
     """
     row = find_release(image_torch or "")
     fixed = _torch_pins(plan)
@@ -167,8 +171,9 @@ def _compile(
             for stub in stubs:
                 stub.unlink()  # the dependencies of its extras are in the package's own wheel
 
-    # Limited to wheels, uv silently chooses a release of years ago if a newer one, or a dependency of it, has
-    # no wheel. If the metadata of such a package does not list its dependencies, uv would run its code.
+    # If limited to wheels, uv silently chooses a release of years ago if a newer one, or a dependency of the
+    # newer one, has no wheel. If the metadata of such a package does not list its dependencies, uv would run
+    # its code.
     output, result, unbuilt = "of-wheels", UvOutput(failure="not run"), None
     if indexes.prefer_binary:
         result = run_compile(output, "--no-build")

@@ -17,7 +17,9 @@ from awsddp.settings.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
 _LEAST_CAPABILITY = 8.0
-"""GPUs with a lower capability have no bfloat16: such a type is only chosen by name."""
+"""GPUs with a lower capability have no bfloat16; a type with such GPUs is chosen only if it is requested by
+name.
+"""
 _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
 
 
@@ -47,7 +49,10 @@ def list_attempts(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Ma
 
 
 def choose_type(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> tuple[GpuType, str]:
-    """Return the type for one of the tries, and the reason. Raises CloudError or ConfigError if none fits."""
+    """Return the type for one of the attempts, and the reason.
+
+    Raises CloudError or ConfigError if none fits.
+    """
     gpus = parse_gpus(spec)
     if name is None:
         return _cheapest(spec, gpus, facts, market)
@@ -67,7 +72,10 @@ def choose_type(spec: ClusterSpec, facts: Facts, name: str | None, market: Marke
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """The requested GPUs of a node: `count` None is any number, `memory_gb` None any memory."""
+    """The requested GPUs of a node.
+
+    If `count` is None, any number matches; if `memory_gb` is None, any memory.
+    """
 
     name: str
     memory_gb: int | None
@@ -82,9 +90,10 @@ class GpuRequest:
         return f"{self.count} x {self.model}" if self.count else self.model
 
     def matches(self, kind: GpuType) -> bool:
-        """Return True if a type has these GPUs. Memory is compared as sold: an A10G's 22.4 GiB are 24 GB.
+        """Return True if a type has these GPUs.
 
-        A part of a GPU matches only with a requested memory: "L4-3GB" is an eighth.
+        Memory is compared as it is advertised: an A10G's 22.4 GiB count as 24 GB. A part of a GPU matches
+        only if a memory is requested: "L4-3GB" is an eighth.
         """
         return (
             kind.gpu.lower() == self.name.lower()
@@ -142,7 +151,7 @@ def _offered_types(facts: Facts) -> tuple[GpuType, ...]:
 
 
 def _usable_types(facts: Facts) -> tuple[GpuType, ...]:
-    """Return the offered types that can be recommended: with whole GPUs, and of the image's architecture."""
+    """Return the offered types to recommend: those with whole GPUs and the image's architecture."""
     cpu = facts.image.architecture
     return tuple(kind for kind in _offered_types(facts) if kind.share == 1 and kind.cpu == cpu)
 
@@ -225,7 +234,7 @@ def _why_retired(gpus: GpuRequest | None) -> str:
 
 
 def _comparable_price(kind: GpuType, facts: Facts, market: Market) -> float | None:
-    """Return the price to compare types by: the spot price of the best zone, else the on-demand price."""
+    """Return the price for comparing types: the best zone's spot price, or else the on-demand price."""
     spot = facts.spot_prices.get(kind.name)
     if market == "spot" and spot:
         return min(spot.values())
@@ -233,7 +242,7 @@ def _comparable_price(kind: GpuType, facts: Facts, market: Market) -> float | No
 
 
 def on_demand_price(kind: GpuType, facts: Facts) -> float | None:
-    """Return the on-demand price of one instance per hour: of the Pricing API, else of the table."""
+    """Return the on-demand price of one instance-hour, from the Pricing API or else from the table."""
     return facts.prices.get(kind.name, kind.price_usd_per_hour)
 
 
@@ -288,7 +297,8 @@ def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, marke
 def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market: Market) -> str:
     """Return the command for the most GPUs that the quota allows, with its price.
 
-    It has at most the requested nodes; ties are resolved by a requested type, more nodes, the lower price.
+    The command has at most the requested number of nodes. Of equal choices, a requested type is preferred,
+    then more nodes, then the lower price.
     """
     gpus = parse_gpus(spec)
     options: list[tuple[tuple[float, ...], GpuType, int]] = []
@@ -314,7 +324,7 @@ def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
 def choose_subnets(
     spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int
 ) -> tuple[Subnet, ...]:
-    """Return a subnet of each zone to try: in the order listed, else by spot price, else by name."""
+    """Return a subnet of each zone to try: in the spec's order, or else by spot price, then by name."""
     offered = facts.offers.get(kind.name, ())
     if facts.reservation is not None:
         offered = (facts.reservation.zone,)
@@ -343,7 +353,10 @@ def choose_subnets(
 def _allowed_zones(
     spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the offered zones that the spec allows. Raises ConfigError if a listed zone is not offered."""
+    """Return the offered zones that the spec allows.
+
+    Raises ConfigError if a listed zone does not offer the type.
+    """
     listed = spec.capacity.zones
     if not listed:
         return offered
@@ -395,8 +408,8 @@ def list_similar_offers(facts: Facts, kind: GpuType, nodes: int, market: Market)
 def list_offers(facts: Facts, spec: ClusterSpec) -> tuple[Choice, ...]:
     """Return the types that are offered, the cheapest first, types without a price last.
 
-    GPUs on the command line filter them; GPUs in awsddp.toml do not, since the user may look for others.
-    Raises ConfigError for invalid GPUs, CloudError if no type has them.
+    GPUs on the command line filter the types; GPUs in awsddp.toml do not, since the user may look for others.
+    Raises ConfigError for invalid GPUs, or CloudError if no type has the requested GPUs.
     """
     gpus = parse_gpus(spec) if "cluster.gpus" in spec.from_cli else None
     kinds = [kind for kind in _offered_types(facts) if gpus is None or gpus.matches(kind)]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 _TIMEOUT_S = 300.0
 _ERROR = re.compile(r"^(?:error:|\s*\u00d7).*", re.MULTILINE | re.DOTALL)
-"""uv's error, below its warnings."""
+"""uv's error, which follows uv's warnings."""
 _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
-"""What uv draws around its text; it depends on the release."""
+"""The characters that uv draws around its text, which depend on uv's release."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def write_python_without_builds(folder: Path) -> str:
     """Write a Python that builds no package into `folder`, and return its path.
 
     The first command that uv runs with a Python is uv's own, which inspects the interpreter; this Python runs
-    it, and fails for all later ones, which would be a package's code.
+    that command and fails for all later ones, which would run a package's code.
     """
     folder_of_python = Path(tempfile.mkdtemp(dir=folder))
     program, marker = folder_of_python / "python", shlex.quote(str(folder_of_python / "was-asked"))
