@@ -1,4 +1,4 @@
-"""What the campaigns share: a local cluster of real nodes, drawn runs, and a table that can be resumed."""
+"""Shared parts of the campaigns: a local cluster of real nodes, drawn runs, and resumable results."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @contextlib.contextmanager
 def cluster(nodes: int, scripts: dict[str, str], *options: str) -> Iterator[Rehearsal]:
-    """Yield a local cluster of so many nodes, made with `options`, and a project that holds `scripts`."""
+    """Yield a local cluster of so many nodes, launched with `options`, and a project with `scripts`."""
     with rehearsal() as lab:
         for name, text in scripts.items():
             (lab.project / name).write_text(text)
@@ -32,7 +32,7 @@ def arguments(description: str, runs: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--runs", type=int, default=runs)
-    parser.add_argument("--state", type=Path, help="a file that keeps the rows: a second start goes on")
+    parser.add_argument("--state", type=Path, help="a file for the rows: a second start resumes")
     return parser
 
 
@@ -43,9 +43,9 @@ def campaign(
     parallel: int = 1,
     table: Callable[[list[Row]], str] | None = None,
 ) -> int:
-    """Carry out the runs that `asked.state` does not hold yet, print each, and return how many failed.
+    """Run the cases that `args.state` does not contain yet, print each, and return the number of failures.
 
-    `table` returns what is printed of all rows at the end.
+    `table` formats all rows for the end.
     """
     print(f"seed {args.seed}", flush=True)
     done = _read(args.state, args.seed)
@@ -78,7 +78,7 @@ def _read(state: Path | None, seed: int) -> dict[int, Row]:
 
 
 def begin(lab: Rehearsal, name: str, script: str, *options: str, ranks: int = 4) -> "subprocess.Popen[str]":
-    """Start a job of so many ranks and return its `train`, once every rank has written a line."""
+    """Start a job of so many ranks and return its `train` process after each rank has written a line."""
     follower = lab.started("train", script, "--name", name, "--json", *options)
     logs = lab.project / "runs" / name / "logs"
     deadline = time.monotonic() + 60 + 10 * ranks

@@ -1,9 +1,9 @@
-"""Draws a tree of results, on a node in the place of a training program.
+"""Draws a tree of results, on a node instead of a training program.
 
     python tree.py SEED LABEL FILES [SECONDS]
 
-The names at the top hold LABEL; all else, and every byte, is drawn from SEED. FILES is how many small files
-there are, SECONDS for how long a log is rotated, five times a second.
+The names at the top contain LABEL; all else, and every byte, is drawn from SEED. FILES is the number of small
+files, SECONDS the time for which a log is rotated, five times per second.
 """
 
 import os
@@ -49,7 +49,7 @@ NAMES = (
 
 
 class Tree:
-    """A tree in the run folder and in the working folder of a job; links lead to `outside`, too."""
+    """A tree in the run folder and in the project folder of a job; some links lead to `outside`."""
 
     def __init__(self, seed: str, label: str, run: Path, work: Path, outside: Path) -> None:
         self.dice = random.Random(seed)
@@ -57,7 +57,7 @@ class Tree:
         self.outside = outside / label
 
     def draw(self, files: int) -> None:
-        """Make files and links."""
+        """Create files and links."""
         dice, run, work = self.dice, self.tops[0], self.tops[2]
         for top in self.tops:
             for name in dice.sample(NAMES, dice.randint(5, len(NAMES))):
@@ -77,7 +77,7 @@ class Tree:
         os.link(made[0], work / "hard link")
 
     def change(self, seconds: float) -> None:
-        """Rewrite files, in place with their size and time, too; rename some; rotate a log meanwhile."""
+        """Rewrite files, some in place with unchanged size and time; rename some; rotate a log."""
         for number in range(round(5 * seconds)):
             self._rotate(number)
             files = sorted(path for top in self.tops for path in top.rglob("*.p[tT]") if path.is_file())

@@ -1,4 +1,4 @@
-"""A command beside another one on the same cluster: each ends as it does alone, or names who is in its way.
+"""Two commands on one cluster at the same time: each ends as it does alone, or names the other one.
 
     python -m benchmarks.campaigns.beside [--seed N] [--runs N] [--parallel N] [--state FILE]
 
@@ -25,7 +25,7 @@ from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, rehearsal
 
 LATEST_S = 4.0
-"""How long after the first command the second one starts at the latest."""
+"""The longest delay of the second command after the first."""
 ENDS_S = 150.0
 SCRIPT = """\
 import os, time
@@ -54,7 +54,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 FIRSTS = ("train", "up", "down", "fetch", "exec --node 0")
 ENDING = ("down", "stop")
-# Two homes have no lock in common, and here each asks for another size: who comes last decides which it is.
+# Two homes have no common lock, and here each requests another size: the later command decides.
 LEFT_OUT = (("up", "up", 2),)
 PAIRS = tuple(pair for pair in itertools.product(FIRSTS, VERBS, (1, 2)) if pair not in LEFT_OUT)
 
@@ -62,7 +62,7 @@ NEVER = re.compile(
     r"Traceback|bug in awsddp|unknown host key|host key (mismatch|verification)|resolve hostname",
     re.IGNORECASE,
 )
-# The holder by its name, or the job that uses the nodes.
+# The name of the lock's holder, or the job that uses the nodes.
 NAMED = re.compile(
     r"`awsddp [a-z]+` on \S+, process \d+|job \S+ (runs|is running|still runs) on|is being prepared"
 )
@@ -70,11 +70,11 @@ NAMED = re.compile(
 
 @dataclass
 class Command:
-    """One command of a pair: its verb, what it printed, its exit code (None: it did not end)."""
+    """A command of a pair: its verb, its output, its exit code (None: it did not end)."""
 
     verb: str
     process: "subprocess.Popen[str]"
-    said: str = ""
+    output: str = ""
     code: int | None = None
     reader: threading.Thread = field(init=False)
 
@@ -83,7 +83,7 @@ class Command:
         self.reader.start()
 
     def _read(self) -> None:
-        self.said, _ = self.process.communicate()
+        self.output, _ = self.process.communicate()
         self.code = self.process.returncode
 
     def end(self, deadline: float) -> None:
@@ -95,37 +95,37 @@ class Command:
             self.code = None
 
     def problem(self, other: str) -> str:
-        """Return what is wrong with how it ended beside `other`, "" for nothing."""
+        """Return the problem with its end while `other` ran, or "" if there is none."""
         if self.code is None:
             return f"{self.verb} did not end"
-        if found := NEVER.search(self.said):
-            return f"{self.verb}: {found[0]}: {' | '.join(self.said.splitlines()[-6:])}"
+        if match := NEVER.search(self.output):
+            return f"{self.verb}: {match[0]}: {' | '.join(self.output.splitlines()[-6:])}"
         if self.code == 0 or self._is_explained(other):
             return ""
-        return f"{self.verb} exit {self.code}: {' | '.join(self.said.splitlines()[-6:])}"
+        return f"{self.verb} exit {self.code}: {' | '.join(self.output.splitlines()[-6:])}"
 
     def _is_explained(self, other: str) -> bool:
-        if self.verb == "cancel" and "no job is running" in self.said:
+        if self.verb == "cancel" and "no job is running" in self.output:
             return True
         if other in ENDING and re.search(
             r"no cluster|is stopped|is stopping|shutting-down|EC2 says|ended while it was started"
             r"|has terminated the cluster|a signal ended the command",
-            self.said,
+            self.output,
         ):
             return True
-        if other in ENDING and self.verb in ("plan", "doctor") and "no AWS region configured" in self.said:
-            return True  # as alone: the region was the cluster's
+        if other in ENDING and self.verb in ("plan", "doctor") and "no AWS region configured" in self.output:
+            return True  # as alone: the region was that of the cluster
         if (
             self.verb == "fetch"
             and other.startswith("train")
-            and "it changed while it was fetched" in self.said
+            and "it changed while it was fetched" in self.output
         ):
             return True  # every job writes the same file
-        ended = re.search(r"cancelled|Job \S+: interrupted", self.said)
+        ended = re.search(r"cancelled|Job \S+: interrupted", self.output)
         if self.verb.startswith("train") and other in ("cancel", *ENDING) and ended:
             return True
         # From a second home: its record still has the node that the first one has ended.
-        return bool(NAMED.search(self.said)) or (other == "up" and "is gone" in self.said)
+        return bool(NAMED.search(self.output)) or (other == "up" and "is gone" in self.output)
 
 
 class Laboratory:
@@ -139,12 +139,12 @@ class Laboratory:
         self.make("shared", 2)
 
     def make(self, name: str, nodes: int) -> None:
-        """Make a cluster that has run the job `base`."""
+        """Launch a cluster and run the job `base` on it."""
         self.lab.run("-c", name, "up", "--local", "--nodes", str(nodes), "--instance-type", "g6.xlarge", "-y")
         self.lab.run("-c", name, "train", *VERBS["train"][1:-1], f"base-{name}")
 
     def second_home(self, name: str) -> Path:
-        """Return a home that has a copy of the cluster's folder."""
+        """Return a second home with a copy of the cluster's folder."""
         first, second = self.lab.root / "home", self.lab.root / f"home-{name}"
         shutil.rmtree(second / "clusters" / name, ignore_errors=True)
         shutil.copytree(first / "clusters" / name, second / "clusters" / name)
@@ -154,7 +154,7 @@ class Laboratory:
 
     def start(self, verb: str, home: Path, name: str, *more: str, **words: str) -> Command:
         """Start a command of a pair."""
-        argv = [word.format(**words) if "{" in word else word for word in VERBS[verb]]
+        argv = [argument.format(**words) if "{" in argument else argument for argument in VERBS[verb]]
         process = subprocess.Popen(
             [sys.executable, "-m", "awsddp", "-c", name, *argv, *more],
             cwd=self.lab.project,
@@ -167,7 +167,7 @@ class Laboratory:
         return Command(verb, process)
 
     def run(self, number: int, dice: random.Random) -> Row:
-        """Carry a pair out and return what came of it."""
+        """Run a pair and return its row."""
         first, second, homes = PAIRS[number % len(PAIRS)]
         delay_s = round(dice.uniform(0.0, LATEST_S), 1)
         if set(ENDING) & {first, second}:
@@ -202,34 +202,34 @@ class Laboratory:
             "to": str(self.lab.root / f"to/{number}-first"),
             "base": f"base-{name}",
         }
-        one = self.start(first, home, name, *more, **words)
+        earlier = self.start(first, home, name, *more, **words)
         time.sleep(delay_s)
         words |= {"job": f"second-{number}", "to": str(self.lab.root / f"to/{number}-second")}
-        two = self.start(second, other, name, **words)
+        later = self.start(second, other, name, **words)
         deadline = time.monotonic() + ENDS_S
-        for command in (one, two):
+        for command in (earlier, later):
             command.end(deadline)
-        if more and one.code:  # refused: it changed nothing
+        if more and earlier.code:  # refused: it changed nothing
             self.size = 5 - self.size
-        return [problem for problem in (one.problem(second), two.problem(first)) if problem]
+        return [problem for problem in (earlier.problem(second), later.problem(first)) if problem]
 
     def _damage(self) -> list[str]:
-        """Return what the pair broke of the cluster that is shared, and mend it."""
+        """Repair the shared cluster, and return what the pair broke."""
         status = json.loads(self.lab.run("-c", "shared", "status", "--json"))
         config = (self.lab.root / "home/clusters/shared/ssh_config").read_text()
         lacking = [node["node"] for node in status["nodes"] if f"Host node{node['node']}\n" not in config]
-        found = [f"ssh_config lacks node{node}" for node in lacking]
+        problems = [f"ssh_config lacks node{node}" for node in lacking]
         if (status["state"], len(status["nodes"])) != ("ready", self.size):
-            found.append(f"{status['state']}, {len(status['nodes'])} of {self.size} nodes")
+            problems.append(f"{status['state']}, {len(status['nodes'])} of {self.size} nodes")
             self.lab.run("-c", "shared", "up", "--nodes", str(self.size), "-y")
         with contextlib.suppress(subprocess.CalledProcessError):
             self.lab.run("-c", "shared", "cancel")
-        return found
+        return problems
 
 
 @contextlib.contextmanager
 def laboratory() -> Iterator[Laboratory]:
-    """Yield a laboratory; nothing of it is left afterwards."""
+    """Yield a laboratory; it is removed afterwards."""
     with rehearsal() as lab:
         yield Laboratory(lab)
 
@@ -237,9 +237,9 @@ def laboratory() -> Iterator[Laboratory]:
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=len(PAIRS))
     parser.add_argument("--parallel", type=int, default=2, help="pairs side by side")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with laboratory() as lab:
-        return campaign(asked, lab.run, parallel=asked.parallel)
+        return campaign(args, lab.run, parallel=args.parallel)
 
 
 if __name__ == "__main__":

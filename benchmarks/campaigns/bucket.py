@@ -1,21 +1,21 @@
-"""Another writer below the prefix, hostile or confused, while a job is saved there and read.
+"""Another writer below the prefix, hostile or by mistake, while a job is saved there and read.
 
     python -m benchmarks.campaigns.bucket [--seed N] [--runs N] [--state FILE] [--parallel N]
 
-Against the S3 of a local cloud, with the saver of the nodes and a job that is made up. Each history draws the
-nodes of the job, its files, and what the other writer does, and has the next kind of KINDS. Two clients read
-while the other writer is active, and afterwards: one has the cluster's key, one has not. Columns:
+Against the S3 of a local cloud, with the uploader of the nodes and a simulated job. Each history draws the
+nodes of the job, its files, and the acts of the other writer, and has the next kind of KINDS. Two clients
+read while the other writer is active, and afterwards: one has the cluster's key, one does not. Columns:
 
-    did       what the other writer did
-    refused   reads that ended with an error, which says what was not brought
+    did       the acts of the other writer
+    refused   reads that ended with an error
 
-What must hold in every history:
+Conditions for every history:
 
-- each file that the client with the key brings is, byte for byte, a version that the job wrote; without the
-  key, too, unless somebody else wrote lists
-- nothing is written outside the job's folder, nor into the folder of another job of its name
-- in_bucket(), which decides whether nodes may go, is true only if S3 holds every file of the job
-- once the other writer has stopped and the job has ended, S3 holds every file
+- each file that the client with the key downloads is, byte for byte, a version that the job wrote; without
+  the key, too, unless the other writer wrote lists
+- nothing is written outside the job's folder, nor into the folder of another job of the same name
+- verify_in_s3(), which decides whether nodes may terminate, is true only if S3 has every file of the job
+- after the other writer has stopped and the job has ended, S3 has every file
 - one launch owns a name
 """
 
@@ -66,7 +66,7 @@ _END_S = 240.0
 
 
 class Job:
-    """A job that is made up, its savers, and every version of its files."""
+    """A simulated job, its uploaders, and every version of its files."""
 
     def __init__(
         self, bucket: Bucket, dice: random.Random, secret: str, *, launch: str = LAUNCH, nodes: int = 1
@@ -83,7 +83,7 @@ class Job:
         self.start()
 
     def start(self) -> None:
-        """Start the savers, or start them again: those before have been killed."""
+        """Start the uploaders; earlier ones have been killed."""
         for number, node in enumerate(self.nodes):
             self.savers[number] = Uploader(self._order(), node.folder, self.bucket.store())
 
@@ -92,12 +92,12 @@ class Job:
         return self.bucket.order("save", secret=self.secret, launch=self.launch, **pace)
 
     def start_process(self, number: int) -> Any:
-        """Start a node's saver as a process."""
+        """Start the uploader of a node as a process."""
         order = self._order() | {"look_s": 0.02}
         return self.bucket.start(home=self.bucket.top / f"home{number}", **order)
 
     def step(self, seconds: float = 0.0) -> None:
-        """Let the savers work for some time, at least once; they go on after errors, as on a node."""
+        """Run the uploaders for some time, at least once; they continue after errors, as on a node."""
         end = time.monotonic() + seconds
         while True:
             with self.lock:
@@ -113,7 +113,7 @@ class Job:
             time.sleep(0.005)
 
     def end(self) -> None:
-        """End the job, and let the savers work until all is done."""
+        """End the job, and run the uploaders until they end."""
         for node in self.nodes:
             node.state("succeeded")
             os.close(node.lock)
@@ -156,14 +156,14 @@ class Job:
         self._write(number, self.nodes[number].run / name, self.dice.randbytes(size))
 
     def _equal(self, number: int) -> None:
-        """Two results have the place run/model.pt, a third the name that the second gets."""
+        """Write two results with the home run/model.pt, and a third with the name that the second gets."""
         node = self.nodes[number]
         for path in (node.run / "model.pt", node.work / "run/model.pt", node.run / "model.pt~2"):
             if self.dice.random() < 0.6:
                 self._write(number, path, self.dice.randbytes(self.dice.choice((10, 1000))))
 
     def _in_place(self, number: int) -> None:
-        """Rewrite a file; its size and time stay."""
+        """Rewrite a file with unchanged size and time."""
         files = [path for path in self.nodes[number].run.rglob("*.bin") if path.is_file()]
         if not files:
             return self._new(number)
@@ -197,30 +197,30 @@ class Job:
         self._write(number, path, self.dice.randbytes(self.dice.choice((20, 5000))))
 
     def is_version(self, home: str, body: bytes) -> bool:
-        """Tell whether the job wrote a file with these bytes that may have this place."""
-        places = [home]
-        while (shorter := re.sub(r"~\d+$", "", places[-1])) != places[-1]:
-            places.append(shorter)
-        versions = [one for place in places for one in self.versions.get(place, ())]
+        """Return True if the job wrote a file with these bytes that may have this home."""
+        homes = [home]
+        while (shorter := re.sub(r"~\d+$", "", homes[-1])) != homes[-1]:
+            homes.append(shorter)
+        versions = [version for key in homes for version in self.versions.get(key, ())]
         if home.endswith((".log", ".jsonl")):
-            return any(one.startswith(body) for one in versions)
+            return any(version.startswith(body) for version in versions)
         return body in versions
 
     def files(self) -> dict[str, bytes]:
-        """Return the results by their place."""
-        found: dict[str, bytes] = {}
+        """Return the results by their home."""
+        results: dict[str, bytes] = {}
         for node in self.nodes:
             listed: Any = manifest(Manifest(job=JOB, exclude=[], at_once=0), node.folder)
-            found |= {line.home: Path(line.path).read_bytes() for line in listed.files}
-        return found
+            results |= {line.home: Path(line.path).read_bytes() for line in listed.files}
+        return results
 
     def is_in_bucket(self, files: dict[str, bytes]) -> bool:
-        """Tell, without awsddp's reader, whether S3 holds all of these files as the lists name them."""
+        """Return True if S3 has all of these files as listed, without awsddp's reader."""
         try:
             listed = {number: self.bucket.read_list(number) for number in range(len(self.nodes))}
         except (AssertionError, ValueError, AttributeError, TypeError):
             return False
-        rows = {home: row for one in listed.values() for home, row in one.items()}
+        rows = {home: row for of_node in listed.values() for home, row in of_node.items()}
         return rows.keys() == files.keys() and all(
             self.bucket.join(rows[home]) == body for home, body in files.items()
         )
@@ -230,19 +230,19 @@ WORK = ("new", "new", "in_place", "grown", "renamed", "equal", "rotated", "remov
 
 
 class Client:
-    """Reads the job at its place in S3, with the key of its cluster or without."""
+    """A client that reads the job in S3, with or without the key of its cluster."""
 
     def __init__(self, top: Path, bucket: Bucket, *, has_key: bool, nodes: int = 1) -> None:
         self.bucket, self.top = bucket, top
         self.where = S3Uri(bucket.name, f"runs/{JOB}")
         project = top / "project"
         project.mkdir(parents=True)
-        self.said: list[str] = []
+        self.events: list[str] = []
         self.session = Session(
             name="default",
             home=top / "home",
             settings=load("default", overrides={"sync.workdir": str(project)}, environ={}),
-            on_event=lambda event: self.said.append(event.text),
+            on_event=lambda event: self.events.append(event.text),
         )
         machines = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in range(nodes))
         of_job = {"job": JOB, "state": "running", "cause": None, "ranks": (), "home": f"runs/{JOB}"}
@@ -264,11 +264,11 @@ class Client:
 
     @property
     def folder(self) -> Path:
-        """Where the results come."""
+        """The results folder of the job."""
         return self.session.results / JOB
 
     def read(self) -> bool:
-        """Bring the job; tell whether all of it came, by awsddp's own word."""
+        """Download the job; return True if awsddp reports that all of it was downloaded."""
         try:
             StoredJob(self.session, self.store, self.where).download(all_results=True)
         except AwsddpError:
@@ -277,7 +277,7 @@ class Client:
         return True
 
     def files(self) -> dict[str, bytes]:
-        """Return what came, by its place in the folder of the job."""
+        """Return the downloaded files, by their path in the folder of the job."""
         paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()]
         names = {str(path.relative_to(self.folder)): path for path in paths}
         return {
@@ -287,15 +287,15 @@ class Client:
         }
 
     def check_outside(self) -> None:
-        """Raise AssertionError where anything was written outside the folder of the job."""
+        """Raise AssertionError if anything was written outside the folder of the job."""
         project = self.session.results.parent
-        found = {*project.iterdir(), *self.session.results.glob("*")}
-        assert found <= {self.session.results, self.folder}, f"written outside: {found}"
+        paths = {*project.iterdir(), *self.session.results.glob("*")}
+        assert paths <= {self.session.results, self.folder}, f"written outside: {paths}"
         assert {path.name for path in self.top.iterdir()} <= {"project", "home"}, "written outside"
 
     @contextlib.contextmanager
     def on_get(self, do: Callable[[], object]) -> Iterator[None]:
-        """Do something before each read of an object."""
+        """Call `do` before each read of an object."""
         events, name = self.store.client.meta.events, "before-parameter-build.s3.GetObject"
 
         def hook(**_: object) -> None:
@@ -309,7 +309,7 @@ class Client:
 
 
 class Writer:
-    """The other writer below the prefix. `has_forged`: a client without the key may believe what it wrote."""
+    """The other writer below the prefix. `has_forged`: a client without the key may accept its objects."""
 
     def __init__(self, job: Job, secrets: Callable[[str], str]) -> None:
         self.job, self.dice, self.secrets = job, job.dice, secrets
@@ -320,16 +320,16 @@ class Writer:
         self.did: Counter[str] = Counter()
 
     def remember_objects(self) -> None:
-        """Keep what is below the prefix now, to put it back later."""
+        """Remember the objects below the prefix, to restore them later."""
         for name in self.bucket.names():
             with contextlib.suppress(self.store.client.exceptions.ClientError):
-                found = self.store.client.get_object(Bucket=self.bucket.name, Key=self.where.key(name))
-                version = (found["Body"].read(), found["Metadata"])
+                response = self.store.client.get_object(Bucket=self.bucket.name, Key=self.where.key(name))
+                version = (response["Body"].read(), response["Metadata"])
                 if version not in self.seen.setdefault(name, []):
                     self.seen[name].append(version)
 
     def act(self, *names: str) -> None:
-        """Do one of these things."""
+        """Do one of these acts."""
         name = self.dice.choice(names)
         self.did[name] += 1
         getattr(self, f"_{name}")()
@@ -341,7 +341,7 @@ class Writer:
         return [name for name in self.bucket.names() if re.match(pattern, name)]
 
     def _foreign(self, **more: Any) -> SavedJob:
-        """Return a job of the same name and nodes with other files in the places of ours."""
+        """Return a job of the same name and nodes with other files in place of the job's."""
         count = len(self.job.nodes)
         homes = ["run/model.pt", "run/a.bin", "run/foreign.bin"]
         files = {f"node{node}/{home}": b"foreign" * 9 for node in range(count) for home in homes}
@@ -352,7 +352,7 @@ class Writer:
         return made
 
     def _forged_job(self) -> None:
-        """job.json without a signature: of no nodes, other nodes, another job, or that says it is over."""
+        """Write a job.json without a signature: with no nodes, other nodes, or another state."""
         self.has_forged = True
         made = self._foreign()
         machines = {
@@ -362,13 +362,13 @@ class Writer:
             "same": made.index["document"]["nodes"],
         }[self.dice.choice(("none", "others", "more", "same"))]
         made.index["document"]["nodes"] = machines
-        made.index["nodes"] = [one["node"] for one in machines]
+        made.index["nodes"] = [machine["node"] for machine in machines]
         made.index["state"] = self.dice.choice(("running", "succeeded", "claimed"))
         body = json.dumps({**made.index, "checkpoint": None}).encode()
         self._put("job.json", body, **self._signature_of("job.json"))
 
     def _signature_of(self, name: str) -> dict[str, str]:
-        """Return, at times, the signature that a document of ours has had."""
+        """Return, in half of the cases, the last signature of the job's document."""
         return self.seen[name][-1][1] if name in self.seen and self.dice.random() < 0.5 else {}
 
     def _forged_node(self) -> None:
@@ -384,15 +384,15 @@ class Writer:
         self._put(name, body, **self._signature_of(name))
 
     def _forged_page(self) -> None:
-        """A page in the place of one that a list names; the ETag that the list names is another."""
+        """Replace a listed page by another one, whose ETag differs from the listed one."""
         names = self._names("lists/")
-        with contextlib.suppress(ValueError, AttributeError):  # it is forged
+        with contextlib.suppress(ValueError, AttributeError):  # node0.json is forged
             names = [ref[0] for ref in self.bucket.json("node0.json").get("pages", [])] or names
         body = json.dumps({"files": self._foreign().rows}).encode()
         self._put(self.dice.choice(names) if names else "lists/node0-0-0~1", body)
 
     def _other_secret(self) -> None:
-        """All that a job of another cluster would write."""
+        """Write the objects of a job of another cluster."""
         self.has_forged = True
         self._foreign(secret="0" * 64).put(self.store, self.where)
 
@@ -401,25 +401,25 @@ class Writer:
         self._foreign().put(self.store, self.where)
 
     def _other_launch(self) -> None:
-        """All that an earlier job of this name wrote, on other nodes of a cluster with the same key."""
+        """Write the objects of an earlier job of this name, on other nodes of a cluster with the same key."""
         self.has_forged = True
         made = self._foreign(secret=self.secrets(JOB), launch="launch-0")
-        for one in made.index["document"]["nodes"]:
-            one["instance_id"] = f"i-0{one['node']}"
+        for machine in made.index["document"]["nodes"]:
+            machine["instance_id"] = f"i-0{machine['node']}"
         made.put(self.store, self.where)
 
     def _other_launch_of_a_node(self) -> None:
-        """The list that a node wrote for an earlier job of this name."""
+        """Write the list of a node for an earlier job of this name."""
         made = self._foreign(secret=self.secrets(JOB), launch="launch-0")
-        kept = self.store.document(self.where, "job.json")
+        original = self.store.document(self.where, "job.json")
         made.put(self.store, self.where)
-        if kept is None:
+        if original is None:
             self.store.client.delete_object(Bucket=self.bucket.name, Key=self.where.key("job.json"))
         else:
-            self._put("job.json", kept.body, **{"awsddp-signature": kept.signature})
+            self._put("job.json", original.body, **{"awsddp-signature": original.signature})
 
     def _other_job(self) -> None:
-        """All that another job of the same cluster wrote."""
+        """Write the objects of another job of the same cluster."""
         self.has_forged = True
         self._foreign(secret=self.secrets("job-2"), job="job-2").put(self.store, self.where)
 
@@ -431,8 +431,8 @@ class Writer:
         self._put(name, self.dice.choice(bodies), **self._signature_of(name))
 
     def _replay(self, pattern: str = "") -> None:
-        """Put back an older version of something, as it was signed."""
-        older = [name for name, all in self.seen.items() if re.match(pattern, name)]
+        """Restore an older version of an object, with its signature."""
+        older = [name for name in self.seen if re.match(pattern, name)]
         if older:
             name = self.dice.choice(sorted(older))
             body, metadata = self.dice.choice(self.seen[name])
@@ -442,12 +442,12 @@ class Writer:
         self._replay(r"job\.json|node\d\.json")
 
     def _replay_all(self) -> None:
-        """Put everything back as it first was."""
+        """Restore the first version of every object."""
         for name, (first, *_) in self.seen.items():
             self._put(name, first[0], **first[1])
 
     def _resize(self) -> None:
-        """Make objects longer, shorter, or other ones of the same length."""
+        """Make objects longer or shorter, or replace them by others of the same length."""
         for name in self._names(r"node\d+/|parts/|lists/"):
             if self.dice.random() < 0.4:
                 body = self.bucket.get(name)
@@ -460,7 +460,7 @@ class Writer:
             self.store.client.delete_object(Bucket=self.bucket.name, Key=self.where.key(name))
 
     def _swap(self) -> None:
-        """Put the bytes of one object into the place of another, and objects where versions will be."""
+        """Replace objects by others, and put objects at the keys of later versions."""
         names = self._names(r"node\d+/")
         for name in self.dice.sample(names, min(len(names), 3)):
             self._put(
@@ -495,7 +495,7 @@ class History:
     row: Row
 
     def check(self) -> None:
-        """Raise AssertionError for what a client has that the job never wrote."""
+        """Raise AssertionError if a client has a file that the job never wrote."""
         for client in self.clients:
             client.check_outside()
             if client is self.clients[0] or not self.writer.has_forged:
@@ -503,14 +503,14 @@ class History:
                     assert self.job.is_version(home, body), f"{home} is what it never was: {body[:40]!r}"
 
     def check_release(self) -> None:
-        """Raise AssertionError where nodes would be released whose results S3 does not hold."""
+        """Raise AssertionError if nodes would be released whose results S3 lacks."""
         client = self.clients[0]
         if verify_in_s3(client.session, client.job):
             assert not self.job.savers, "the nodes may go while they save"
             assert self.job.is_in_bucket(self.job.files()), "the nodes may go, and S3 lacks results"
 
     def play(self, acts: tuple[str, ...], work: tuple[str, ...] = ()) -> None:
-        """Let the job, the other writer and the clients take turns."""
+        """Run the job, the other writer and the clients in turns."""
         for _ in range(self.job.dice.randint(2, 3)):
             self.job.work(*work)
             self.job.step(self.job.dice.choice((0.05, 0.2, 0.4)))
@@ -523,7 +523,7 @@ class History:
             self.check_release()
 
     def end(self, acts: tuple[str, ...]) -> None:
-        """End the job: all must be there. What is done to it then must not go unseen."""
+        """End the job, and check that all is in S3; acts after that must be detected."""
         self.job.end()
         self.clients[0].read()
         self.clients[1].read()
@@ -544,13 +544,13 @@ class History:
             fresh = Client(
                 self.top / f"fresh{has_key}", keyed.bucket, has_key=has_key, nodes=len(self.job.nodes)
             )
-            assert fresh.read(), f"not all was brought: {fresh.said}"
+            assert fresh.read(), f"not all was brought: {fresh.events}"
             assert fresh.files() == files, "another thing was brought"
-        assert verify_in_s3(keyed.session, keyed.job) or (keyed.folder / "foreign").exists(), keyed.said
+        assert verify_in_s3(keyed.session, keyed.job) or (keyed.folder / "foreign").exists(), keyed.events
 
 
 def hostile(*acts: str) -> Callable[[History], None]:
-    """Return a kind of history: the other writer does these things."""
+    """Return a kind of history: the other writer does these acts."""
 
     def play(history: History) -> None:
         history.play(acts)
@@ -560,13 +560,13 @@ def hostile(*acts: str) -> Callable[[History], None]:
 
 
 def equal_names(history: History) -> None:
-    """Two results of one place, and objects where their versions will be."""
+    """Two results with one home, and objects at the keys of their versions."""
     history.play(("swap", "resize"), ("equal",))
     history.end(("swap", "resize"))
 
 
 def moving_lists(history: History) -> None:
-    """The job changes its files, and the saver its lists, before each read of a client."""
+    """The job changes its files, and the uploader its lists, before each read of a client."""
     job, turns = history.job, [12]
 
     def move() -> None:
@@ -597,7 +597,7 @@ def rotation(history: History) -> None:
 
 
 def killed(history: History) -> None:
-    """The savers are killed, the other writer acts, and they are started again."""
+    """The uploaders are killed, the other writer acts, and they are started again."""
     for _ in range(2):
         history.job.work()
         history.job.step(history.job.dice.choice((0.1, 0.4)))
@@ -610,7 +610,7 @@ def killed(history: History) -> None:
 
 
 def killed_process(history: History) -> None:
-    """The same with a process, which is killed by its node."""
+    """The same with the uploader as a process, which gets SIGKILL."""
     job = history.job
     for number in range(len(job.nodes)):
         job.work()
@@ -626,7 +626,7 @@ def killed_process(history: History) -> None:
 
 
 def two_jobs(history: History) -> None:
-    """Two clusters claim one name; the one that is refused saves there all the same."""
+    """Two clusters claim one name; the refused one saves there nevertheless."""
     job, bucket, dice = history.job, history.job.bucket, history.job.dice
     for name in history.job.bucket.names():
         bucket.s3.delete_object(Bucket=bucket.name, Key=f"runs/{JOB}/{name}")
@@ -634,9 +634,9 @@ def two_jobs(history: History) -> None:
     before = dice.choice((None, b"{}", b"[", json.dumps(stale).encode()))
     if before is not None:
         history.writer._put("job.json", before)
-    launches = [{"by": f"i-{one}", "launch": f"launch-{one + 1}"} for one in range(2)]
+    launches = [{"by": f"i-{node}", "launch": f"launch-{node + 1}"} for node in range(2)]
     with ThreadPoolExecutor() as pool:
-        codes = [one.code for one in pool.map(lambda launch: bucket.claim(**launch), launches)]
+        codes = [claim.code for claim in pool.map(lambda launch: bucket.claim(**launch), launches)]
     owners = 0 if before in (b"{}", b"[") else 1
     assert sorted(codes) == sorted([""] * owners + ["taken"] * (2 - owners)), codes
     other = copy.copy(bucket)
@@ -644,9 +644,9 @@ def two_jobs(history: History) -> None:
     second = Job(other, dice, "0" * 64, launch="launch-2", nodes=len(job.nodes))
     history.writer.has_forged = True
     for _ in range(2):
-        for one in (job, second, job):
-            one.work()
-            one.step(dice.choice((0.1, 0.3)))
+        for writer in (job, second, job):
+            writer.work()
+            writer.step(dice.choice((0.1, 0.3)))
         assert bucket.claim(by="i-7", launch="launch-7").code == "taken"
         for client in history.clients:
             client.read()
@@ -660,8 +660,8 @@ def two_jobs(history: History) -> None:
 
 
 def local_results(history: History) -> None:
-    """Both clients have the results of another job of that name."""
-    kept: dict[Path, bytes] = {}
+    """Both clients have the results of another job of the same name."""
+    expected: dict[Path, bytes] = {}
     for client in history.clients:
         client.folder.mkdir(parents=True)
         (client.folder / "node0/run").mkdir(parents=True)
@@ -670,13 +670,13 @@ def local_results(history: History) -> None:
         (client.folder / "job.json").write_bytes(encode_job(older))
         (client.folder / "foreign").write_bytes(b"mine")
         (client.folder / "node0/run/model.pt").write_bytes(b"mine")
-        kept |= {path: path.read_bytes() for path in client.folder.rglob("*") if path.is_file()}
+        expected |= {path: path.read_bytes() for path in client.folder.rglob("*") if path.is_file()}
 
     def check() -> None:
         for client in history.clients:
             client.check_outside()
-            found = {path: path.read_bytes() for path in client.folder.rglob("*") if path.is_file()}
-            assert found == {path: body for path, body in kept.items() if client.folder in path.parents}
+            files = {path: path.read_bytes() for path in client.folder.rglob("*") if path.is_file()}
+            assert files == {path: body for path, body in expected.items() if client.folder in path.parents}
 
     with patch.object(history, "check", check):
         history.play(EVERY)
@@ -709,7 +709,7 @@ KINDS: dict[str, Callable[[History], None]] = {
 
 
 def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
-    """Carry out one history, and return what came of it."""
+    """Run one history, and return its row."""
     kind, began = list(KINDS)[number % len(KINDS)], time.monotonic()
     row: Row = {"kind": kind, "s": 0.0, "ok": True}
     with (
@@ -736,7 +736,7 @@ def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
 
 
 class LocalBucket(Bucket):
-    """A bucket of the local cloud whose stores share what botocore reads of the services."""
+    """A bucket of the local cloud whose stores share botocore's service descriptions."""
 
     def store(self) -> Store:
         session, info = _session(self.cloud.info.access_key_id), self.cloud.info
@@ -749,12 +749,12 @@ class LocalBucket(Bucket):
 
 @cache
 def _session(_: str) -> botocore.session.Session:
-    """Return botocore's session, one per cloud: it reads the descriptions of the services once."""
+    """Return one botocore session per cloud, which reads the descriptions of the services once."""
     return botocore.session.Session()
 
 
 def table(rows: list[Row]) -> str:
-    """Return, per kind, how many histories there were, how many as they should be, and what was done."""
+    """Return a table with the histories, successes, acts and refused reads per kind."""
     lines = [f"{'kind':18} {'runs':>5} {'ok':>5} {'acts':>5} {'refused':>8}"]
     for kind in KINDS:
         some = [row for row in rows if row["kind"] == kind]
@@ -768,10 +768,10 @@ def table(rows: list[Row]) -> str:
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=200)
     parser.add_argument("--parallel", type=int, default=2, help="histories side by side")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with records() as cloud:
         return campaign(
-            asked, lambda number, dice: run(cloud, number, dice), parallel=asked.parallel, table=table
+            args, lambda number, dice: run(cloud, number, dice), parallel=args.parallel, table=table
         )
 
 

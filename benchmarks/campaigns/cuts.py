@@ -1,11 +1,11 @@
-"""S3 cuts, loses replies and is slow, on the way up and down: nothing half has a name, no upload is left.
+"""S3 cuts connections, loses replies and is slow: no partial file is listed, no upload is left.
 
     python -m benchmarks.campaigns.cuts [--seed N] [--runs N] [--state FILE] [--parallel N]
 
-Against the S3 of a local cloud, with the programs of the nodes and a job that is made up. In turns: a job is
-saved; its saver is killed, and the cluster ended; a right is taken away and given back; data is copied; a
-checkpoint is copied. Each run draws its files and its faults. At every look, and at the end, what a list in
-S3 names is equal by bytes to what its file was.
+Against the S3 of a local cloud, with the programs of the nodes and a simulated job. In turns: a job is saved;
+its uploader is killed, and the cluster ended; a permission is revoked and restored; data is copied; a
+checkpoint is copied. Each run draws its files and its faults. At every check, and at the end, each file in a
+list in S3 has the bytes of a version of the file.
 """
 
 import contextlib
@@ -40,18 +40,18 @@ _END_S = 240.0
 
 
 def faults(cloud: Cloud, bucket: str, dice: random.Random, operations: tuple[str, ...]) -> str:
-    """Have the next requests to a bucket go wrong, and return how."""
-    said = []
+    """Add faults to the next requests to a bucket, and return them."""
+    added = []
     for _ in range(dice.randint(1, 4)):
         operation, effect, times = dice.choice(operations), dice.choice(EFFECTS), dice.randint(1, 4)
         seconds = round(dice.uniform(0.1, 1), 1)
         add_fault(cloud.info, operation, effect, times=times, seconds=seconds, only=bucket)
-        said.append(f"{operation}:{effect}*{times}")
-    return ",".join(said)
+        added.append(f"{operation}:{effect}*{times}")
+    return ",".join(added)
 
 
 class Saving:
-    """A job that saves to a bucket, and all that its files have been: a log has its last."""
+    """A job that saves to a bucket, and all versions of its files; of a log only the last."""
 
     def __init__(self, cloud: Cloud, top: Path, dice: random.Random) -> None:
         self.bucket, self.dice = Bucket(cloud, top), dice
@@ -60,12 +60,12 @@ class Saving:
         [self.node] = self.bucket.run()
 
     def write(self, home: str, body: bytes) -> None:
-        """Write a file of the job anew."""
+        """Write a new version of a file of the job."""
         self.were.setdefault(home, []).append(body)
         (self.node.run / home.removeprefix("node0/run/")).write_bytes(body)
 
     def grow(self) -> None:
-        """Let the log and the metrics of the job grow."""
+        """Append to the log and the metrics of the job."""
         for home, path in (
             ("logs/rank0.log", self.node.log),
             ("node0/run/metrics.jsonl", self.node.run / "metrics.jsonl"),
@@ -76,7 +76,7 @@ class Saving:
                 file.write(more)
 
     def work(self) -> None:
-        """Make files of several sizes, some of them again, a checkpoint each time, and logs."""
+        """Write files of several sizes, some of them again, a checkpoint each time, and logs."""
         sizes = (0, 1, self.dice.randrange(MB), self.dice.randrange(MB, 8 * MB))
         for step in range(3):
             self.grow()
@@ -88,18 +88,18 @@ class Saving:
             self.check()
 
     def object(self, key: str) -> bytes:
-        """Return an object as it lies with the local S3, whatever goes wrong with requests; b"": none."""
+        """Return an object from the disk of the local S3, without requests; b"" if there is none."""
         named = hashlib.sha256(f"runs/job-1/{key}".encode()).hexdigest()
         with contextlib.suppress(FileNotFoundError), (self._at / "objects" / named).open("rb") as file:
             return file.read(s3_files.parse_description(file).size)
         return b""
 
     def body(self, parts: list[Any]) -> bytes:
-        """Return what a reader makes of the parts of a file."""
+        """Return the content of a file from its parts, as a reader does."""
         return b"".join(self.object(key)[:length] for key, length, *_ in parts)
 
     def lists(self) -> list[tuple[str, int, list[Any]]]:
-        """Return what node0.json and job.json name: a file, its size, its parts."""
+        """Return the home, size and parts of each file in node0.json and job.json."""
         while True:
             node, job = (json.loads(self.object(name) or b"{}") for name in ("node0.json", "job.json"))
             refs = [*node.get("pages", ()), *(job.get("checkpoint") or {"pages": ()})["pages"]]
@@ -107,10 +107,10 @@ class Saving:
             if [hashlib.md5(page).hexdigest() for page in pages] == [etag for *_, etag in refs]:
                 break
         rows = [row for page in pages for row in json.loads(page).get("files", {}).items()]
-        return [(home, one["size"], one["parts"]) for home, one in rows]
+        return [(home, row["size"], row["parts"]) for home, row in rows]
 
     def check(self) -> int:
-        """Return how many files are named. Raises AssertionError for one that is not as it was."""
+        """Return the number of listed files. Raises AssertionError if one differs from all its versions."""
         while True:
             named = self.lists()
             held = [self.body(parts) for _, _, parts in named]
@@ -124,28 +124,28 @@ class Saving:
         return len(named)
 
     def left(self) -> int:
-        """Return how many uploads were begun and not completed."""
+        """Return the number of incomplete uploads."""
         return len(list((self._at / "uploads").iterdir()))
 
     def saving(self) -> Any:
-        """Return what the saver tells the clients of its node."""
+        """Return saving.json, which the uploader writes for clients."""
         return json.loads(self.node.folder.saving.read_text()) if self.node.folder.saving.exists() else {}
 
     def end(self) -> Row:
-        """End the job; all must be saved then, as it is."""
+        """End the job; then all files must be saved."""
         self.node.state("succeeded")
         os.close(self.node.lock)
         _, errors = self.node.saver.communicate(timeout=_END_S)
         assert self.node.saver.returncode == 0, errors.decode()
-        named, told = self.check(), self.saving()
+        named, saving = self.check(), self.saving()
         saved = {home: self.body(parts) for home, _, parts in self.lists()}
         assert saved == {home: were[-1] for home, were in self.were.items()}, "not all is saved"
         state = json.loads(self.object("job.json"))["state"]
-        assert (state, told["error"], told["ended"]) == ("succeeded", "", True), (state, told)
+        assert (state, saving["error"], saving["ended"]) == ("succeeded", "", True), (state, saving)
         return {"named": named, "failed": errors.count(b"\n"), "left": self.left()}
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop the uploader and the metadata service."""
         self.node.saver.kill()
         self.node.saver.communicate()
         self.bucket.metadata.server.shutdown()
@@ -153,15 +153,15 @@ class Saving:
 
 def save(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     with contextlib.closing(Saving(cloud, top, dice)) as job:
-        said = faults(cloud, job.bucket.name, dice, UP)
+        injected = faults(cloud, job.bucket.name, dice, UP)
         job.work()
-        return {"faults": said, **job.end()}
+        return {"faults": injected, **job.end()}
 
 
 def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
-    """The node goes in the middle of a large file, and the cluster is ended: what `down` does then."""
+    """The node is lost during the upload of a large file, then `down` aborts its uploads."""
     with contextlib.closing(Saving(cloud, top, dice)) as job:
-        said = faults(cloud, job.bucket.name, dice, UP)
+        injected = faults(cloud, job.bucket.name, dice, UP)
         job.work()
         until(lambda: len(job.lists()) > 3, seconds=_END_S)
         job.write(LARGE, dice.randbytes(60 * MB))
@@ -171,22 +171,22 @@ def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
         os.kill(job.node.saver.pid, signal.SIGKILL)
         job.node.saver.wait()
         named, begun = job.check(), job.left()
-        for _ in range(2):  # the faults may outlast all attempts of a request: then the next command does it
+        for _ in range(2):  # the faults may outlast all retries of a request: then the next command aborts
             job.bucket.store().abort(S3Uri(job.bucket.name, "runs/job-1"))
-        return {"faults": said, "named": named, "failed": begun, "left": job.left()}
+        return {"faults": injected, "named": named, "failed": begun, "left": job.left()}
 
 
 def deny(cloud: Cloud, top: Path, dice: random.Random) -> Row:
-    """A right is taken away: that is told while the job goes on, and all is saved once it is back."""
+    """A revoked permission is reported during the job, and all is saved after it is restored."""
     with contextlib.closing(Saving(cloud, top, dice)) as job:
         until(lambda: job.object("job.json"), seconds=_END_S)
         operation = dice.choice(("PutObject", "CreateMultipartUpload", "UploadPart"))
         number = add_fault(cloud.info, operation, "AccessDenied", only=job.bucket.name)[-1]["id"]
         job.work()
         until(lambda: "AccessDenied" in job.saving()["error"], seconds=_END_S)
-        said = faults(cloud, job.bucket.name, dice, UP)
+        injected = faults(cloud, job.bucket.name, dice, UP)
         clear_fault(cloud.info, number)
-        return {"faults": f"{operation}:AccessDenied,{said}", **job.end()}
+        return {"faults": f"{operation}:AccessDenied,{injected}", **job.end()}
 
 
 def data(cloud: Cloud, top: Path, dice: random.Random) -> Row:
@@ -194,25 +194,25 @@ def data(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     bodies = {f"x{number}": dice.randbytes(_size(dice)) for number in range(dice.randint(1, 40))}
     node.put(**bodies)
     operation = dice.choice(DOWN)
-    number, failed, said = None, 0, ""
+    number, failed, injected = None, 0, ""
     if dice.random() < 0.2:
         number = add_fault(cloud.info, operation, "AccessDenied", only=node.bucket)[-1]["id"]
-        said = f"{operation}:AccessDenied,"
-    said += faults(cloud, node.bucket, dice, DOWN)
-    while "failed" in (told := node.copy()):
+        injected = f"{operation}:AccessDenied,"
+    injected += faults(cloud, node.bucket, dice, DOWN)
+    while "failed" in (reply := node.copy()):
         failed += 1
         whole = {path: body for path, body in node.files.items() if not path.startswith(PARTIAL_FOLDER)}
         assert whole.items() <= bodies.items(), "a file is half"
-        assert told["why"] and told["next"], told
-        assert number is None or "may not be read" in told["failed"], told
-        assert failed <= 3 or number is not None, told
+        assert reply["why"] and reply["next"], reply
+        assert number is None or "may not be read" in reply["failed"], reply
+        assert failed <= 3 or number is not None, reply
         if number is not None:
             clear_fault(cloud.info, number)
             number = None
     assert node.files == bodies, "not all came"
     again = node.copy()
     assert again == {"copied": 0, "bytes": 0}, again
-    return {"faults": said, "named": len(bodies), "failed": failed, "left": 0}
+    return {"faults": injected, "named": len(bodies), "failed": failed, "left": 0}
 
 
 def resume(cloud: Cloud, top: Path, dice: random.Random) -> Row:
@@ -226,16 +226,16 @@ def resume(cloud: Cloud, top: Path, dice: random.Random) -> Row:
             for at, part in enumerate(parts)
         ]
         wanted[f"step-1/{number}"] = b"".join(parts)
-    said, failed = faults(cloud, node.bucket, dice, ("GetObject",)), 0
+    injected, failed = faults(cloud, node.bucket, dice, ("GetObject",)), 0
     node.top = node.home / "awsddp/resume-first"
     order = {"place": (node.bucket, "set"), "files": files, "folder": str(node.top)}
-    while "failed" in (told := node.copy(**order)):
+    while "failed" in (reply := node.copy(**order)):
         failed += 1
         whole = {path: body for path, body in node.files.items() if not path.startswith(PARTIAL_FOLDER)}
         assert whole.items() <= wanted.items(), "a file is half"
-        assert told["why"] and told["next"] and failed <= 3, told
+        assert reply["why"] and reply["next"] and failed <= 3, reply
     assert node.files == wanted, "not all came"
-    return {"faults": said, "named": len(files), "failed": failed, "left": 0}
+    return {"faults": injected, "named": len(files), "failed": failed, "left": 0}
 
 
 def _size(dice: random.Random) -> int:
@@ -246,7 +246,7 @@ KINDS: tuple[Callable[[Cloud, Path, random.Random], Row], ...] = (save, kill, de
 
 
 def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
-    """Carry out one run, and return what came of it; `left` are uploads, `failed` what was tried again."""
+    """Run one case, and return its row; `left` are incomplete uploads, `failed` retries."""
     kind, began = KINDS[number % len(KINDS)], time.monotonic()
     with tempfile.TemporaryDirectory() as top:
         try:
@@ -268,9 +268,9 @@ def records() -> Iterator[Cloud]:
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=200)
     parser.add_argument("--parallel", type=int, default=4, help="runs side by side")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with records() as cloud:
-        return campaign(asked, lambda number, dice: run(cloud, number, dice), parallel=asked.parallel)
+        return campaign(args, lambda number, dice: run(cloud, number, dice), parallel=args.parallel)
 
 
 if __name__ == "__main__":

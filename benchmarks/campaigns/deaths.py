@@ -1,4 +1,4 @@
-"""A rank dies in many ways, under both launchers: it is the cause, and all are gone 2 s after that is seen.
+"""A rank dies in many ways, under both launchers: it is the cause, and all ranks end within 2 s.
 
     python -m benchmarks.campaigns.deaths [--seed N] [--runs N] [--ranks N] [--state FILE]
 
@@ -72,18 +72,18 @@ if mine:
 
 def words(kind: tuple[tuple[str, int], str], victim: int) -> tuple[str, ...]:
     """Return the script's arguments."""
-    (way, value), moment = kind
-    return way, str(value), moment, str(victim)
+    (kind_of_end, value), moment = kind
+    return kind_of_end, str(value), moment, str(victim)
 
 
 def judged(kind: tuple[tuple[str, int], str], victim: int, job: dict[str, Any]) -> Row:
-    """Return what is told of a job (its state on node 0) in which `victim` has died.
+    """Return the cause of a job (its state on node 0) in which `victim` has died, and if it is right.
 
     `right`: that is its cause. `gone_s` is from the end of the victim, as its node saw it, to the last end.
     """
-    (way, value), _ = kind
-    code = -value if way == "signal" else value
-    ends = {one["rank"]: one["started"] + one["seconds"] for one in job["ranks"] if one.get("started")}
+    (kind_of_end, value), _ = kind
+    code = -value if kind_of_end == "signal" else value
+    ends = {row["rank"]: row["started"] + row["seconds"] for row in job["ranks"] if row.get("started")}
     cause = job["cause"] or {"rank": None, "exit_code": None}
     return {
         "cause": f"rank {cause['rank']} with {cause['exit_code']}",
@@ -93,7 +93,7 @@ def judged(kind: tuple[tuple[str, int], str], victim: int, job: dict[str, Any]) 
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int = 4) -> Row:
-    """Let one of `ranks` die once, and return what came of it."""
+    """Let one of `ranks` die, and return the row of the run."""
     launcher, kind = list(LAUNCHERS)[number % 2], KINDS[number // 2 % len(KINDS)]
     victim, name = dice.choice((0, 1, ranks - 1)), f"death{number}"
     options = ("--name", name, "-o", f"job.launcher={launcher}", "--world-size", str(ranks), "--json")
@@ -101,19 +101,19 @@ def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int = 4) -> 
     follower.communicate(timeout=300)
     state = json.loads(lab.run("exec", "--json", "--node", "0", f"cat ~/.awsddp/jobs/{name}/state.json"))
     row = judged(kind, victim, json.loads(state["nodes"][0]["stdout"]))
-    left = json.loads(lab.run("exec", "--json", "pgrep -fc '[d]ie.py|[w]orker.py' || true"))
-    stray = [node["stdout"].strip() for node in left["nodes"]]
-    told = {"launcher": launcher, "way": "{} {}".format(*kind[0]), "moment": kind[1], "victim": victim}
+    processes = json.loads(lab.run("exec", "--json", "pgrep -fc '[d]ie.py|[w]orker.py' || true"))
+    stray = [node["stdout"].strip() for node in processes["nodes"]]
+    parameters = {"launcher": launcher, "way": "{} {}".format(*kind[0]), "moment": kind[1], "victim": victim}
     is_ok = row["right"] and row["gone_s"] <= GONE_S and set(stray) == {"0"}
-    return {**told, **row, "left": ",".join(stray), "ok": is_ok}
+    return {**parameters, **row, "left": ",".join(stray), "ok": is_ok}
 
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=2 * len(KINDS))
     parser.add_argument("--ranks", type=int, default=4)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with cluster(2, {"die.py": SCRIPT}) as lab:
-        return campaign(asked, lambda number, dice: run(lab, number, dice, ranks=asked.ranks))
+        return campaign(args, lambda number, dice: run(lab, number, dice, ranks=args.ranks))
 
 
 if __name__ == "__main__":

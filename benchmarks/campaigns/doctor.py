@@ -1,9 +1,9 @@
-"""A node has one of the faults of the local cloud, or none: `doctor` must name it, and no other.
+"""A node has a fault of the local cloud, or none: `doctor` must name this node, and no other.
 
     python -m benchmarks.campaigns.doctor [--nodes N] [--way WAY] [--seed N] [--runs N] [--state FILE]
 
 Needs root: N nodes of the local cloud, one rank each: they share the CPUs of this machine, and doctor starts
-a rank for each GPU. Each way has its turn, or only `--way`; the node is drawn.
+a rank for each GPU. All faults in turn, or only `--way`; the node is drawn.
 """
 
 import json
@@ -16,7 +16,7 @@ from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
 
 HEALTHY = "healthy"
-# Way: the checks of which at least one must fail for the node.
+# By fault: the checks of which at least one must fail for the node.
 WAYS: dict[str, frozenset[str]] = {
     HEALTHY: frozenset(),
     "cut": frozenset({"login"}),
@@ -32,42 +32,43 @@ WAYS: dict[str, frozenset[str]] = {
 
 
 def possible() -> list[str]:
-    """Return the ways that this machine can bring about."""
-    return [way for way in WAYS if way != "clock" or nspawn.find_faketime() is not None]
+    """Return the faults that this machine supports."""
+    return [fault for fault in WAYS if fault != "clock" or nspawn.find_faketime() is not None]
 
 
-def is_named(found: dict[str, Any], way: str, culprit: int) -> bool:
-    """Tell whether `doctor` named the node for what it has, and nothing else."""
-    failed = [(check["name"], check["node"]) for check in found["checks"] if check["ok"] is False]
-    if way == HEALTHY:
-        return not failed and any(check["name"] == "all-reduce" for check in found["checks"])
-    return {node for _, node in failed} == {culprit} and bool({name for name, _ in failed} & WAYS[way])
+def is_named(document: dict[str, Any], fault: str, culprit: int) -> bool:
+    """Return True if `doctor` names the node and its fault, and nothing else."""
+    failed = [(check["name"], check["node"]) for check in document["checks"] if check["ok"] is False]
+    if fault == HEALTHY:
+        return not failed and any(check["name"] == "all-reduce" for check in document["checks"])
+    return {node for _, node in failed} == {culprit} and bool({name for name, _ in failed} & WAYS[fault])
 
 
-def run(lab: Rehearsal, way: str, culprit: int) -> Row:
-    """Break a node, ask, heal it, and return what was said."""
-    if way != HEALTHY:
-        lab.run("local", "fault", "add", f"node{culprit}", way)
+def run(lab: Rehearsal, fault: str, culprit: int) -> Row:
+    """Add the fault to a node, run `doctor`, clear the fault, and return the row."""
+    if fault != HEALTHY:
+        lab.run("local", "fault", "add", f"node{culprit}", fault)
     start = time.monotonic()
     with lab.started("doctor", "--json") as process:
         text, _ = process.communicate(timeout=900)
     took = time.monotonic() - start
     lab.run("local", "fault", "clear")
-    found = json.loads(text)
-    ok = "checks" in found and is_named(found, way, culprit)
-    said = "" if ok else [check for check in found.get("checks", [found]) if check.get("ok") is not True]
-    return {"way": way, "node": culprit, "took": round(took, 1), "ok": ok, "said": said}
+    document = json.loads(text)
+    ok = "checks" in document and is_named(document, fault, culprit)
+    checks = document.get("checks", [document])
+    problems = "" if ok else [check for check in checks if check.get("ok") is not True]
+    return {"way": fault, "node": culprit, "took": round(took, 1), "ok": ok, "said": problems}
 
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=len(WAYS))
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--way", choices=possible())
-    asked = parser.parse_args()
-    ways = [asked.way] if asked.way else possible()
-    with cluster(asked.nodes, {}, "--instance-type", "g6.xlarge") as lab:
+    args = parser.parse_args()
+    ways = [args.way] if args.way else possible()
+    with cluster(args.nodes, {}, "--instance-type", "g6.xlarge") as lab:
         return campaign(
-            asked, lambda number, dice: run(lab, ways[number % len(ways)], dice.randrange(asked.nodes))
+            args, lambda number, dice: run(lab, ways[number % len(ways)], dice.randrange(args.nodes))
         )
 
 

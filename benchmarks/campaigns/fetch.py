@@ -1,12 +1,12 @@
-"""`fetch` every second while a job's files grow, rotate and vanish, and one that is cut 20 times.
+"""`fetch` every second while the files of a job grow, rotate and vanish, and one that is cut 20 times.
 
     python -m benchmarks.campaigns.fetch [--seed N] [--runs N] [--state FILE]
 
 Needs root: two nodes of the local cloud. Run 0 cuts the `fetch` of a job that has ended, by a signal at
 moments that are drawn, and counts what the nodes send. Each other run fetches ten times from a job whose
 ranks print, rotate a log, append metrics, write checkpoints in two halves and delete old ones. Every fetch
-must end with 0, no checkpoint at home may be half, each log is the beginning of the rank's, and the last
-fetch brings all.
+must end with 0, no fetched checkpoint may be partial, each log is the beginning of the rank's, and the last
+fetch copies all.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster, in
 FETCHES = 10
 CUTS = 20
 ON_THE_WAY = 4_000_000
-"""Bytes that a node may have sent, and nobody received, when a fetch is cut: the buffers of a connection."""
+"""Bytes in the buffers of a connection when a fetch is cut: sent by the node, not received."""
 SCRIPTS = {
     "grows.py": """\
 import os, random, sys, time
@@ -65,7 +65,7 @@ Path(os.environ["AWSDDP_RUN_DIR"], "model.pt").write_bytes(os.urandom(100_000_00
 }
 
 
-def fetched(lab: Rehearsal, name: str) -> int:
+def run_fetch(lab: Rehearsal, name: str) -> int:
     """Fetch, and return the exit code."""
     with lab.started("fetch", name) as process:
         process.communicate()
@@ -73,7 +73,7 @@ def fetched(lab: Rehearsal, name: str) -> int:
 
 
 def is_right(home: Path) -> bool:
-    """Tell whether no file at home is half, and each log is the beginning of what its rank printed."""
+    """Return True if no fetched file is partial, and each log is the beginning of its rank's output."""
     whole = all(path.stat().st_size == int(path.stem.split("-")[1]) for path in home.glob("node*/*/*.pt"))
     logs = [path.read_text().removesuffix("the end\n") for path in home.glob("logs/rank*.log")]
     return whole and all(
@@ -83,14 +83,14 @@ def is_right(home: Path) -> bool:
 
 
 def grow(lab: Rehearsal, number: int) -> Row:
-    """Fetch ten times, once a second, from a job that runs, and once from it when it has ended."""
+    """Fetch ten times, once per second, from a running job, and once after it has ended."""
     name = f"grows{number}"
     home = lab.project / "runs" / name
     lab.run("train", "grows.py", "--name", name, "--world-size", "2", "--detach", "--", name)
     good = 0
     for _ in range(FETCHES):
         until = time.monotonic() + 1
-        good += fetched(lab, name) == 0 and is_right(home)
+        good += run_fetch(lab, name) == 0 and is_right(home)
         time.sleep(max(0.0, until - time.monotonic()))
     lab.run("exec", "--", f"touch ~/awsddp/work/{name}/end")
     lab.run("logs", "-f", name)
@@ -102,18 +102,18 @@ def grow(lab: Rehearsal, number: int) -> Row:
 
 
 def cut(lab: Rehearsal, number: int, dice: random.Random, *, cuts: int = CUTS) -> Row:
-    """End `fetch` by a signal so many times, then let it end; count what the nodes have sent."""
+    """End `fetch` by a signal so many times, then let it finish; count the bytes that the nodes sent."""
     name = f"saves{number}"
     home = lab.project / "runs" / name
     lab.run("train", "saves.py", "--name", name, "--world-size", "2", "--detach")
     while json.loads(lab.run("jobs", "--json"))["jobs"][-1]["state"] == "running":
         time.sleep(0.5)
-    before, size, done, codes = sent(lab), 200_000_000, 0, set[int]()
+    before, size, done, codes = count_sent_bytes(lab), 200_000_000, 0, set[int]()
     while done < cuts:
         step = dice.uniform(0.3, 1.0) * size / (cuts + 1)
-        start = came(home)
+        start = count_copied_bytes(home)
         process = lab.started("fetch", name)
-        while process.poll() is None and came(home) < start + step:
+        while process.poll() is None and count_copied_bytes(home) < start + step:
             time.sleep(0.002)
         if process.poll() is not None:
             break
@@ -121,15 +121,15 @@ def cut(lab: Rehearsal, number: int, dice: random.Random, *, cuts: int = CUTS) -
         process.communicate()
         codes.add(process.returncode)
         done += 1
-    code, total = fetched(lab, name), sent(lab) - before
+    code, total = run_fetch(lab, name), count_sent_bytes(lab) - before
     files = [path.stat().st_size for path in home.glob("node*/run/model.pt")]
     whole = files == [100_000_000] * 2 and not (home / ".part").exists()
     ok = code == 0 and done == cuts and whole and total < size * 1.02 + done * ON_THE_WAY
     return {"kind": "cut", "cuts": done, "sent": f"{total / size:.2f} of the size", "whole": whole, "ok": ok}
 
 
-def came(home: Path) -> int:
-    """Return how many bytes have come so far; folders may vanish meanwhile, which os.walk passes over."""
+def count_copied_bytes(home: Path) -> int:
+    """Return the bytes that were copied so far; os.walk skips folders that vanish."""
     count = 0
     for folder, _, names in os.walk(home):
         if "model.pt" in names:
@@ -138,8 +138,8 @@ def came(home: Path) -> int:
     return count
 
 
-def sent(lab: Rehearsal) -> int:
-    """Return how many bytes the nodes have sent since they booted."""
+def count_sent_bytes(lab: Rehearsal) -> int:
+    """Return the bytes that the nodes have sent since they booted."""
     count = 0
     for instance_id in instances(lab):
         (namespace,) = Path("/run/netns").glob(f"*-{instance_id}")
@@ -149,14 +149,14 @@ def sent(lab: Rehearsal) -> int:
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
-    """Carry out one run: the first is cut."""
+    """Run one case: the first is cut."""
     return grow(lab, number) if number else cut(lab, number, dice)
 
 
 def main() -> int:
-    asked = arguments(str(__doc__).splitlines()[0], runs=21).parse_args()
+    args = arguments(str(__doc__).splitlines()[0], runs=21).parse_args()
     with cluster(2, SCRIPTS) as lab:
-        return campaign(asked, lambda number, dice: run(lab, number, dice))
+        return campaign(args, lambda number, dice: run(lab, number, dice))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A job hangs in one of the usual ways: `why` must name rank and line, and the job must live on.
+"""A job hangs in one of the usual ways: `why` must name rank and line, and the job must continue.
 
     python -m benchmarks.campaigns.hangs [--seed N] [--runs N] [--ranks N] [--launcher NAME] [--state FILE]
 
-Needs root: two nodes of the local cloud. Each way has its turn, the rank is drawn; the group is gloo. In the
-way `network` node 1 loses its network: its ranks are to be named.
+Needs root: two nodes of the local cloud. All ways in turn, the rank is drawn; the group is gloo. In `network`
+node 1 loses its network: its ranks must be named.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ for step in range(3):
 print("up", flush=True)
 """
 )
-# name: (script, what the explanation must say); a line that is marked "# here" is where the culprit is
+# name: (script, text in the explanation); the line that is marked "# here" is that of the culprit
 HANGS = {
     "skip": (
         GROUP
@@ -117,20 +117,20 @@ while True:
 
 
 def line_of(script: str, mark: str = "# here") -> int:
-    """Return the number of the line that is marked."""
+    """Return the number of the marked line."""
     return next(number for number, line in enumerate(script.splitlines(), 1) if mark in line)
 
 
-def is_named(found: dict[str, Any], name: str, culprit: int) -> bool:
-    """Tell whether `why` named the rank, its line and the way in which it hangs."""
+def is_named(document: dict[str, Any], name: str, culprit: int) -> bool:
+    """Return True if `why` names the rank, its line and the reason of the hang."""
     script, words = HANGS[name]
-    place = f"{name}.py:{line_of(script)} in" if "# here" in script else ""
-    said = found["explanation"]
-    return found["behind"] == [culprit] and words in said and place in said
+    location = f"{name}.py:{line_of(script)} in" if "# here" in script else ""
+    explanation = document["explanation"]
+    return document["behind"] == [culprit] and words in explanation and location in explanation
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int, launcher: str) -> Row:
-    """Let one job hang, ask until it stands still, and return what is said of it then."""
+    """Let one job hang, run `why` until nothing changes, and return the row."""
     name, culprit = (*HANGS, "network")[number % (len(HANGS) + 1)], dice.randrange(ranks)
     job = f"{name}{number}"
     options = (
@@ -143,21 +143,22 @@ def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int, launche
     )
     follower = begin(lab, job, f"{name}.py", *options, ranks=ranks)
     with cut(lab) if name == "network" else contextlib.nullcontext():
-        found, took = _ask(lab, job)
+        document, took = _run_why(lab, job)
     alive = follower.poll() is None
     lab.run("cancel", job, "-o", "job.grace=1s", "-q")
     follower.communicate(timeout=300)
     if name == "network":
-        ok = found["behind"] == list(range(ranks // 2, ranks)) and "does not answer" in found["explanation"]
+        behind = list(range(ranks // 2, ranks))
+        ok = document["behind"] == behind and "does not answer" in document["explanation"]
     else:
-        ok = is_named(found, name, culprit)
-    told = {"hang": name, "launcher": launcher, "rank": culprit, "took": round(took, 1), "alive": alive}
-    return {**told, "ok": ok and alive, "said": "" if ok else found["explanation"]}
+        ok = is_named(document, name, culprit)
+    parameters = {"hang": name, "launcher": launcher, "rank": culprit, "took": round(took, 1), "alive": alive}
+    return {**parameters, "ok": ok and alive, "said": "" if ok else document["explanation"]}
 
 
 @contextlib.contextmanager
 def cut(lab: Rehearsal) -> Iterator[None]:
-    """Take node 1 off the network for a while."""
+    """Cut node 1 off the network."""
     instance = instances(lab)[1]
     lab.run("local", "fault", "add", instance, "cut")
     try:
@@ -166,29 +167,29 @@ def cut(lab: Rehearsal) -> Iterator[None]:
         lab.run("local", "fault", "clear")
 
 
-def _ask(lab: Rehearsal, job: str) -> tuple[dict[str, Any], float]:
-    """Ask until the job stands still; return what is said then, and how long the answer took (s)."""
-    found: dict[str, Any] = {}
+def _run_why(lab: Rehearsal, job: str) -> tuple[dict[str, Any], float]:
+    """Run `why` until nothing changes; return its document and the seconds that it took."""
+    document: dict[str, Any] = {}
     before: dict[str, Any] = {}
-    while found.get("moving", True) or found["ranks"] != before.get("ranks"):
-        before, start = found, time.monotonic()
-        found = json.loads(lab.run("why", job, "--json"))
+    while document.get("moving", True) or document["ranks"] != before.get("ranks"):
+        before, start = document, time.monotonic()
+        document = json.loads(lab.run("why", job, "--json"))
         took = time.monotonic() - start
-    return found, took
+    return document, took
 
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=60)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--launcher", choices=sorted(LAUNCHERS), default="ssh")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     scripts = {f"{name}.py": script for name, (script, _) in HANGS.items()}
 
     def once(number: int, dice: random.Random) -> Row:
-        return run(lab, number, dice, ranks=asked.ranks, launcher=asked.launcher)
+        return run(lab, number, dice, ranks=args.ranks, launcher=args.launcher)
 
     with cluster(2, {**scripts, "network.py": NETWORK}) as lab:
-        return campaign(asked, once)
+        return campaign(args, once)
 
 
 if __name__ == "__main__":

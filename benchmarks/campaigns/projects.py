@@ -1,13 +1,14 @@
-"""Projects as people have them on two local nodes without internet, and those that cannot be met.
+"""Projects of several kinds on two local nodes without internet, and those with unsatisfiable requirements.
 
     python -m benchmarks.campaigns.projects [--seed N] [--runs N] [--state FILE]
 
 Needs root: two nodes of the local cloud. Every even run trains with the packages of one kind of project,
-which come from one kind of place, in one command, on both nodes: 9 have each kind once, 36 each kind from
-each place. No password may be left on a node, nor in what is said. Every odd run types one command for a
-project that cannot be met: it must end with 3 and name the place, with nothing launched; 20 have each once.
+which come from one kind of source, in one command, on both nodes: 9 have each kind once, 36 each kind from
+each source. No password may be left on a node or in the output. Every odd run types one command for a project
+with unsatisfiable requirements: it must end with 3 and name file and line, with nothing launched; 20 have
+each once.
 
-conda is tests/support/conda_program.py: rattler solves and installs from a channel of the true layout.
+conda is tests/support/conda_program.py: rattler solves and installs from a channel as conda lays it out.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ PLACES = ("public index", "private index", "behind a proxy", "private, behind a 
 
 @dataclass
 class World:
-    """A cluster, and where its packages come from; `index` is what this machine's pip is set to."""
+    """A cluster, and the sources of its packages; `index` is the index of this machine's pip."""
 
     lab: Rehearsal
     wheels: Path
@@ -58,7 +59,7 @@ class World:
 
     @property
     def project(self) -> Path:
-        """The folder of the project that is on."""
+        """The folder of the current project."""
         return self.lab.project
 
     def write(self, name: str, text: str) -> str:
@@ -68,27 +69,27 @@ class World:
         path.write_text(text)
         return name
 
-    def begin(self, place: str) -> None:
-        """Empty the project, and have this machine find packages at a place."""
+    def begin(self, source: str) -> None:
+        """Empty the project, and configure this machine's source of packages."""
         for path in self.project.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self.index = self.private if place in PRIVATE else self.public
+        self.index = self.private if source in PRIVATE else self.public
         (self.lab.root / "pip.conf").write_text(f"[global]\nindex-url = {self.index}\n")
         for name in ("http_proxy", "https_proxy"):
             self.lab.environ.pop(name, None)
-            if "proxy" in place:
+            if "proxy" in source:
                 self.lab.environ[name] = self.proxy
         self.write("train.py", SHOWS)
 
-    def typed(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Type a command, and return what it said."""
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run `awsddp`, and return its output and exit code."""
         argv = [sys.executable, "-m", "awsddp", *words]
         return subprocess.run(
             argv, cwd=self.project, env=self.lab.environ, capture_output=True, text=True, timeout=400
         )
 
-    def locked(self, dependencies: list[str], sources: str = "") -> str:
-        """Write a project that uv has locked, and return the name of its lock."""
+    def lock(self, dependencies: list[str], sources: str = "") -> str:
+        """Write a project locked by uv, and return the name of its lock."""
         self.write("pyproject.toml", PROJECT.format(json.dumps(dependencies)) + sources)
         environ = {**self.lab.environ, "UV_DEFAULT_INDEX": self.index, "UV_PYTHON_DOWNLOADS": "never"}
         words = [find_uv_bin(), "lock", "--quiet", "--no-config", "--python", sys.executable]
@@ -97,29 +98,29 @@ class World:
 
 
 Kind = Callable[[World, str], str]
-"""Writes a project that needs a version of `small`, and `tiny`; returns the file that is named."""
+"""Writes a project that needs a version of `small`, and `tiny`; returns the file for --env."""
 
 
 def included(world: World, version: str) -> str:
-    """Return a file that includes another, and constraints, which decide."""
+    """Return a file that includes another one, and constraints, which decide."""
     world.write("needs/base.txt", "small  # the newest would be another\n")
     world.write("needs/pins.txt", f"small=={version}\ntiny==1.0\n")
     return world.write("requirements.txt", "-r needs/base.txt\n-c needs/pins.txt\n")
 
 
 def extras(world: World, version: str) -> str:
-    """Return a file for the project itself, whose extra asks for an extra."""
-    own = f'\n[project.optional-dependencies]\ndev = ["small[more]=={version}"]\n'
-    world.write("pyproject.toml", PROJECT.format("[]") + own)
+    """Return a file for the project itself, whose extra requires an extra."""
+    table = f'\n[project.optional-dependencies]\ndev = ["small[more]=={version}"]\n'
+    world.write("pyproject.toml", PROJECT.format("[]") + table)
     return world.write("requirements.txt", "-e .[dev]\n")
 
 
 def hashes(world: World, version: str) -> str:
     """Return a file with the hash of each wheel, as pip-compile writes it."""
     text = ""
-    for name, of in (("small", version), ("tiny", "1.0")):
-        data = (world.wheels / f"{name}-{of}-py3-none-any.whl").read_bytes()
-        text += f"{name}=={of} \\\n    --hash=sha256:{hashlib.sha256(data).hexdigest()}\n"
+    for name, of_version in (("small", version), ("tiny", "1.0")):
+        data = (world.wheels / f"{name}-{of_version}-py3-none-any.whl").read_bytes()
+        text += f"{name}=={of_version} \\\n    --hash=sha256:{hashlib.sha256(data).hexdigest()}\n"
     return world.write("requirements.txt", text)
 
 
@@ -143,14 +144,14 @@ def pyproject(world: World, version: str) -> str:
 
 def lock(world: World, version: str) -> str:
     """Return a lock whose packages come from an index."""
-    return world.locked([f"small=={version}"])
+    return world.lock([f"small=={version}"])
 
 
 def lock_of_sources(world: World, version: str) -> str:
     """Return a lock of a wheel at a URL and a git repository."""
     url = f"{world.files}/small-{version}-py3-none-any.whl"
     sources = f'small = {{ url = "{url}" }}\ntiny = {{ git = "{world.git}/tiny.git" }}\n'
-    return world.locked(["small", "tiny"], f"[tool.uv.sources]\n{sources}")
+    return world.lock(["small", "tiny"], f"[tool.uv.sources]\n{sources}")
 
 
 def environment(world: World, version: str) -> str:
@@ -175,27 +176,27 @@ KINDS: dict[str, Kind] = {
 
 
 def train(world: World, number: int) -> Row:
-    """Train with a project that can be met."""
-    kind, place = list(KINDS)[number % 9], PLACES[number % 4]
-    world.begin(place)
+    """Train with a project whose requirements can be met."""
+    kind, source = list(KINDS)[number % 9], PLACES[number % 4]
+    world.begin(source)
     version = f"1.{number}"
     for of in (version, f"{version}.1"):
         write_wheel(world.wheels, "small", of, requires=("tiny",), extras=("more",))
     file = KINDS[kind](world, version)
     began = time.monotonic()
-    done = world.typed("train", "train.py", "--env", file, "--nproc-per-node", "1")
+    done = world.run("train", "train.py", "--env", file, "--nproc-per-node", "1")
     took = time.monotonic() - began
     shown = done.stdout.count(f"runs with {version} 1.0")
     words = "sudo grep -rlE '{}|{}' /home /tmp /var/tmp /root; true"
-    secrets = world.typed("exec", "--", words.format(PASSWORD, "reader:")).stdout
-    is_told = PASSWORD in done.stdout + done.stderr + _kept(world.lab.root / "home")
+    secrets = world.run("exec", "--", words.format(PASSWORD, "reader:")).stdout
+    is_told = PASSWORD in done.stdout + done.stderr + _read_client_files(world.lab.root / "home")
     ok = done.returncode == 0 and shown == 2 and not is_told and not secrets
-    row = {"kind": kind, "place": place, "nodes": shown, "s": f"{took:.1f}", "ok": ok}
+    row = {"kind": kind, "place": source, "nodes": shown, "s": f"{took:.1f}", "ok": ok}
     return row if ok else row | {"secrets": secrets, "said": done.stdout[-800:] + done.stderr[-2000:]}
 
 
-def _kept(home: Path) -> str:
-    """Return what this machine keeps of its clusters; the disks of the nodes are looked into there."""
+def _read_client_files(home: Path) -> str:
+    """Return the content of this machine's files about its clusters; the nodes' disks are checked there."""
     files = [path for path in home.rglob("*") if path.is_file() and "nodes" not in path.parts]
     return "".join(path.read_bytes().decode(errors="replace") for path in files)
 
@@ -208,7 +209,7 @@ BAD = {
     "no wheel": (["tiny", "elsewhere"], "elsewhere cannot be met"),
     "bad line": (["tiny", "numpy=1.26"], "'numpy=1.26' is not a requirement"),
 }
-"""What a project asks for, and what is said of it."""
+"""The requirements of a project, and the text of the error."""
 IN_FILES = ("requirements.txt", "included", "pyproject.toml")
 OTHERS = {
     "unknown key": ("environment.yml", "dependencies: [python=3.11]\nchanels: [x]\n", "key 'chanels'"),
@@ -220,37 +221,38 @@ FAULTS = [(fault, file) for file in IN_FILES for fault in BAD] + [
 
 
 def refuse(world: World, number: int, dice: random.Random) -> Row:
-    """Type a command for a project that cannot be met: a launch of another cluster, or a job of this one."""
+    """Run a command with unsatisfiable requirements: a launch of another cluster, or a job of this one."""
     fault, file = FAULTS[number % len(FAULTS)]
     world.begin("public index")
     if fault in OTHERS:
         name, text, words = OTHERS[fault]
         world.write("pyproject.toml", PROJECT.format('["small"]'))
         world.write(name, text)
-        place = name
+        location = name
     else:
         lines, words = BAD[fault]
         named = "requirements.txt" if file == "included" else file
-        place = {"included": "needs.txt, line 2", "pyproject.toml": file}.get(file, f"{file}, line 2")
+        location = {"included": "needs.txt, line 2", "pyproject.toml": file}.get(file, f"{file}, line 2")
         text = "".join(f"{line}\n" for line in lines)
         world.write("needs.txt", text)
-        own = {"included": "-r needs.txt\n", "pyproject.toml": PROJECT.format(json.dumps(lines))}
-        name = world.write(named, own.get(file, text))
-    # What a rehearsed image has, its nodes say.
+        texts = {"included": "-r needs.txt\n", "pyproject.toml": PROJECT.format(json.dumps(lines))}
+        name = world.write(named, texts.get(file, text))
+    # Only the nodes know the packages of a rehearsed image.
     verb = "train" if fault == "another torch" else dice.choice(("up", "train", "run"))
     launch = ("-c", "other", verb, "--local", "--nodes", "2", "-y")
     argv = {"up": launch, "run": (*launch, "train.py"), "train": ("train", "train.py")}[verb]
-    before = there(world)
+    before = list_nodes_and_jobs(world)
     began = time.monotonic()
-    done = world.typed(*argv, "--env", name)
+    done = world.run(*argv, "--env", name)
     took = time.monotonic() - began
-    said = " ".join(done.stderr.split())
-    ok = done.returncode == 3 and words in said and place in said and there(world) == before
+    error = " ".join(done.stderr.split())
+    is_refused = done.returncode == 3 and words in error and location in error
+    ok = is_refused and list_nodes_and_jobs(world) == before
     row = {"fault": fault, "file": file, "verb": verb, "s": f"{took:.1f}", "ok": ok}
     return row if ok else row | {"said": done.stdout[-500:] + done.stderr[-2000:], "code": done.returncode}
 
 
-def there(world: World) -> list[str]:
+def list_nodes_and_jobs(world: World) -> list[str]:
     """Return the nodes of the local cloud, and the jobs of the cluster."""
     nodes = [path.name for path in (world.lab.root / "home/local/nodes").iterdir()]
     jobs = json.loads(world.lab.run("jobs", "--json"))["jobs"]
@@ -259,7 +261,7 @@ def there(world: World) -> list[str]:
 
 @contextlib.contextmanager
 def laboratory() -> Iterator[World]:
-    """Yield a cluster and all places that packages come from. This machine's own settings do not count."""
+    """Yield a cluster and all sources of packages, without this machine's own settings."""
     with cluster(2, {}) as lab, contextlib.ExitStack() as stack:
         for name in list(lab.environ):
             if name.startswith(("PIP_", "UV_", "GIT_", "SSL_")) or name.lower().endswith("_proxy"):
@@ -305,30 +307,30 @@ def _packages(root: Path, wheels: Path) -> None:
 
 
 def _conda_on_nodes(lab: Rehearsal) -> None:
-    """Put a conda where one finds it that a user has installed."""
-    own = lab.root / "miniforge3"
-    (own / "bin").mkdir(parents=True)
-    (own / "bin/conda").write_text(CONDA)
-    (own / "bin/conda").chmod(0o755)
-    shutil.copy(Path(channel.__file__).with_name("conda_program.py"), own)
+    """Put a conda on the nodes where users install it."""
+    conda = lab.root / "miniforge3"
+    (conda / "bin").mkdir(parents=True)
+    (conda / "bin/conda").write_text(CONDA)
+    (conda / "bin/conda").chmod(0o755)
+    shutil.copy(Path(channel.__file__).with_name("conda_program.py"), conda)
     for name in ("rattler", "yaml"):
-        (own / "lib").mkdir(exist_ok=True)
-        (own / "lib" / name).symlink_to(Path(sysconfig.get_path("platlib"), name))
+        (conda / "lib").mkdir(exist_ok=True)
+        (conda / "lib" / name).symlink_to(Path(sysconfig.get_path("platlib"), name))
     config = lab.root / "home/clusters/default/ssh_config"
     for node in ("node0", "node1"):
-        rsync = ["rsync", "-a", "--copy-unsafe-links", "-e", f"ssh -F {config}", own, f"{node}:"]
+        rsync = ["rsync", "-a", "--copy-unsafe-links", "-e", f"ssh -F {config}", conda, f"{node}:"]
         subprocess.run(rsync, check=True)
 
 
 def run(world: World, number: int, dice: random.Random) -> Row:
-    """Carry out one run: an even one can be met."""
+    """Run one case: the requirements of an even one can be met."""
     return refuse(world, number // 2, dice) if number % 2 else train(world, number // 2)
 
 
 def main() -> int:
-    asked = arguments(str(__doc__).splitlines()[0], runs=72).parse_args()
+    args = arguments(str(__doc__).splitlines()[0], runs=72).parse_args()
     with laboratory() as world:
-        return campaign(asked, lambda number, dice: run(world, number, dice))
+        return campaign(args, lambda number, dice: run(world, number, dice))
 
 
 if __name__ == "__main__":

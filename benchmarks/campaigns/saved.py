@@ -1,4 +1,4 @@
-"""A saved run loses a node or its whole cluster: new nodes resume from S3, and nothing shows it in the end.
+"""A saved run loses a node or its whole cluster: new nodes resume from S3, with the same result.
 
     python -m benchmarks.campaigns.saved [--seed N] [--runs N] [--state FILE]
 
@@ -8,7 +8,7 @@ killed. `down --discard`, `up` and `train --resume s3://...` follow. Per run:
 
     listed    the step of the newest checkpoint in job.json, which torch.load reads from its parts in S3; each
               one that was written 4 s before the loss must be listed (`due`)
-    repeated  steps that the resumed run computed again
+    repeated  steps that the resumed run repeated
     equal     the parameters at the end are bit for bit those of a run that lost nothing
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EVERY, EPOCHS, PASSES = 61, 100, 46  # 92 batches, so 2 steps per epoch
 STEPS = 2 * EPOCHS
-SAVED_S = 4.0  # two looks of 1 s, an upload, and a machine that is shared
+SAVED_S = 4.0  # two scans of 1 s, an upload, and a shared machine
 LOST = ((0,), (1,), (0, 1))
 UP = (
     *("up", "--local", "--nodes", "2", "-y"),
@@ -53,7 +53,7 @@ def start(lab: Rehearsal, name: str, *options: str) -> "subprocess.Popen[str]":
 
 
 def finish(lab: Rehearsal, name: str, *options: str) -> Any:
-    """Carry a saved run out; return the parameters at its end."""
+    """Complete a saved run; return the parameters at its end."""
     import torch
 
     follower = start(lab, name, *options)
@@ -65,9 +65,9 @@ def finish(lab: Rehearsal, name: str, *options: str) -> Any:
 
 
 def step_of(log: Path) -> int:
-    """Return how many steps a rank has said to be done."""
-    said = re.findall(r"^Epoch: \[(\d+)\]\[(\d+)/", log.read_text() if log.exists() else "", re.M)
-    return 2 * (int(said[-1][0]) - 1) + int(said[-1][1]) // PASSES if said else 0
+    """Return the number of steps in the log of a rank."""
+    epochs = re.findall(r"^Epoch: \[(\d+)\]\[(\d+)/", log.read_text() if log.exists() else "", re.M)
+    return 2 * (int(epochs[-1][0]) - 1) + int(epochs[-1][1]) // PASSES if epochs else 0
 
 
 def watch(lab: Rehearsal, name: str, until: int) -> tuple[int, int]:
@@ -92,8 +92,8 @@ def listed_step(s3: Any, name: str) -> int:
     import torch
 
     def content(key: str) -> bytes:
-        found: bytes = s3.get_object(Bucket="results", Key=f"runs/{name}/{key}")["Body"].read()
-        return found
+        body: bytes = s3.get_object(Bucket="results", Key=f"runs/{name}/{key}")["Body"].read()
+        return body
 
     checkpoint = json.loads(content("job.json"))["checkpoint"]
     if checkpoint is None:
@@ -107,7 +107,7 @@ def listed_step(s3: Any, name: str) -> int:
 
 
 def run(lab: Rehearsal, whole: Any, number: int, dice: random.Random) -> Row:
-    """Carry out one loss, and return what came of it; `whole` are the parameters of a run without one."""
+    """Run one loss, and return its row; `whole` are the parameters of a run without a loss."""
     lost, name = LOST[number % len(LOST)], f"lost{number}"
     lab.run(*UP)
     nodes, ec2 = instances(lab), lab.client("ec2")
@@ -147,9 +147,9 @@ def laboratory() -> Iterator[tuple[Rehearsal, Any]]:
 
 
 def main() -> int:
-    asked = arguments(str(__doc__).splitlines()[0], runs=20).parse_args()
+    args = arguments(str(__doc__).splitlines()[0], runs=20).parse_args()
     with laboratory() as (lab, whole):
-        return campaign(asked, lambda number, dice: run(lab, whole, number, dice))
+        return campaign(args, lambda number, dice: run(lab, whole, number, dice))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A machine goes down while a job runs that needs 5 s to save: what it saves must come home whole.
+"""A node shuts down during a job that needs 5 s to save: the saved files must be fetched completely.
 
     python -m benchmarks.campaigns.saves [--seed N] [--runs N] [--state FILE]
 
-Needs root: two nodes of the local cloud. In turns: their time is over (`expires`), one is powered off or
-rebooted from inside, the cluster is stopped (`awsddp stop`), at a moment of the job that is drawn.
+Needs root: two nodes of the local cloud. In turns: they expire, one is powered off or rebooted from inside,
+the cluster is stopped (`awsddp stop`), at a drawn moment of the job.
 """
 
 import json
@@ -39,35 +39,35 @@ _WORDS = {
 
 
 def up(lab: Rehearsal, expires: str) -> None:
-    """Bring the cluster up. A node of the run before may go off in the middle of it: then once more."""
-    for left in (2, 1, 0):
+    """Launch the cluster; retry, as a node of the run before may shut down during the launch."""
+    for retries_left in (2, 1, 0):
         try:
             lab.run("up", "--nodes", "2", "-y", "--expires", expires)
             return
         except subprocess.CalledProcessError:
-            if not left:
+            if not retries_left:
                 raise
             time.sleep(5)
 
 
 def boots(lab: Rehearsal) -> dict[str, str]:
-    """Return which boot each running instance is in; nothing while one is on its way down or up."""
+    """Return the boot id of each running instance; nothing while one is starting or stopping."""
     try:
         nodes = json.loads(lab.run("status", "--json"))["nodes"]
         ids = {node["node"]: node["instance_id"] for node in nodes if node["state"] == "running"}
-        told = json.loads(lab.run("exec", "--json", "cat /proc/sys/kernel/random/boot_id")) if ids else {}
-        return {ids[node["node"]]: node["stdout"] for node in told.get("nodes", [])}
+        document = json.loads(lab.run("exec", "--json", "cat /proc/sys/kernel/random/boot_id")) if ids else {}
+        return {ids[node["node"]]: node["stdout"] for node in document.get("nodes", [])}
     except subprocess.CalledProcessError:
         return {}
 
 
 def saved(lab: Rehearsal, name: str) -> list[str]:
-    """Return what the ranks of a job have saved, as far as it is at home."""
+    """Return the fetched files that the ranks of a job saved."""
     return [path.read_text() for path in (lab.project / "runs" / name).glob("node*/saved*")]
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
-    """Carry out one save, and return what came of it."""
+    """Run one shutdown, and return its row."""
     kind, node, name = KINDS[number % len(KINDS)], dice.randrange(2), f"save{number}"
     up(lab, "100s" if kind == "expiry" else "1h")
     before = boots(lab)
@@ -82,7 +82,7 @@ def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
     while before.items() <= boots(lab).items() and time.monotonic() < deadline:
         time.sleep(1)
     fetched = "at once"
-    if len(saved(lab, name)) < 4:  # a node was off before its results were fetched: its disk is kept
+    if len(saved(lab, name)) < 4:  # a node was off before its results were fetched: its disk still exists
         fetched = "after up"
         up(lab, "1h")
         lab.run("fetch", name)
@@ -100,9 +100,9 @@ def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
 
 
 def main() -> int:
-    asked = arguments(str(__doc__).splitlines()[0], runs=20).parse_args()
+    args = arguments(str(__doc__).splitlines()[0], runs=20).parse_args()
     with cluster(2, {"save.py": SCRIPT}) as lab:
-        return campaign(asked, lambda number, dice: run(lab, number, dice))
+        return campaign(args, lambda number, dice: run(lab, number, dice))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Random trees of results: what comes home from nodes and from S3 is equal, names and bytes.
+"""Random trees of results: those fetched from nodes and from S3 are equal, names and bytes.
 
     python -m benchmarks.campaigns.trees [--seed N] [--runs N] [--state FILE] [--parallel N]
     python -m benchmarks.campaigns.trees --nodes ...          # real nodes; needs root
 
-Each run draws a tree (_tree.py): names that file systems, shells and programs take for something else, equal
-names in the run folder and the working folder, links to files and folders and out of them, files that are
-rewritten in place with their size and time, renamed, and rotated 5 times a second; every sixth has 3,000
-small files. Without nodes the list of a node is copied as `fetch` does, and the saver and the reader of S3
-are those of awsddp. With nodes, `fetch JOB`, `fetch s3://...` and `down` bring the same tree.
+Each run draws a tree (_tree.py): names that are special for file systems, shells and programs, equal names in
+the run folder and the project folder, links to files and folders and out of them, files that are rewritten in
+place with unchanged size and time, renamed, and rotated 5 times per second; every sixth has 3,000 small
+files. Without nodes the list of a node is copied as `fetch` does, with awsddp's uploader and reader of S3.
+With nodes, `fetch JOB`, `fetch s3://...` and `down` fetch the same tree.
 """
 
 import contextlib
@@ -44,49 +44,49 @@ Tree = dict[bytes, tuple[str, bytes]]
 
 
 def tree_at(folder: Path, label: str = "tree") -> Tree:
-    """Return what is in a folder of results: by name what it is, and its bytes or where it leads.
+    """Return the entries of a results folder: by name the type, and the bytes or the target.
 
     `label`, which differs between jobs, is replaced.
     """
-    found: Tree = {}
+    entries: Tree = {}
     for path in folder.rglob("*"):
         name = os.fsencode(path.relative_to(folder)).replace(label.encode(), b"LABEL")
         if path.is_symlink():
-            found[name] = "link", os.fsencode(path.readlink()).replace(label.encode(), b"LABEL")
+            entries[name] = "link", os.fsencode(path.readlink()).replace(label.encode(), b"LABEL")
         elif path.is_file() and name not in _NOT_OF_THE_JOB:
-            found[name] = "file", path.read_bytes()
-    return found
+            entries[name] = "file", path.read_bytes()
+    return entries
 
 
-def difference(one: Tree, other: Tree) -> str:
-    """Return what two trees do not have in common, in a few words; "" where they are equal."""
-    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+def difference(first: Tree, second: Tree) -> str:
+    """Return the differences of two trees as a short text; "" if they are equal."""
+    names = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
     def kind(tree: Tree, name: bytes) -> str:
-        found = tree.get(name)
-        return f"{found[0]} {found[1][:40]!r} of {len(found[1])}" if found else "nothing"
+        entry = tree.get(name)
+        return f"{entry[0]} {entry[1][:40]!r} of {len(entry[1])}" if entry else "nothing"
 
-    few = [f"{name!r}: {kind(one, name)}, {kind(other, name)}" for name in names[:3]]
+    few = [f"{name!r}: {kind(first, name)}, {kind(second, name)}" for name in names[:3]]
     return f"{len(names)}: {'; '.join(few)}" if names else ""
 
 
 def fetch(job: Job, folder: Path) -> None:
-    """Bring the results as `fetch` does, from the list of the node, but by a copy."""
+    """Fetch the results by the list of the node, as `fetch` does, but with a local copy."""
 
     def look(_: object = None) -> dict[tuple[int, str], ResultFile]:
-        return {(0, one.path): one for one in listed().files}
+        return {(0, file.path): file for file in listed().files}
 
     def listed() -> Manifest:
-        told: Any = manifest(messages.Manifest(job=JOB, exclude=[], at_once=0), job.nodes[0].folder)
-        found = read_answer(json.dumps(to_json_value(told)).encode(), Manifest, node=0, paths=True)
-        check_manifest(found, 0, [0])
-        return found
+        document: Any = manifest(messages.Manifest(job=JOB, exclude=[], at_once=0), job.nodes[0].folder)
+        checked = read_answer(json.dumps(to_json_value(document)).encode(), Manifest, node=0, paths=True)
+        check_manifest(checked, 0, [0])
+        return checked
 
     def transfer(files: Sequence[ResultFile], came: Path, *_: object) -> None:
-        for one in files:
-            to = came / one.path[1:]
+        for file in files:
+            to = came / file.path[1:]
             to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(one.path, to)
+            shutil.copy2(file.path, to)
 
     wanted = {0: assign_local_names({0: listed()})}
     changed: list[ResultFile] = []
@@ -102,7 +102,7 @@ def fetch(job: Job, folder: Path) -> None:
 
 
 def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0, many: int = MANY) -> Row:
-    """Draw a tree without nodes, and bring it home from the list of its node and from S3."""
+    """Draw a tree without nodes, and fetch it by the list of its node and from S3."""
     began = time.monotonic()
     files = many if number % 6 == 5 else dice.choice((0, 20))
     with (
@@ -123,7 +123,7 @@ def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0,
         client = Client(Path(top, "client"), bucket, has_key=False)
         came = client.read()
         fetched = tree_at(Path(top, "fetched"))
-        wrong = difference(fetched, tree_at(client.folder)) if came else f"not all came: {client.said}"
+        wrong = difference(fetched, tree_at(client.folder)) if came else f"not all came: {client.events}"
     took = round(time.monotonic() - began, 1)
     return {
         "kind": "without nodes",
@@ -135,14 +135,14 @@ def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0,
 
 
 def run_on_nodes(lab: Rehearsal, number: int, seed: str, *, seconds: float = 2.0, many: int = MANY) -> Row:
-    """Draw a tree twice, on two nodes each; bring it by `fetch`, from S3, and by `down`."""
+    """Draw a tree twice, on two nodes each; fetch it by `fetch`, from S3, and by `down`."""
     files, runs = many if number % 6 == 5 else 20, lab.project / "runs"
 
     def draw(label: str, *options: str) -> None:
         words = ["train", "tree.py", "--name", label, "--world-size", "2", "--detach", *options]
         lab.run(*words, "--", seed, label, str(files), str(seconds))
         while json.loads(lab.run("jobs", "--json"))["jobs"][-1]["state"] == "running":
-            time.sleep(0.5)  # who follows it fetches its results
+            time.sleep(0.5)  # a client that follows it would fetch its results
 
     lab.run("up", "--local", "--nodes", "2", "-o", "local.gpus=off", "-o", f"job.save_to={SAVE_TO}", "-y")
     saved, unsaved = f"saved{number}", f"unsaved{number}"
@@ -152,7 +152,7 @@ def run_on_nodes(lab: Rehearsal, number: int, seed: str, *, seconds: float = 2.0
     shutil.rmtree(runs / saved)
     lab.run("fetch", f"{SAVE_TO}/{saved}")
     wrong = difference(fetched, tree_at(runs / saved, saved))
-    draw(unsaved)  # later: what it writes is new in the working folder of both
+    draw(unsaved)  # later: its files are new in the project folder of both
     assert not list((runs / unsaved).glob("node*")), "down has nothing to bring"
     lab.run("down", "-y")
     wrong = wrong or difference(fetched, tree_at(runs / unsaved, unsaved))
@@ -173,12 +173,12 @@ def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=30)
     parser.add_argument("--parallel", type=int, default=2, help="trees side by side, without nodes")
     parser.add_argument("--nodes", action="store_true", help="on real nodes of a local cluster")
-    asked = parser.parse_args()
-    if not asked.nodes:
+    args = parser.parse_args()
+    if not args.nodes:
         with records() as cloud:
-            return campaign(asked, lambda number, dice: run(cloud, number, dice), parallel=asked.parallel)
+            return campaign(args, lambda number, dice: run(cloud, number, dice), parallel=args.parallel)
     with laboratory() as lab:
-        return campaign(asked, lambda number, _: run_on_nodes(lab, number, f"{asked.seed}/{number}"))
+        return campaign(args, lambda number, _: run_on_nodes(lab, number, f"{args.seed}/{number}"))
 
 
 if __name__ == "__main__":
