@@ -1,1 +1,1 @@
-"""Saving to S3, and copying from it, on a node."""
+"""Upload results to S3 and copy data from S3, on a node."""

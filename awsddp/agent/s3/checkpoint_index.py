@@ -1,8 +1,10 @@
-"""Select the newest complete checkpoint in S3 from the lists of all nodes. No I/O. Keys of a job:
+"""Select the newest complete checkpoint in S3 from the lists of all nodes. This module does no I/O.
 
-PREFIX/JOB/job.json      by the first node: the job, and the newest complete checkpoint; readers start here
-PREFIX/JOB/nodeK.json    by node K: the pages that list its files; folders with pending files; if it has ended
-PREFIX/JOB/lists/...     pages: the saved files with the keys of their parts, and the links (list_pages.py)
+A job has these keys in S3:
+
+PREFIX/JOB/job.json      the job and the newest complete checkpoint, by the first node; readers start here
+PREFIX/JOB/nodeK.json    by node K: the pages that list its files, folders with pending files, true if ended
+PREFIX/JOB/lists/...     pages that list saved files with the keys of their parts, and links (list_pages.py)
 PREFIX/JOB/node0/...     a file at its path in the results folder; later versions are node0/...~2 and so on
 PREFIX/JOB/parts/...     the parts of an append-only file, to be truncated to their sizes and joined
 """
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     Rows = Mapping[str, Mapping[str, Any]]
 
 _QUIET_SCANS = 2
-"""For how many scans of every node a folder must not have changed."""
+"""The number of scans of every node during which a folder must stay unchanged to count as complete."""
 
 
 class CheckpointIndex:
@@ -33,7 +35,7 @@ class CheckpointIndex:
     def update(
         self, documents: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]
     ) -> None:
-        """Update the checkpoint from nodeK.json of all nodes ({}: not read yet), and their rows."""
+        """Update the checkpoint from nodeK.json of all nodes ({}: not read yet) and the rows listed there."""
         named_paths = {_path_in_node(links.get(f"node{node}/{LATEST}", "")) for node in documents}
 
         def rank(checkpoint: Mapping[str, Any]) -> tuple[bool, bool, float]:
@@ -90,7 +92,7 @@ def checkpoint_keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
 
 
 def _may_contain(pending: str, folder: str) -> bool:
-    """Return True if pending files may be in `folder`; `pending` with a final "/" means all below."""
+    """Return True if pending files may be in `folder`. If `pending` ends with "/", it includes subfolders."""
     return f"{pending}/".startswith(folder) or (pending.endswith("/") and folder.startswith(pending))
 
 

@@ -1,21 +1,22 @@
-"""Find the checkpoints among results, with one rule for the client and for S3.
+"""Find the checkpoints among results, by the same rules for the client and for S3.
 
-What each library writes, rank 0's last file last (transformers 5.23, accelerate 1.15, deepspeed 0.19.8):
+This is what each library writes; the last file that rank 0 writes is named last (transformers 5.23,
+accelerate 1.15, deepspeed 0.19.8):
 
 - Hugging Face's Trainer: checkpoint-N/ with optimizer.pt or optimizer.bin (FSDP: optimizer_0/, DeepSpeed:
   global_stepN/, latest), scheduler.pt, trainer_state.json (Trainer._save_checkpoint). The folder of the final
-  model also has that file, but no optimizer (Trainer.save_state): from it the Trainer resumes with a new
-  optimizer and schedule, and fails only under DeepSpeed (_load_optimizer_and_scheduler). A checkpoint at TERM
-  (enable_jit_checkpoint) has checkpoint-is-incomplete.txt until it is complete, even if it replaces files of
-  the same step (CheckpointManager.execute_jit_checkpoint).
+  model also has trainer_state.json, but no optimizer (Trainer.save_state): from this folder the Trainer
+  resumes with a new optimizer and schedule; only under DeepSpeed it fails (_load_optimizer_and_scheduler). A
+  checkpoint that is written at TERM (enable_jit_checkpoint) has checkpoint-is-incomplete.txt until it is
+  complete, even if it replaces files of the same step (CheckpointManager.execute_jit_checkpoint).
 - Accelerate's save_state: optimizer.bin or the folders above, scheduler.bin, random_states_N.pkl
   (accelerate/checkpointing.py, save_accelerator_state).
-- torch.distributed.checkpoint, torchtitan: *.distcp, .metadata (FileSystemWriter.finish). The last step of
-  torchtitan holds only the model (checkpoint.last_save_model_only).
-- Lightning: *.ckpt; a sharded one is a folder *.ckpt/ of torch.distributed.checkpoint, then meta.pt
-  (FSDPStrategy.save_checkpoint), or of DeepSpeed.
+- torch.distributed.checkpoint, torchtitan: *.distcp, .metadata (FileSystemWriter.finish). The checkpoint of
+  torchtitan's last step holds only the model (checkpoint.last_save_model_only).
+- Lightning: *.ckpt; a sharded checkpoint is a folder *.ckpt/, either of torch.distributed.checkpoint with
+  meta.pt written last (FSDPStrategy.save_checkpoint), or of DeepSpeed.
 - DeepSpeed: TAG/*_model_states.pt, with ZeRO TAG/*_optim_states.pt, and latest, which names TAG
-  (DeepSpeedEngine.save_checkpoint); rank 0 writes it without waiting for the files of the other ranks.
+  (DeepSpeedEngine.save_checkpoint); rank 0 writes `latest` without waiting for the files of the other ranks.
   load_checkpoint() takes the folder that holds `latest`.
 """
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 SUFFIXES = (".pt", ".pth", ".ckpt", ".tar", ".safetensors")
 """Suffixes of checkpoint files. A *.tar counts if torch.save wrote it (checkpoint.pth.tar)."""
 MARKER_FILES = (".metadata", "trainer_state.json", "random_states_0.pkl", "latest")
-"""Files whose folder is a checkpoint, if it has the other files of one."""
+"""Files whose folder is a checkpoint, if the folder has the other files of a checkpoint."""
 _INCOMPLETE = "checkpoint-is-incomplete.txt"
-"""The file in a checkpoint that Hugging Face's Trainer is writing at TERM."""
+"""The file that marks a checkpoint which Hugging Face's Trainer is still writing at TERM."""
 LATEST = "run/latest"
-"""The preferred checkpoint: a file, a folder, or a link to one."""
+"""The preferred checkpoint: a file, a folder, or a link to a file or folder."""
 _PART = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|meta|.*[_-](model|optim)_states)(_\d+)?\.pth?"
     r"|((diffusion_)?pytorch_|adapter_)?model(-\d+-of-\d+|_\d+)?\.safetensors"
@@ -49,7 +50,7 @@ _PART_FOLDER = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
 _FILES_NEXT_TO_TAGS = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
 _OPTIMIZER_KEYS = (b"optim", b"param_groups")
 _MAX_BYTES = 16_000_000
-"""How many bytes of a pickle, and of a header, are read."""
+"""The most bytes of a pickle, or of a header, that are read."""
 
 
 class CheckpointPath(NamedTuple):
@@ -59,7 +60,10 @@ class CheckpointPath(NamedTuple):
     trees: tuple[str, ...] = ()
 
     def is_weights_only(self, weights: Collection[str]) -> bool:
-        """Return True if it holds only a model. For files in `weights` `find_flaw` returned "weights"."""
+        """Return True if the checkpoint holds only a model.
+
+        `weights` are the files for which `find_flaw` returned "weights".
+        """
         return self.name in weights or f"{self.name}/.metadata" in weights
 
 
@@ -68,7 +72,8 @@ def find_checkpoints(
 ) -> dict[CheckpointPath, list[str]]:
     """Return the checkpoints among the files of all nodes (paths without the node), with the files of each.
 
-    `latest_targets` are the targets of links at LATEST. The content of files is not checked (`find_flaw`).
+    `latest_targets` are the targets of links at LATEST. The content of files is not checked here, but by
+    `find_flaw`.
     """
     files = set(paths)
     inside: defaultdict[str, set[str]] = defaultdict(set)
@@ -80,7 +85,7 @@ def find_checkpoints(
     folders = {folder: trees for folder in list(inside) if folder and (trees := _trees(folder, inside))}
     preferred = {LATEST, *latest_targets} - {""}
     if _deepspeed_tags(dirname(LATEST), inside):
-        preferred.discard(LATEST)  # DeepSpeed's file of that name
+        preferred.discard(LATEST)  # this `latest` is DeepSpeed's file
     folders.update((path, (path,)) for path in preferred if path in inside and path not in folders)
     checkpoints: dict[CheckpointPath, list[str]] = {
         CheckpointPath(folder, trees): [] for folder, trees in folders.items()
@@ -108,10 +113,10 @@ def find_checkpoints(
 def checkpoint_sort_key(
     name: str, modified: float, *, is_weights: bool, named: Collection[str]
 ) -> tuple[bool, bool, float]:
-    """Return the sort key of a checkpoint, the best last.
+    """Return the sort key of a checkpoint; the best checkpoint sorts last.
 
-    LATEST, or its target in `named`, is preferred to all others, then a checkpoint with an optimizer, then
-    the newest.
+    LATEST, or its target in `named`, is preferred to all others. After that, a checkpoint with an optimizer
+    is preferred, and then the newest.
     """
     return name == LATEST or name in named, not is_weights, modified
 
@@ -123,10 +128,10 @@ def parent_folders(path: str) -> Iterator[str]:
 
 
 def find_flaw(path: Path, name: str) -> str:
-    """Return the flaw of a checkpoint file named `name`, "" if none is known. Raises OSError.
+    """Return the flaw of a checkpoint file named `name`, or "" if none is known. Raises OSError.
 
-    "torn": it is not a checkpoint, or truncated, as when a rank was killed while it saved. "weights": it
-    holds a model without an optimizer.
+    "torn": the file is not a checkpoint, or it is truncated (for example because a rank was killed while it
+    saved). "weights": the file holds a model without an optimizer.
     """
     try:
         with path.open("rb") as file:
@@ -142,12 +147,12 @@ def find_flaw(path: Path, name: str) -> str:
             return "torn" if name.endswith(".tar") and not begin.startswith(b"\x80") else ""
     except OSError:
         raise
-    except Exception:  # a truncated file, or of another kind
+    except Exception:  # the file is truncated or of another kind
         return "torn"
 
 
 def _trees(folder: str, inside: Mapping[str, set[str]]) -> tuple[str, ...]:
-    """Return the folders that belong to the checkpoint in a folder, () if that is not complete."""
+    """Return the folders that belong to the checkpoint in a folder, or () if the checkpoint is incomplete."""
     names, tags, whole = inside[folder], _deepspeed_tags(folder, inside), (folder,)
     is_sharded = ".metadata" in inside.get(f"{folder}/optimizer_0", ())
     has_optimizer = bool(tags) or is_sharded or not names.isdisjoint(("optimizer.pt", "optimizer.bin"))
@@ -184,7 +189,7 @@ def _flaw_of_zip(file: BinaryIO) -> str:
 
 
 def _flaw_of_safetensors(file: BinaryIO) -> str:
-    """Compare the size of a file with its header: the header's length in 8 bytes, then JSON."""
+    """Compare the size of a file with its header, which is the header's length in 8 bytes and then JSON."""
     length = int.from_bytes(file.read(8), "little")
     size = file.seek(0, 2)
     if length > _MAX_BYTES:
@@ -196,5 +201,5 @@ def _flaw_of_safetensors(file: BinaryIO) -> str:
 
 
 def _flaw_of_pickle(data: bytes) -> str:
-    """Return "weights" unless a pickle contains a key of an optimizer's state."""
+    """Return "weights", or "" if a pickle contains a key of an optimizer's state."""
     return "" if any(key in data for key in _OPTIMIZER_KEYS) else "weights"

@@ -1,4 +1,4 @@
-"""Claim the name of a job in S3 before it starts, and check all rights that uploading needs."""
+"""Claim the name of a job in S3 before the job starts, and check all rights that uploading needs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 _CLAIM_S = 900.0
-"""After how long a claimed name is free again if its job never started."""
+"""After how long a claimed name is free again if the claimed job never started."""
 _ROLE_PAUSES_S = (0.5, 1.0, 2.0)
-"""Pauses between requests for the role: after a late token botocore sends requests without a token."""
+"""Pauses between requests for the role. If the token comes late, botocore sends requests without a token."""
 _ROLE_S = 10.0
-"""How long to retry: each request to a silent metadata service takes 30 s to time out."""
+"""How long to retry; each request to a metadata service that does not respond takes 30 s to time out."""
 _TRIAL = ".awsddp"
-"""The key of a small test object below the prefix, the same for all jobs."""
+"""The key of a small test object below the prefix; all jobs use the same key."""
 
 
 def open_store(order: Mapping[str, Any]) -> Store:
-    """Return the store of an order, with the rights of the node's role only.
+    """Return the store of an order, with only the rights of the node's role.
 
-    boto3 is in ~/awsddp/boto3 if the image's was not sufficient. Raises ImportError if there is none.
+    boto3 is in ~/awsddp/boto3 if the image has none that is new enough. Raises ImportError if there is none.
     """
     sys.path.insert(0, str(Path.home() / "awsddp" / "boto3"))
     session = node_session()
     providers = session.get_component("credential_provider").providers
     providers[:] = [provider for provider in providers if provider.METHOD == "iam-role"]
     deadline = time.monotonic() + _ROLE_S
-    for pause_s in _ROLE_PAUSES_S:  # botocore caches credentials, and retries if it has none
+    for pause_s in _ROLE_PAUSES_S:  # botocore caches credentials, and asks again if it has none
         if session.get_credentials() is not None or time.monotonic() > deadline:
             break
         time.sleep(pause_s)
@@ -75,7 +75,7 @@ def try_claim(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Use every right, then claim the name."""
+    """Send a request that needs each right, then claim the name."""
     region = store.get_region(top.bucket)
     if region and region != order["region"]:
         return {"code": "region", "what": region}
@@ -94,7 +94,7 @@ def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> di
 
 
 def _claim(store: Store, job_uri: S3Uri, order: Mapping[str, Any]) -> bool:
-    """Claim a job's name, or take over the claim of a job that never started. Return True if it is ours."""
+    """Claim a job's name, or take over the claim of a job that never started. Return True if claimed."""
     job = {"job": order["job"], "save": 2, "by": order["by"], "launch": order["launch"]}
     job |= {"state": "claimed", "at": time.time()}
     instead_of = ""
@@ -108,7 +108,7 @@ def _claim(store: Store, job_uri: S3Uri, order: Mapping[str, Any]) -> bool:
             return False
         if document is None or not isinstance(holder, dict) or holder.get("save") != 2:
             return False
-        if holder.get("launch") == order["launch"]:  # the reply to the write was lost
+        if holder.get("launch") == order["launch"]:  # our write succeeded, but its response was lost
             return True
         is_free = holder.get("by") == order["by"] or _is_old(holder.get("at"))
         if holder.get("state") != "claimed" or not is_free:
@@ -122,7 +122,7 @@ def _is_old(claimed_at: object) -> bool:
 
 
 def _check_abort(store: Store, top: S3Uri) -> None:
-    """Check the right to abort uploads, with an upload that does not exist. Raises ClientError if denied."""
+    """Check the right to abort uploads, using an upload that does not exist. Raises ClientError if denied."""
     from botocore.exceptions import ClientError
 
     try:

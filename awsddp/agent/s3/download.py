@@ -1,10 +1,10 @@
 """Copy data sets to this node, from S3 and Hugging Face, until the files match the listing of the source.
 
-A separate program under the Python of the image (storage/datasets.py sends it). It reads the request from
-stdin and prints lines of JSON: progress, and finally the result or the error.
+This module is a separate program that runs under the Python of the image (storage/datasets.py sends it). The
+program reads the request from stdin and prints lines of JSON: progress, and finally the result or the error.
 
 ~/awsddp/data/NAME         the data; ~/awsddp/data is a link if an instance store has enough space
-~/awsddp/data/.NAME.json   its stamp: the source, and the size and ETag of each copied path
+~/awsddp/data/.NAME.json   the stamp of the data: its source, and the size and ETag of each copied path
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _MAX_LISTINGS = 3
-"""How often a bucket is listed that changes while it is copied."""
+"""How many times a bucket is listed if it changes while it is copied."""
 _BATCH_FILES = 2000
 _SENT_BY_CLIENT = "folder"
-"""The source of data that a client sends."""
+"""The source in the stamp of data that a client sends."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = "Changed"
 _AGAIN = "awsddp train   # again: it goes on"
@@ -46,7 +46,7 @@ _ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with
 
 
 class CopyError(Exception):
-    """Why data cannot be copied, and the next step; `code` is S3's, or _CHANGED."""
+    """Why data cannot be copied, and the next step; `code` is S3's error code, or _CHANGED."""
 
     def __init__(self, message: str, why: str = "", next_step: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class CopyError(Exception):
 
 
 def main(stdin: BinaryIO) -> int:
-    """Copy the data of the request on stdin, and print the result. Returns 0, also after an error."""
+    """Copy the data of the request on stdin, and print the result. Returns 0, even after an error."""
     request = json.loads(stdin.read(int(stdin.readline())))
     sys.path.insert(0, request["packages"])
     progress = _Progress()
@@ -85,9 +85,9 @@ def _print_json(**document: object) -> None:
 
 
 class _Progress:
-    """Prints the progress every second. If the client is gone, ends this process and `child`.
+    """Prints the progress every second, and ends this process and `child` if the client is gone.
 
-    `child` is another program, which downloads to the folder `filled`.
+    `child` is another program that downloads to the folder `filled`.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Progress:
 
 
 def _store(request: Mapping[str, Any], *, unsigned: bool = False) -> Store:
-    """Return the store of a request. Raises ImportError if this Python has no sufficient boto3."""
+    """Return the store of a request. Raises ImportError if boto3 is missing or too old in this Python."""
     payer = request.get("payer", False)
     return Store(region=request["region"], endpoint=request["endpoint"], payer=payer, unsigned=unsigned)
 
@@ -169,7 +169,7 @@ def _copy_files(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
 
 
 def _copy_sources(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
-    """Copy all sources, for one client at a time, and return the result. Raises CopyError, OSError."""
+    """Copy all sources and return the result. Only one client copies at a time. Raises CopyError, OSError."""
     folder = Path(request["folder"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_store = partial(_store, request)
@@ -190,7 +190,7 @@ def _copy_sources(request: dict[str, Any], progress: _Progress) -> dict[str, Any
                 _update_folder(uri, listed, top, progress, make_store)
             elif source["kind"] == "hf":
                 _download_hugging_face(source["at"], source["part"], top, request, progress)
-            else:  # a folder of the client, which sends it
+            else:  # the client sends its folder itself
                 stamp = Stamp(top)
                 if stamp.source not in ("", _SENT_BY_CLIENT):
                     stamp.reset(_SENT_BY_CLIENT)
@@ -202,9 +202,9 @@ def _copy_sources(request: dict[str, Any], progress: _Progress) -> dict[str, Any
 def list_objects(
     uri: S3Uri, make_store: Callable[..., Store], *, most: int | None = None
 ) -> tuple[Store, list[S3Object]]:
-    """Return a store that may list `uri`, and its objects (at most `most`).
+    """Return a store that may list `uri`, and the objects at `uri` (at most `most`).
 
-    The store has the caller's rights, or is unsigned, for a public bucket. Raises CopyError.
+    The store has the caller's rights; for a public bucket its requests may be unsigned. Raises CopyError.
     """
     first_refusal: CopyError | None = None
     for unsigned in (False, True):
@@ -247,7 +247,7 @@ def map_paths(uri: S3Uri, objects: Iterable[S3Object]) -> dict[str, S3Object]:
 
 
 def _path_problem(path: str) -> str:
-    """Return why a path is not allowed, "" if it is."""
+    """Return why a path is not allowed, or "" if it is allowed."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "a part of it is empty, '.' or '..'"
@@ -259,9 +259,9 @@ def _path_problem(path: str) -> str:
 
 
 def _make_data_folder(folder: Path, need: int) -> None:
-    """Make the folder of all data, on the largest instance store if that has `need` bytes of free space.
+    """Make the folder of all data, on an instance store if `need` bytes fit on the one with most free space.
 
-    After a stop, which empties instance stores, make the target of the link again. Raises OSError.
+    A stop of the instance empties instance stores; then the target of the link is made again. Raises OSError.
     """
     if folder.is_symlink():
         _make_folder(Path(os.readlink(str(folder))))  # noqa: PTH115
@@ -299,7 +299,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
-    """Raise CopyError if the folder of data, or of a path in it, is a link, which could point anywhere."""
+    """Raise CopyError if `top` or the folder of one of `data_paths` is a link, which could point anywhere."""
     base = resolve_links(top.parent) / top.name
     for folder in {posixpath.dirname(path) for path in data_paths} | {""}:
         path = top / folder
@@ -308,7 +308,7 @@ def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
 
 
 class Stamp:
-    """The stored state of a folder of data: its source, the copied files, and whether it is `whole`."""
+    """The stored state of a folder of data: the source, the copied files, and if the folder is `whole`."""
 
     def __init__(self, top: Path) -> None:
         self._top, self._path = top, top.with_name(f".{top.name}.json")
@@ -326,7 +326,7 @@ class Stamp:
             self.write()
 
     def write(self) -> None:
-        """Write the stamp; a large one is written less often by `add`. Raises OSError."""
+        """Write the stamp. The longer this takes, the less often `add` writes the stamp. Raises OSError."""
         began, new = time.monotonic(), self._path.with_suffix(".new")
         document = {"source": self.source, "whole": self.whole, "files": self.files}
         new.write_text(json.dumps(document), "utf-8")
@@ -335,7 +335,7 @@ class Stamp:
         self._next = now + 20 * (now - began)
 
     def reset(self, source: str) -> None:
-        """Remove the folder, which holds another source, and write an empty stamp. Raises OSError."""
+        """Remove the folder, which holds data of another source, and write an empty stamp. Raises OSError."""
         shutil.rmtree(str(self._top), ignore_errors=True)
         self.source, self.whole, self.files = source, False, {}
         self.write()
@@ -348,7 +348,10 @@ def _update_folder(
     progress: _Progress,
     make_store: Callable[..., Store],
 ) -> None:
-    """Download objects that differ, until the folder matches its listing. Raises CopyError, OSError."""
+    """Download objects that differ, until the folder matches the listing of `uri`.
+
+    Raises CopyError, OSError.
+    """
     store, objects = listed
     for _ in range(_MAX_LISTINGS):
         try:
@@ -408,7 +411,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def _remove(top: Path, removed: Mapping[str, int]) -> None:
-    """Remove copied files that the source no longer has, unless they were changed; then empty folders."""
+    """Remove copied files that the source no longer has, except changed ones, and then empty folders."""
     for path, size in removed.items():
         if _has_size(top / path, size):
             (top / path).unlink()

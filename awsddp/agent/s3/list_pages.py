@@ -1,7 +1,7 @@
 """A list in S3 that is split into pages, so that no object exceeds the maximum size of a document.
 
-A document names the pages: [key, size, ETag] of each. A changed page is written to another key than the named
-one, so that the published list stays readable until the next is published.
+A document names the pages, with [key, size, ETag] for each page. A changed page is written to a key that the
+document does not name, so that the published list stays readable until the next list is published.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PAGE_BYTES = MOST_BYTES // 2
-"""Maximum size of a page; a single row may exceed it."""
+"""Maximum size of a page; only a page with a single row may be larger."""
 MOST_PAGES = 64
 
 
@@ -37,7 +37,7 @@ class _Page:
 
 
 class Pages:
-    """The rows of a list, each with a kind and a name; `prefix` begins the keys of its pages."""
+    """The rows of a list, each with a kind and a name. The keys of the pages begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -45,7 +45,7 @@ class Pages:
         self._page_of: dict[tuple[str, str], _Page] = {}
 
     def set(self, kind: str, name: str, row: object) -> None:
-        """Add a row, or replace it."""
+        """Add a row, or replace the row of this kind and name."""
         text = json.dumps(row)
         page = self._page_of.get((kind, name))
         if page is not None and page.rows[kind, name] == text:
@@ -62,7 +62,7 @@ class Pages:
         page.is_written = False
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a row, if it is there."""
+        """Remove a row, if the list has it."""
         page = self._page_of.pop((kind, name), None)
         if page is not None:
             page.size -= _estimate_length(kind, name, page.rows.pop((kind, name)))
@@ -71,7 +71,7 @@ class Pages:
     def write(self, store: Store, uri: S3Uri) -> list[list[Any]]:
         """Write the changed pages, and return [key, size, ETag] of all pages.
 
-        Raises ClientError, BotoCoreError, ValueError if the list exceeds MOST_PAGES.
+        Raises ClientError, BotoCoreError, or ValueError if the list exceeds MOST_PAGES.
         """
         if len(self._pages) > MOST_PAGES:
             raise ValueError(f"{len(self._page_of):,} results are more than the list has room for")
@@ -84,7 +84,7 @@ class Pages:
         return [page.next for page in self._pages if page.next is not None]
 
     def rewrite_missing(self, objects: Mapping[str, tuple[int, str]]) -> None:
-        """Mark pages for the next `write` whose (size, ETag) in `objects`, by key, differs or is missing."""
+        """Mark a page for the next `write` if its (size, ETag) in `objects`, by key, differs or is absent."""
         for page in self._pages:
             if page.next is not None and objects.get(page.next[0]) != tuple(page.next[1:]):
                 page.is_written = False
@@ -96,12 +96,12 @@ class Pages:
 
 
 def _estimate_length(kind: str, name: str, row: str) -> int:
-    """Return about how long a row is in a page: a character of a name takes up to 6 in JSON, rarely 12."""
+    """Return the estimated length of a row in a page. In JSON, a character takes up to 6 bytes, rarely 12."""
     return len(row) + 6 * len(name) + len(kind) + 8
 
 
 class PageReader:
-    """Reads pages, and caches those that have not changed."""
+    """Reads pages, and caches the pages that have not changed."""
 
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], Any] = {}

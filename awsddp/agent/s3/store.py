@@ -1,7 +1,7 @@
 """Upload, download and list objects of S3, on nodes and on clients. No file is left incomplete.
 
-Requires boto3. s3transfer transfers large objects, botocore retries. A reader gets the object that a list
-names, or `ObjectChanged`:
+This module requires boto3. s3transfer transfers large objects, and botocore retries requests. A reader gets
+exactly the object that a list names, or else `ObjectChanged` is raised:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-reads.html
 """
 
@@ -28,13 +28,13 @@ _Item = TypeVar("_Item")
 ATTEMPTS = 10
 CONCURRENCY = 16
 _THREADS = 8
-"""How many parts of large objects are transferred at once: more threads of one Python are slower."""
+"""How many parts of large objects are transferred at once; with more threads one Python is slower."""
 DATA_FOLDER = ".data"
-"""The folder next to those of the jobs, with data that clients send to nodes."""
+"""The folder with data that clients send to nodes, next to the folders of the jobs."""
 _ACTIVE_STATES = ("claimed", "waiting", "running")
 _DAY, _WEEK = timedelta(days=1), timedelta(days=7)
 MOST_BYTES = 2 << 20
-"""Maximum size of a JSON document, written or read."""
+"""Maximum size of a JSON document that is written or read."""
 _MAX_ITEMS = 300_000
 """Maximum number of objects and arrays in a document, which then takes less than 64 MB when parsed."""
 PART_BYTES = 8 << 20
@@ -42,13 +42,13 @@ PART_BYTES = 8 << 20
 MOST_PART_BYTES = 2 * PART_BYTES
 """Maximum size of a part of a growing file, which is read into memory."""
 SIGNATURE = "awsddp-signature"
-"""The metadata key of a document's signature."""
+"""The metadata key that holds a document's signature."""
 PARTIAL_FOLDER = ".awsddp-parts"
 """The subfolder for incomplete downloads."""
 
 
 class S3Uri(NamedTuple):
-    """A bucket and a prefix without slashes at its ends; "" is the whole bucket."""
+    """A bucket, and a prefix without slashes at its ends. The prefix "" means the whole bucket."""
 
     bucket: str
     prefix: str
@@ -68,7 +68,7 @@ class S3Uri(NamedTuple):
 class S3Object(NamedTuple):
     """An object in a list: its key, its size in bytes, and its ETag.
 
-    With a `digest`, the SHA-256 of the first `size` bytes, the object may have grown since.
+    If there is a `digest`, it is the SHA-256 of the first `size` bytes, and the object may have grown since.
     """
 
     key: str
@@ -78,7 +78,7 @@ class S3Object(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A JSON object as it was read."""
+    """A JSON object of S3 as it was read, not yet parsed."""
 
     body: bytes
     etag: str
@@ -100,37 +100,37 @@ def parse_json(body: bytes) -> Any:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return True if S3 refused a request, so that it cannot take effect later."""
+    """Return True if S3 refused a request, which therefore cannot take effect later."""
     reply = getattr(error, "response", {}).get("ResponseMetadata", {})
     return 400 <= int(reply.get("HTTPStatusCode", 0)) < 500
 
 
 def signature(secret: str, launch: str, name: str, body: bytes) -> str:
-    """Return the signature of a document by a node of a launch: an HMAC with the launch's secret."""
+    """Return the signature that a node of a launch gives a document: an HMAC with the launch's secret."""
     return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()
 
 
 class ObjectChanged(Exception):
-    """An object is not the one in the list: it was replaced or deleted."""
+    """An object is no longer as listed, because it was replaced or deleted."""
 
 
 class Upload(Protocol):
     """An upload in progress."""
 
     def done(self) -> bool:
-        """Return True if it has ended."""
+        """Return True if the upload has ended."""
 
     def cancel(self) -> object:
-        """Cancel it, unless it has ended. A small one continues."""
+        """Cancel the upload, unless it has ended. The upload of a small file that is running continues."""
 
     def result(self) -> Any:
-        """Wait for its end. Raises the error of a failed upload."""
+        """Wait for the end of the upload. Raises the error of a failed upload."""
 
 
 def node_session() -> Any:
     """Return a botocore session for a node, with retries for a busy metadata service.
 
-    By default botocore sends one request with a timeout of 1 s, and then has no role.
+    By default botocore sends only one request with a timeout of 1 s, after which it has no role.
     """
     import botocore.session
 
@@ -141,11 +141,11 @@ def node_session() -> Any:
 
 
 class Store:
-    """A client of S3 for one caller. Thread-safe.
+    """A thread-safe client of S3 for one caller.
 
-    `session` is botocore's or None for the node's role, from its metadata. `endpoint` is None for AWS. With
-    `payer` the caller pays for requests to requester-pays buckets. Raises ImportError if this Python has no
-    boto3, or too old a version.
+    `session` is a botocore session, or None to use the node's role from the instance metadata. `endpoint` is
+    None for AWS. With `payer` the caller pays for requests to requester-pays buckets. Raises ImportError if
+    boto3 is missing or too old in this Python.
     """
 
     def __init__(
@@ -215,9 +215,9 @@ class Store:
                 yield item["Prefix"][:-1].rpartition("/")[2]
 
     def get_region(self, bucket: str) -> str | None:
-        """Return the region of a bucket, "" if the bucket does not exist; None if S3 does not return it.
+        """Return the region of a bucket, "" if there is no such bucket, or None if S3 returns no region.
 
-        Refusals also contain it: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+        Refusals also contain the region: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
         """
         from botocore.exceptions import ClientError
 
@@ -230,15 +230,16 @@ class Store:
         return "" if metadata["HTTPStatusCode"] == 404 else region
 
     def read(self, uri: S3Uri, name: str) -> Any:
-        """Return the JSON of an object, None if it does not exist. Raises ClientError, ValueError."""
+        """Return the JSON of an object, or None if there is no object. Raises ClientError, ValueError."""
         document = self.document(uri, name)
         return None if document is None else document.parse()
 
     def document(self, uri: S3Uri, name: str) -> Document | None:
-        """Return an object of at most MOST_BYTES, None if it does not exist. Raises ClientError, ValueError.
+        """Return an object, or None if there is no object.
 
-        With the right to list only some prefixes a missing object gives AccessDenied.
+        A caller who may list only some prefixes gets AccessDenied for a missing object:
         https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+        Raises ClientError, or ValueError if the object is larger than MOST_BYTES.
         """
         from botocore.exceptions import ClientError
 
@@ -249,7 +250,7 @@ class Store:
             code = error.response["Error"]["Code"]
             if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(uri, name=name))):
                 return None
-            return self._document(parameters)  # it may have been written since
+            return self._document(parameters)  # the object may have been written since
 
     def _document(self, parameters: Mapping[str, Any]) -> Document:
         def check(response: Mapping[str, Any]) -> int:
@@ -263,7 +264,7 @@ class Store:
     def _get(
         self, parameters: Mapping[str, Any], check: Callable[[Mapping[str, Any]], int]
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Return a response and its body, as many bytes as `check` returns. Retries if it is truncated."""
+        """Return a response and as many bytes of its body as `check` returns. Retries a truncated body."""
         from s3transfer.exceptions import RetriesExceededError
         from s3transfer.utils import S3_RETRYABLE_DOWNLOAD_ERRORS
 
@@ -292,8 +293,9 @@ class Store:
     ) -> str | None:
         """Write a document and return its ETag.
 
-        If `instead_of` is not its current ETag ("": it must not exist) nothing is written: return None.
-        `sign` returns the signature of a name and a body. Raises ClientError, ValueError if it is too large.
+        If `instead_of` is given and is not the document's current ETag ("": the document must not exist),
+        nothing is written and None is returned. `sign` returns the signature of a name and a body. Raises
+        ClientError, or ValueError if the document is too large.
         """
         from botocore.exceptions import ClientError
 
@@ -319,8 +321,9 @@ class Store:
     def abort(self, uri: S3Uri, *, ended_jobs: Container[str] | None = None) -> None:
         """Abort incomplete uploads below `uri`, as far as the caller has the right. Raises BotoCoreError.
 
-        With `ended_jobs`, `uri` contains jobs and data: abort only uploads of those jobs, of other jobs that
-        have ended, and old ones, as the state of a job that was lost with its cluster remains "running".
+        With `ended_jobs`, `uri` contains jobs and data. Then abort only the uploads of those jobs, of other
+        jobs that have ended, and uploads that are old, because the state of a job that was lost with its
+        cluster remains "running".
         """
         from botocore.exceptions import ClientError
 
@@ -340,7 +343,7 @@ class Store:
     def _is_abandoned(self, uri: S3Uri, key: str, started: datetime, over: Container[str]) -> bool:
         """Return True if an upload of awsddp will not be continued. Raises ClientError, ValueError.
 
-        A file of data may take days over a slow connection.
+        The upload of data may take days over a slow connection, so it counts as abandoned after a week.
         """
         name, age = key[len(uri.key("")) :].partition("/")[0], datetime.now(started.tzinfo) - started
         if name == DATA_FOLDER:
@@ -358,9 +361,10 @@ class Store:
         on_bytes: Callable[[int], None] = lambda count: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> Upload:
-        """Start the upload of a file, in parts if it is large. `on_end` is called in another thread.
+        """Start the upload of a file, in parts if the file is large. `on_end` is called in another thread.
 
-        `pop_etag` returns its ETag afterwards. The result raises OSError, ClientError, BotoCoreError.
+        After the upload, `pop_etag` returns its ETag. The upload's `result` raises OSError, ClientError,
+        BotoCoreError.
         """
         size = path.stat().st_size
         if size >= PART_BYTES:
@@ -387,7 +391,7 @@ class Store:
     def upload_files(
         self, files: Mapping[str, Path], uri: S3Uri, on_bytes: Callable[[int], None] = lambda count: None
     ) -> dict[str, str]:
-        """Upload files to names below `uri`, several at once; return their ETags.
+        """Upload files to names below `uri`, several at once, and return their ETags by name.
 
         Raises OSError, ClientError, BotoCoreError.
         """
@@ -411,10 +415,10 @@ class Store:
         on_bytes: Callable[[int], None] = lambda count: None,
         on_file: Callable[[str], None] = lambda path: None,
     ) -> None:
-        """Download files, each from its objects, to their paths in `folder`, several at once.
+        """Download several files at once, each from its objects, to their paths in `folder`.
 
-        Existing files are replaced. A file appears once it is complete and as listed; `on_file` is called in
-        this thread. The caller must have checked the paths.
+        Existing files are replaced. A file appears only when it is complete and as listed; `on_file` is then
+        called in this thread. The caller must have checked the paths.
         Raises ObjectChanged, OSError, ClientError, BotoCoreError.
         """
         partial_folder = folder / PARTIAL_FOLDER
@@ -432,10 +436,10 @@ class Store:
         partial_folder.rmdir()
 
     def run_each(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> Iterator[_Item]:
-        """Call `work` for all items, several at once, and yield each item, in order, once it is done.
+        """Call `work` for several items at once, and yield the items in order, each when its call has ended.
 
-        Raises the first error, after running calls have ended; no others are started. `work` must not call
-        `run_each` of this store.
+        After an error no more calls are started; the error is raised when the running calls have ended.
+        `work` must not call `run_each` of this store.
         """
         stop = threading.Event()
 
@@ -461,7 +465,7 @@ class Store:
     ) -> None:
         """Write the file `path` from its listed objects.
 
-        Raises ObjectChanged if one is not as listed, OSError, ClientError, BotoCoreError.
+        Raises ObjectChanged if an object is not as listed, OSError, ClientError, BotoCoreError.
         """
         with _raise_changed(objects[0].key if objects else ""):
             if len(objects) == 1 and objects[0].size >= PART_BYTES and not objects[0].digest:
@@ -472,7 +476,7 @@ class Store:
                     on_bytes(file.write(self._download_small(bucket, s3_object)))
 
     def read_object(self, uri: S3Uri, s3_object: S3Object) -> bytes:
-        """Return a small object, listed by its key below `uri`. Raises ObjectChanged, ClientError."""
+        """Return a small object, whose key is relative to `uri`. Raises ObjectChanged, ClientError."""
         with _raise_changed(s3_object.key):
             return self._download_small(uri.bucket, s3_object._replace(key=uri.key(s3_object.key)))
 
@@ -488,7 +492,10 @@ class Store:
         ).result()
 
     def _download_small(self, bucket: str, s3_object: S3Object) -> bytes:
-        """Return the bytes of an object, or those of its digest. Raises ObjectChanged, ClientError."""
+        """Return the bytes of an object, or only those that its digest covers.
+
+        Raises ObjectChanged, ClientError.
+        """
         if s3_object.size > (MOST_PART_BYTES if s3_object.digest else PART_BYTES) or not s3_object.etag:
             raise ObjectChanged(s3_object.key)
         parameters = {"Bucket": bucket, "Key": s3_object.key}
@@ -526,9 +533,9 @@ def _remember_key(params: Mapping[str, Any], context: dict[str, Any], **_: objec
 
 
 class _TransferSubscriber:
-    """Receives the progress, in bytes, and the end of a transfer; pins a download to the listed object.
+    """Receives the progress (in bytes) and the end of a transfer, and pins a download to the listed object.
 
-    Before s3transfer sends bytes again it reports a negative count.
+    s3transfer reports a negative count before it sends bytes again.
     """
 
     def __init__(

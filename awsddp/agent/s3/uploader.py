@@ -1,8 +1,9 @@
 """Upload a node's results of a job to S3 while the job runs (keys: checkpoint_index.py).
 
 The uploader is a separate process in a Python with boto3, at the lowest priority. Failures are retried while
-the job runs and for half an hour after its end. By its process name the watchdog sees that the machine is in
-use, and a shutdown waits for it. An uploader that is started again continues from its list in S3.
+the job runs and for half an hour after the job's end. The watchdog sees from the name of the process that the
+machine is in use, and a shutdown waits for the process. An uploader that is started again continues from its
+list in S3.
 """
 
 from __future__ import annotations
@@ -56,27 +57,28 @@ if TYPE_CHECKING:
 _MAX_OPEN = 64
 """How many files are open for upload at once."""
 _PARTS_AT_ONCE = 8
-"""How many parts of a file are sent before the next file."""
+"""How many parts of a file are sent before it is the turn of the next file."""
 _SHORT_PARTS, _MAX_PARTS = 500, 4000
-"""After how many parts of a file the part size doubles, and the maximum number of parts."""
+"""The number of parts of a file after which the part size doubles, and the maximum number of parts."""
 _MAX_LOAD = 0.05
-"""The maximum load of scans, and of lists, on one core."""
+"""The maximum share of one core that scans take, and the maximum share that writing lists takes."""
 _LIST_S = 1.0
 """The minimum interval between two writes of a list, and of saving.json."""
 _TICK_S = 0.2
-"""The interval of checks for finished uploads, and for the end of the job."""
+"""The interval at which the uploader checks for finished uploads and for the end of the job."""
 _BATCH_S = 0.02
-"""How long to collect finished uploads before others start."""
+"""How long finished uploads are collected before other uploads start."""
 _LATE_S = 1800.0
-"""How long after the job's end, or the last success since, failures are retried and open files waited for."""
+"""How long failures are retried, and open files waited for, after the job's end or a later success."""
 _HURRY_S = 90.0
-"""The same at a shutdown of the machine: awsddp-jobs.service delays it by at most 120 s."""
+"""The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s."""
 _OTHER_NODES_S = 90.0
 """How long the first node waits for another node whose list does not change."""
 _SLOWEST_S = 60.0
 _OWN_BEATS, _OTHER_BEATS = 6, 90
-"""How many beats pass before a key is reused. On other nodes than the first it is the time that a request
-with all retries can take (store.py): the first node's copy of their lists can be that old."""
+"""How many beats pass before a key is reused, on the first node and on other nodes. On other nodes this is
+the time that a request with all retries can take (store.py), because the first node's copy of their lists can
+be that old."""
 _MAX_REMOVED = 1000
 """How many removed files are remembered."""
 _MAX_FOLDERS = 1000
@@ -92,12 +94,12 @@ def main(stdin: BinaryIO) -> int:
     Path("/proc/self/comm").write_text("awsddp-job", encoding="ascii")
     os.nice(19)
     _set_disk_priority("3")  # idle
-    with contextlib.suppress(CommandError):  # the job's folder is gone
+    with contextlib.suppress(CommandError):  # raised if the job's folder is gone
         folder = JobFolder(order["job"])
         if not _is_alone(folder):
             return 0
         code = Uploader(order, folder, open_store(order)).run()
-        os._exit(code)  # do not wait for threads with cancelled requests
+        os._exit(code)  # does not wait for threads with cancelled requests
     return 1
 
 
@@ -107,7 +109,7 @@ def _set_disk_priority(scheduling_class: str) -> None:
 
 
 def _is_alone(folder: JobFolder) -> bool:
-    """Acquire the job's uploader lock for the life of this process. Return False if it is taken."""
+    """Acquire the job's uploader lock for the life of this process. Return False if the lock is taken."""
     descriptor = os.open(str(folder.path / "saver.lock"), os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +120,7 @@ def _is_alone(folder: JobFolder) -> bool:
 
 
 class _File:
-    """A result. Its `parts` ([key, size, ETag, digest]) in S3 hold its content at the stamp `saved`."""
+    """A result. `parts` ([key, size, ETag, digest]) in S3 hold the file's content at the stamp `saved`."""
 
     def __init__(self) -> None:
         self.parts: list[list[Any]] = []
@@ -135,11 +137,11 @@ class _File:
 
     @property
     def length(self) -> int:
-        """How many bytes are saved."""
+        """The number of bytes that are saved."""
         return sum(size for _, size, *_ in self.parts)
 
     def key(self, result: str, version: int) -> str:
-        """Return the unique key of a version. Bytes of a name that are not Unicode are escaped."""
+        """Return the unique key of a version. Bytes of the name that are not Unicode are escaped."""
         name = result.replace("\\", r"\\").encode("utf-8", "backslashreplace").decode()
         return f"{name}~{version + 1}" if version or re.search(r"~\d+$", name) else name
 
@@ -167,7 +169,7 @@ class _File:
 
 
 class _Sending(NamedTuple):
-    """A file being uploaded: its upload, keys' version, state at the start, and open descriptor `held`."""
+    """A file being uploaded: the upload, the key's version, the state at the start, the open file `held`."""
 
     upload: Upload
     version: int
@@ -177,7 +179,7 @@ class _Sending(NamedTuple):
 
 
 class _Growing(NamedTuple):
-    """A growing file whose new parts are being sent; `is_checked`: its earlier parts are compared first."""
+    """A growing file whose new parts are being sent; if `is_checked`, earlier parts are compared first."""
 
     future: Future[list[list[Any]]]
     line: ManifestEntry
@@ -220,19 +222,19 @@ class Uploader:
         self._other_rows: dict[int, dict[str, dict[str, Any]]] = {}
         self._readers = {node: PageReader() for node in self._other_nodes}
         self._published: Any = None
-        self._wake: SimpleQueue[None] = SimpleQueue()  # unlike an Event it is safe in a signal handler
+        self._wake: SimpleQueue[None] = SimpleQueue()  # unlike Event, safe in a signal handler
         self._end_by = math.inf
         self._fails = 0
         self._succeeded_at = time.monotonic()
 
     def run(self) -> int:
-        """Upload until the job has ended and all is saved (return 0), or the deadline passes (return 1)."""
+        """Upload until the job has ended and all results are saved; return 0, or 1 if the deadline passes."""
         signal.signal(signal.SIGTERM, self._on_term)
         while True:
             all_done = False
             try:
                 all_done = self.step()
-            except Exception as error:  # of S3, the disk, or an object that another writer wrote
+            except Exception as error:  # by S3, the disk, or a malformed object
                 self._fails, self._error = self._fails + 1, str(error)
                 sys.stderr.write(f"{time.strftime('%FT%TZ', time.gmtime())} {error}\n")
                 sys.stderr.flush()
@@ -243,7 +245,7 @@ class Uploader:
             gives_up = is_stuck and now > min(self._succeeded_at + _LATE_S, self._end_by)
             if gives_up:
                 self._error = self._error or f"still being written: {', '.join(self._pending)}"
-            is_final = all_done or (gives_up and self._end_by == math.inf)  # else: continues after the boot
+            is_final = all_done or (gives_up and self._end_by == math.inf)  # otherwise resumed after boot
             self._write_progress(ended=is_final)
             if all_done or gives_up:
                 self.close()
@@ -251,14 +253,14 @@ class Uploader:
             self._pause()
 
     def step(self) -> bool:
-        """Scan, upload and write the lists, as far as each is due. Return True if all is done.
+        """Do those of these that are due: scan, upload, write the lists. Return True if everything is done.
 
         Raises the error of a failed upload.
         """
         if not self._is_over and self._folder.document().final:
             self._is_over, self._scan_at = True, -math.inf
             self._queue.clear()
-            _set_disk_priority("2")  # best effort, the default: no rank uses the disk now
+            _set_disk_priority("2")  # the default (best effort), as no rank uses the disk any more
         if not self._has_list:
             self._recover()
         error = self._upload_results()
@@ -276,7 +278,7 @@ class Uploader:
             self._store.close()
 
     def _pause(self) -> None:
-        """Sleep, longer after errors, or until an upload ends."""
+        """Sleep until the next step (longer after errors), but wake up early when an upload ends."""
         pause_s = min(_TICK_S, self._order["look_s"])
         if self._is_over:
             pause_s = min(pause_s, max(0.0, self._scan_at - time.monotonic()))
@@ -293,7 +295,7 @@ class Uploader:
         return not self._sending and not self._growing
 
     def _on_term(self, *_: object) -> None:
-        """Handle a shutdown of the machine: set the deadline for the rest."""
+        """Handle a shutdown of the machine: set the deadline for the remaining uploads."""
         self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
         self._wake.put(None)
 
@@ -323,7 +325,7 @@ class Uploader:
         self._has_list = True
 
     def _listed_rows(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rows that a document lists, {} if a page has been replaced."""
+        """Return the rows that a document lists, or {} if a page has been replaced."""
         try:
             return PageReader().read(self._store, self._uri, document["pages"]).get("files", {})
         except ObjectChanged:
@@ -340,10 +342,10 @@ class Uploader:
         return signature(self._order["secret"], self._order["launch"], name, body)
 
     def _read_signed(self, name: str) -> Any:
-        """Return a document that an uploader of this launch has signed, None if there is none."""
+        """Return a document that an uploader of this launch has signed, or None if there is none."""
         try:
             document = self._store.document(self._uri, name)
-        except ValueError:  # longer than an uploader writes
+        except ValueError:  # the document is longer than an uploader writes
             return None
         if document is None:
             return None
@@ -357,7 +359,7 @@ class Uploader:
     # ---- the files of this node
 
     def _upload_results(self) -> BaseException | None:
-        """Collect finished uploads, scan if due, and start uploads. Return the last error."""
+        """Collect finished uploads, scan if a scan is due, and start uploads. Return the last error."""
         error = self._collect_finished()
         is_drained = self._is_idle and not self._queue
         if time.monotonic() >= self._scan_at and (is_drained or not self._is_over):
@@ -366,7 +368,7 @@ class Uploader:
         return self._start_uploads() or error
 
     def _scan(self) -> None:
-        """List the results, and queue files that are complete and not saved: checkpoints first."""
+        """List the results, and queue files that are complete and not saved, checkpoints first."""
         began = time.thread_time()
         results: Any = manifest(self._request, self._folder)
         self._scans += 1
@@ -388,14 +390,14 @@ class Uploader:
         self._scan_at = time.monotonic() + pause_s
 
     def _lost_files(self, skipped: Iterable[ManifestEntry]) -> str:
-        """Return a text on files that the next job wrote before they were saved, "" if there are none."""
+        """Return a text on files that the next job wrote before they were saved, or "" if there are none."""
         files = ((line, self._files.get(line.home)) for line in skipped if line.home)
         return "; ".join(
             f"{line.path}: {line.why}" for line, file in files if file is not None and not file.saved
         )
 
     def _is_due(self, line: ManifestEntry) -> bool:
-        """Record the current stamp of a file. Return True if the file is to be sent."""
+        """Record the current stamp of a file. Return True if the file is to be uploaded now."""
         result, file, stamp = line.home, self._files.setdefault(line.home, _File()), _stamp(line)
         is_known, file.current = file.current == stamp, stamp
         if file.saved == stamp and not (self._is_over and _is_append_only(result) and file.checked != stamp):
@@ -410,7 +412,7 @@ class Uploader:
             return False
         if _is_append_only(result):
             return self._is_over or time.monotonic() - file.sent_at >= self._order["parts_s"]
-        is_renamed = line.changed > line.modified  # renamed once it was complete
+        is_renamed = line.changed > line.modified  # as after a rename of a complete file
         return not line.writing and (is_known or is_renamed or self._is_over)
 
     def _urgency(self, result: str, marked_folders: set[str]) -> tuple[int, bool]:
@@ -425,7 +427,7 @@ class Uploader:
         self._links = links
 
     def _start_uploads(self) -> BaseException | None:
-        """Start queued uploads up to the maximum. Return the last error."""
+        """Start queued uploads, at most _MAX_OPEN at once. Return the last error."""
         failure: BaseException | None = None
         while self._queue and len(self._sending) + len(self._growing) < _MAX_OPEN:
             line = self._queue.popleft()
@@ -441,9 +443,9 @@ class Uploader:
         return failure
 
     def _start_file(self, line: ManifestEntry, file: _File) -> None:
-        """Start the upload of a file, to another key if the current one is listed, which therefore stays.
+        """Start the upload of a file, to another key if the current key is listed, so that its object stays.
 
-        The file stays open, so that the upload succeeds even if the job removes or replaces it.
+        The file stays open, so that the upload succeeds even if the job removes or replaces the file.
         """
         with open_file(Path(line.path)) as stream:
             held, info = os.dup(stream.fileno()), os.fstat(stream.fileno())
@@ -457,7 +459,7 @@ class Uploader:
         self._sending[line.home] = _Sending(upload, version, line, held, info)
 
     def _free_version(self, result: str, file: _File) -> int:
-        """Return a version whose keys are in no list, now or later: an earlier one, else a new one."""
+        """Return a version whose keys are in no list, now or later: an earlier version, or else a new one."""
         pause_s = self._order["beat_s"] * (_OWN_BEATS if self._is_first else _OTHER_BEATS)
         free = [version for version, left_at in file.left.items() if time.monotonic() - left_at >= pause_s]
         if free:
@@ -466,7 +468,7 @@ class Uploader:
         return min(free, default=max(file.version, *file.left, 0) + 1)
 
     def _named_keys(self) -> set[str] | None:
-        """Return the keys of the checkpoint in job.json, now and next; None if it cannot be read now."""
+        """Return the keys of the checkpoints in the current and next job.json; None if it cannot be read."""
         if self._is_first:
             named_keys = checkpoint_keys(self._published[1]) if self._published else set()
         else:
@@ -482,10 +484,11 @@ class Uploader:
         return named_keys | {dirname(key).partition("/")[2] for key in named_keys}
 
     def _cancel_outdated(self) -> None:
-        """Cancel the uploads of files that were written to since the start: they would be mixtures.
+        """Cancel uploads whose files were written to since the start, which would mix old and new data.
 
-        The upload of a file that was only replaced or removed goes on: the open file is unchanged. A request
-        whose file was truncated ends late, as S3 waits for more bytes; the uploader does not wait for it.
+        The upload of a file that was only replaced or removed goes on, because the open file is unchanged. If
+        a file was truncated, its request ends late, because S3 waits for more bytes; the uploader does not
+        wait for such a request.
         """
         for result, sending in list(self._sending.items()):
             if not sending.upload.done() and not _is_same(sending.info, os.fstat(sending.held)):
@@ -515,7 +518,7 @@ class Uploader:
                     failure = error
                     file.fails += 1
                     if not is_refusal(error):
-                        file.abandon_version(sending.version)  # it may still arrive
+                        file.abandon_version(sending.version)  # the request may still take effect
         for result, part in list(self._growing.items()):
             if part.future.done():
                 del self._growing[result]
@@ -561,7 +564,7 @@ class Uploader:
         future.add_done_callback(self._wake_up)
 
     def _send_parts(self, line: ManifestEntry, key: str, file: _File, is_checked: bool) -> list[list[Any]]:
-        """Send new bytes of a file and return its parts. A last part that is not full is replaced.
+        """Send the new bytes of a file and return its parts. If the last part is not full, it is replaced.
 
         Raises ObjectChanged if the file no longer begins with its earlier parts, OSError, ClientError.
         """
@@ -590,7 +593,7 @@ class Uploader:
         return parts
 
     def _finish_parts(self, file: _File, part: _Growing) -> None:
-        """Record the sent parts of a growing file. A file that was rewritten is sent again from the start."""
+        """Record the sent parts of a growing file. A rewritten file is sent again from the beginning."""
         line = part.line
         try:
             file.parts = part.future.result()
@@ -609,15 +612,16 @@ class Uploader:
         self._mark_saved(line.home, file)
 
     def _reset_file(self, result: str, file: _File) -> None:
-        """Discard the saved parts of a file; its next upload uses other keys."""
+        """Discard the saved parts of a file, whose next upload uses other keys."""
         if file.parts:
             file.switch_version(self._free_version(result, file))
         file.parts, file.saved, file.current = [], None, None
         self._changed.add(result)
 
     def _forget_removed(self, removed: set[str]) -> None:
-        """Remove from the list the files that the job has removed. Their keys are not reused at once."""
-        for result in removed - self._changed:  # first list what was just saved: it may be a checkpoint
+        """Remove files that the job has removed from the list. Their keys are not reused immediately."""
+        # A file that was just saved is listed first, because it may be a checkpoint.
+        for result in removed - self._changed:
             if self._files[result].current or self._files[result].saved:
                 self._reset_file(result, self._files[result])
         if len(removed) > _MAX_REMOVED and (named_keys := self._named_keys()) is not None:
@@ -631,9 +635,9 @@ class Uploader:
     # ---- the lists
 
     def _publish_lists(self) -> bool:
-        """Write the list of saved files, on the first node also job.json. Return True if all is done.
+        """Write the list of saved files and, on the first node, job.json. Return True if everything is done.
 
-        The longer a list takes to write, the less often it is written.
+        The longer it takes to write a list, the less often the list is written.
         """
         now = time.monotonic()
         if now < self._list_at and self._quiet_scans == 0:
@@ -680,7 +684,7 @@ class Uploader:
         }
 
     def _verify(self) -> None:
-        """Compare the listed files, and the lists, with the objects in S3. Send files that differ again."""
+        """Compare the listed files and the lists with the objects in S3. Those that differ are sent again."""
         keys_by_result = {result: [part[0] for part in file.parts] for result, file in self._files.items()}
         prefixes = {
             "lists/",
@@ -725,7 +729,7 @@ class Uploader:
         self._reported_error = self._error
         self._progress_at = time.monotonic() + max(_LIST_S, (time.monotonic() - now) / _MAX_LOAD)
 
-    # ---- on the first node: the job
+    # ---- the state of the job, on the first node
 
     def _update_index(self, own_document: Mapping[str, Any]) -> None:
         """Update the checkpoint index with this node's list, and at intervals with the other nodes' lists."""
@@ -746,7 +750,7 @@ class Uploader:
         self._index.update(documents, rows["files"], rows["links"])
 
     def _read_lists(self, now: float) -> None:
-        """Read the lists of the other nodes. If one changes during the read, its former version is used."""
+        """Read the lists of the other nodes. If a list changes meanwhile, its former version is used."""
         for node, reader in self._readers.items():
             document = self._read_signed(f"node{node}.json")
             if document is None or document == self._node_documents.get(node):
@@ -763,7 +767,7 @@ class Uploader:
         return all(node == lost or documents.get(node, {}).get("ended") for node in self._other_nodes)
 
     def _publish(self, *, all_done: bool) -> None:
-        """Write job.json if its state or checkpoint has changed."""
+        """Write job.json if the job's state or checkpoint has changed."""
         document, checkpoint = self._folder.document(), self._index.checkpoint
         state = document.state if all_done or not document.final else "running"
         if (state, checkpoint) == self._published:
@@ -798,7 +802,7 @@ def _stamp(line: ManifestEntry) -> Stamp:
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
-    """Return True if an open file was not written to. It may have been removed or replaced."""
+    """Return True if an open file was not written to, even if it was removed or replaced."""
     is_alike = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
     return is_alike and (before.st_ctime_ns == now.st_ctime_ns or before.st_nlink != now.st_nlink)
 
@@ -816,12 +820,12 @@ def _check_parts(stream: BinaryIO, parts: Iterable[Sequence[Any]], result: str) 
 
 
 def _key_prefix(key: str) -> str:
-    """Return the common prefix of a key and its neighbours, for a listing."""
+    """Return the prefix with which a key is listed together with its neighbours."""
     return "/".join(key.split("/")[: 2 if key.startswith("parts/") else 1]) + "/"
 
 
 def _folders(results: Iterable[str]) -> list[str]:
-    """Return the folders of files; if they are too many, some parent folders, with a "/" at the end."""
+    """Return the folders of files. If there are too many, parent folders, ending in "/", replace some."""
     folders = {dirname(result) for result in results}
     while len(folders) > _MAX_FOLDERS:
         deepest = max(folder.count("/") for folder in folders)
@@ -834,7 +838,7 @@ def _parent(folder: str) -> str:
 
 
 def _open_path(held: int) -> Path:
-    """Return a path of an open file, which is valid even if the file was removed."""
+    """Return a path to an open file. The path is valid even if the file was removed."""
     return Path(f"/proc/self/fd/{held}")
 
 
