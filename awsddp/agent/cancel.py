@@ -1,4 +1,4 @@
-"""End a job on request of a client, or as another node of the job is lost."""
+"""End a job when a client requests it, or when another node of the job is lost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from awsddp.agent.job_folder import Document, Ending, JobFolder, write_json
 from awsddp.agent.messages import Cancel, Lost
 from awsddp.agent.peers import report_lost
 
-_CANCEL_SECONDS = 30.0  # after the grace, until the job must have ended
+_CANCEL_SECONDS = 30.0  # how long after the grace `cancel` waits for the end of the job
 _LOST_SECONDS = 5.0
 
 
 def cancel(request: Cancel) -> Document:
     """End a running job, and return its document once it has ended.
 
-    A job that has ended, or that another launch than the request's `launch` (if any) started, is not changed.
+    A job that has already ended is not changed. If the request has a `launch`, a job that was started by
+    another launch is not changed either.
     """
     folder = JobFolder(request.job)
     document, launched = folder.document(), folder.request()
@@ -35,7 +36,7 @@ def cancel(request: Cancel) -> Document:
 
 
 def lost(request: Lost) -> dict[str, bool]:
-    """Report to the first node that `node` is lost; if that is the first node, end this node's part."""
+    """Report to the first node that `node` is lost; if `node` is the first node, end this node's ranks."""
     folder = JobFolder(request.job)
     launched, node, why, kind = folder.request(), request.node, request.why, request.kind
     if node != launched.first_node.node:
@@ -44,7 +45,7 @@ def lost(request: Lost) -> dict[str, bool]:
 
 
 def _end(folder: JobFolder, ending: Ending) -> bool:
-    """Have the agent of a running job end it. Return False if no agent runs."""
+    """Make the agent of a running job end the job. Return False if no agent runs."""
     document = folder.document()
     if document.final or document.pid is None:
         return False

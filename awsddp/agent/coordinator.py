@@ -1,7 +1,7 @@
 """The decisions of the first node of a job: when the ranks start, when all must end, and the cause.
 
-A coordinator receives messages of the nodes and queues orders for all of them. It does no I/O and reads no
-clock.
+A coordinator receives messages from the nodes and queues orders for all of them. The coordinator does no I/O
+and reads no clock.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from awsddp.agent.messages import Launch
 
 FAILED_GRACE = 1.0
-"""Seconds between TERM and KILL for the others when a rank has failed."""
+"""Seconds between TERM and KILL for the other ranks when a rank has failed."""
 INSPECT_SECONDS = 3.0
 """How long the nodes have to send the stacks of their ranks before a job that hangs is ended."""
 SILENT_SECONDS = 120.0
-"""Seconds without output after which a cancel also has the nodes write the stacks."""
+"""Seconds without output after which a cancel also makes the nodes write the stacks of their ranks."""
 _FAULTS = ("own", "echo", "stopped")
 
 
 class Order(NamedTuple):
     """An order to all nodes, or to one `node`.
 
-    "go": start the ranks; "stop": end them within `grace` seconds; "stacks": send their stacks;
-    "silence": the job has become `silent`, or not; "end": the job has ended with the summary `whole`.
+    "go": start the ranks; "stop": end the ranks within `grace` seconds; "stacks": send the ranks' stacks;
+    "silence": `silent` says whether the job is now silent; "end": the job has ended with the summary `whole`.
     """
 
     do: str
@@ -54,12 +54,13 @@ read_order = make_reader(Order, whole=JobSummary.from_json)
 
 
 class Message(OmitsUnset):
-    """A message of a node's agent to the first node's.
+    """A message from a node's agent to the first node's agent.
 
-    "here": the agent runs; "free": the jobs that this one waits for have ended on the node; "started": its
-    ranks have started (`reports`); "exit": a rank has ended; "worker": a worker of torchrun's elastic agent
-    has started; "agent": that elastic agent has ended; "output": a rank has written to its log; "stacks":
-    their stacks (`answer`); "stop": a request to end the job (`ending`); "gone": nothing is left of it.
+    "here": the agent runs; "free": the jobs that this job waits for have ended on the node; "started": the
+    node's ranks have started (`reports`); "exit": a rank has ended; "worker": a worker of torchrun's elastic
+    agent has started; "agent": the node's elastic agent has ended; "output": a rank has written to its log;
+    "stacks": the stacks of the ranks (`answer`); "stop": a request to end the job (`ending`); "gone": no
+    process of the job is left on the node.
     """
 
     parts = {"reports": list_reader(read_report), "answer": read_stacks, "ending": Ending.from_json}
@@ -71,7 +72,7 @@ class Message(OmitsUnset):
 
 
 class Failure(NamedTuple):
-    """The end of a rank, or of an agent, with another exit code than 0."""
+    """The end of a rank, or of an elastic agent, with an exit code other than 0."""
 
     cause: Cause
     fault: str
@@ -79,7 +80,10 @@ class Failure(NamedTuple):
 
 
 def find_root_failure(failures: list[Failure]) -> Failure:
-    """Return the failure that caused the others: first by fault, and a timeout before a lost connection."""
+    """Return the failure that caused the others.
+
+    A rank's own fault comes before an echo of another rank's fault, and a timeout before a lost connection.
+    """
     return min(
         failures, key=lambda failure: (_FAULTS.index(failure.fault), failure.cause.kind == "peer_lost")
     )
@@ -98,7 +102,7 @@ class Coordinator:
         self._join_by: float | None = now + request.join_s
         self._end_by: float | None = None
         self._absent = set(self._nodes)
-        self._busy = set(self._nodes) if request.after else set()  # nodes with jobs that this one waits for
+        self._busy = set(self._nodes) if request.after else set()  # nodes with jobs that this job waits for
         self._has_begun = False
         self._remaining = set(self._nodes)  # nodes that may still have processes of the job
         self._reports: dict[int, RankReport] = {}
@@ -110,18 +114,18 @@ class Coordinator:
         self._stopping = False
         self._output_at: float | None = None  # when a node last reported output
         self._is_silent = False
-        self._pending: Cause | None = None  # why the job ends, once it was inspected
-        self._inspect_by: float | None = None  # None: it is not being inspected
+        self._pending: Cause | None = None  # why the job will end after its inspection
+        self._inspect_by: float | None = None  # None: the job is not being inspected
         self._stacks: dict[int, NodeStacks] = {}
         self.orders: list[Order] = []
 
     @property
     def done(self) -> bool:
-        """Whether the job has ended everywhere."""
+        """True once the job has ended on all nodes."""
         return self._stopping and not self._remaining
 
     def receive(self, node: int, message: Message, *, now: float) -> None:
-        """Handle a message of the agent of `node`."""
+        """Handle a message from the agent of `node`."""
         if message.kind == "here":
             self._join(node, now)
         elif message.kind == "free":
@@ -152,11 +156,11 @@ class Coordinator:
         self._continue_without(node)
 
     def _continue_without(self, _: int) -> None:
-        """End the job, as it needs all its nodes."""
+        """End the job, because a job needs all its nodes."""
         self._fail()
 
     def tick(self, *, now: float) -> None:
-        """Check the deadlines, and whether the ranks can start without a lost node."""
+        """Check the deadlines, and start the ranks if the job no longer has to wait for a lost node."""
         self._start_if_ready(now)
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
@@ -232,7 +236,7 @@ class Coordinator:
             self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> None:
-        """Order the start of the ranks, once all nodes have joined and the jobs before it have ended."""
+        """Order the start of the ranks, once all nodes have joined and all earlier jobs have ended."""
         if self._absent or self._busy or self._stopping or self._has_begun:
             return
         self._has_begun, self._output_at = True, now
@@ -251,9 +255,9 @@ class Coordinator:
             self._stop(None, None, FAILED_GRACE)
 
     def _fail(self, now: float | None = None) -> None:
-        """End the job. If it is ending already its grace stays, in which the other ranks may save.
+        """End the job. If the job is already ending, keep its grace, so that the other ranks may save.
 
-        With `now`, inspect it first if all failed ranks only waited for others, which may still run.
+        With `now`, inspect the job first if all failed ranks only waited for others, which may still run.
         """
         if self._stopping:
             return
@@ -270,12 +274,12 @@ class Coordinator:
     def _stop(self, verdict: str | None, cause: Cause | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; later calls can only shorten the grace."""
         if not self._stopping:
-            self._remaining -= self._absent  # they have started nothing, and never will
+            self._remaining -= self._absent  # absent nodes have started nothing, and never will
             self._stopping, self._verdict, self._cause = True, verdict, cause
         self.orders.append(Order("stop", grace))
 
     def _resolve_cause(self) -> Cause | None:
-        """Return the cause: a rank's own fault, else a lost node, else the root failure."""
+        """Return the cause: a rank's own fault; without one, a lost node; without that, the root failure."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
         first = find_root_failure(self._failures) if self._failures else None
@@ -284,7 +288,7 @@ class Coordinator:
         return with_address(first.cause, (failure.cause for failure in self._failures))
 
     def _make_failure(self, node: int, report: RankReport, cause: Cause, now: float) -> Failure:
-        """Return a rank's failure; if the rank waited for one that had ended with 0, that is its cause."""
+        """Return a rank's failure. If the rank waited for a rank that had exited early, that is the cause."""
         early_exits = self._describe_early_exits(now)
         if early_exits and cause.kind in WAITED:
             explained = explain_early_exit(cause, early_exits)
@@ -293,7 +297,7 @@ class Coordinator:
         return Failure(with_node(self._request, node, explained), report.fault, report.restart)
 
     def _describe_early_exits(self, now: float) -> str:
-        """Return a sentence on ranks that had ended with exit code 0 before: others often fail for it."""
+        """Return a sentence on ranks that ended early with exit code 0, which often makes others fail."""
         if not self._zero_at:
             return ""
         ranks = ", ".join(map(str, sorted(self._zero_at)))
@@ -305,11 +309,11 @@ class Coordinator:
 
 
 class ElasticCoordinator(Coordinator):
-    """A job whose ranks torchrun's elastic agents start, and restart together when one has failed.
+    """A job whose ranks torchrun's elastic agents start, and restart together when a rank has failed.
 
     An elastic agent restarts its workers and finds the other elastic agents by itself. The job fails when a
     worker fails whose elastic agent has no restart left, when an elastic agent fails, or when fewer nodes
-    than MIN remain. A rank keeps its number in the layout, though torch renumbers ranks after a node loss.
+    than MIN remain. A rank keeps its number in the layout, although torch renumbers ranks after a node loss.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:
@@ -321,7 +325,7 @@ class ElasticCoordinator(Coordinator):
         self._agent_codes: dict[int, int] = {}  # exit codes of elastic agents, by node
 
     def receive(self, node: int, message: Message, *, now: float) -> None:
-        """Handle a message of the agent of `node`."""
+        """Handle a message from the agent of `node`."""
         if message.kind == "worker":
             self._worker_started(message.reports[0], message.world_size)
         elif message.kind == "agent":
@@ -344,7 +348,7 @@ class ElasticCoordinator(Coordinator):
         return summary
 
     def _running_nodes(self) -> set[int]:
-        """Return the nodes whose elastic agent runs, or has ended with 0."""
+        """Return the nodes whose elastic agent runs, or has ended with exit code 0."""
         return {node for node in self._remaining - self._absent if self._agent_codes.get(node, 0) == 0}
 
     def _worker_started(self, report: RankReport, world_size: int) -> None:
@@ -369,7 +373,7 @@ class ElasticCoordinator(Coordinator):
                 self._fail(now)
 
     def _agent_ended(self, node: int, report: RankReport) -> None:
-        """Handle the end of an elastic agent: with 0 once its workers, and all others, have succeeded."""
+        """Handle the end of an elastic agent. Its exit code is 0 if the workers of all nodes succeeded."""
         code = self._agent_codes[node] = report.exit_code or 0
         if self._stopping:
             return
@@ -389,12 +393,12 @@ class ElasticCoordinator(Coordinator):
         self._stop_if_finished()
 
     def _stop_if_finished(self) -> None:
-        """End the job when every remaining elastic agent has ended with 0."""
+        """End the job when every remaining elastic agent has ended with exit code 0."""
         if not self._stopping and self._running_nodes() <= self._agent_codes.keys():
             self._stop(None, None, FAILED_GRACE)
 
     def _describe_restart(self) -> str:
-        """Return a text with the number of the next restart and the root failure before it."""
+        """Return a text with the number of the next restart and the root failure that caused the restart."""
         first = find_root_failure(self._failures).cause
         rank = "" if first.rank is None else f"rank {first.rank} @ "
         count = max(failure.restart for failure in self._failures) + 1

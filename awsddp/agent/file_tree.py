@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-    # Called with the path of an unreadable folder, relative to the top ("" for itself), and the reason.
-    # Under TYPE_CHECKING because Python 3.8 cannot evaluate it.
+    # A function that takes an unreadable path, relative to the top ("" for the top itself), and the reason.
+    # The type is defined under TYPE_CHECKING because Python 3.8 cannot evaluate it.
     OnTrouble = Callable[[str, str], None]
 
 NEVER_RESULTS = ("__pycache__",)
@@ -22,7 +22,7 @@ _SYSFS = Path("/sys/dev/block")
 
 
 def snapshot(workdir: Path) -> dict[str, list[int]]:
-    """Return the stamps of all files below `workdir` by relative path, [] for an unreadable folder."""
+    """Return the stamps of all files below `workdir` by relative path; an unreadable path has []."""
     stamps: dict[str, list[int]] = {}
     for path, info in walk(workdir, lambda path, _: stamps.update({path: []})):
         stamps[path] = make_stamp(workdir / path, info)
@@ -30,18 +30,20 @@ def snapshot(workdir: Path) -> dict[str, list[int]]:
 
 
 def stat_stamp(info: os.stat_result) -> tuple[int, int, int, int]:
-    """Return what changes when a file is written: size, times of modification and change (ns), inode.
+    """Return the properties that change when a file is written.
 
-    A program can set the time of modification, but not the time of change.
+    These are the size, the times of modification and of change (ns), and the inode. A program can set the
+    time of modification, but not the time of change.
     """
     return info.st_size, in_range(info.st_mtime_ns), in_range(info.st_ctime_ns), info.st_ino
 
 
 def make_stamp(path: Path, info: os.stat_result) -> list[int]:
-    """Return the stamp of a file; for a link also that of the file that it points to."""
+    """Return the stamp of a file. The stamp of a link includes the stamp of the file that it points to."""
     if not stat.S_ISLNK(info.st_mode):
         return [*stat_stamp(info)]
-    link_stamp = [info.st_size, info.st_mtime_ns, 0, info.st_ino]  # no ctime: chown -R changes it
+    # 0 in place of the time of change, because chown -R changes that of a link.
+    link_stamp = [info.st_size, info.st_mtime_ns, 0, info.st_ino]
     try:
         target = path.stat()
     except OSError:
@@ -50,12 +52,12 @@ def make_stamp(path: Path, info: os.stat_result) -> list[int]:
 
 
 def is_same_stamp(before: list[int], now: list[int]) -> bool:
-    """Return True if a snapshot's stamp equals `now`; stamps of older versions lack the times of change."""
+    """Return True if a snapshot's stamp equals `now`. Stamps of older versions lack the times of change."""
     return before == (_without_changes(now) if len(before) % 4 else now)
 
 
 def is_touched(before: list[int], now: list[int]) -> bool:
-    """Return True if two stamps differ only in times of change, as after chown -R."""
+    """Return True if two stamps differ only in their times of change (for example after chown -R)."""
     return len(before) == len(now) and _without_changes(before) == _without_changes(now)
 
 
@@ -64,7 +66,7 @@ def _without_changes(stamps: list[int]) -> list[int]:
 
 
 def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path relative to `top`, lstat) of everything below it that is not a folder."""
+    """Yield (path relative to `top`, lstat) for everything below `top` that is not a folder."""
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -96,7 +98,7 @@ def in_range(time_ns: int) -> int:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises FileNotFoundError if it is not a regular file: a FIFO would block."""
+    """Open a regular file for reading. Raises FileNotFoundError for others, because a FIFO would block."""
     stream = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return stream
@@ -116,20 +118,21 @@ def readlink(path: Path) -> Path:
 
 
 def file_kind(mode: int) -> str:
-    """Return the name of a file type that is not file, folder or link: "a pipe"."""
+    """Return the name of a file type other than regular file, folder and link, such as "a pipe"."""
     kinds: dict[Any, str] = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-@functools.lru_cache  # called for each file, for few devices
+@functools.lru_cache  # called once per file, but only a few distinct devices occur
 def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
-    """Return True if a device (st_dev) is, or consists of, instance store, as /opt/dlami/nvme of a DLAMI."""
+    """Return True if a device (st_dev) is, or consists of, instance store (/opt/dlami/nvme on a DLAMI)."""
     return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
 
 
 def _is_instance_store(block: Path) -> bool:
-    slaves = list((block / "slaves").glob("*"))  # of an LVM volume or a RAID
+    slaves = list((block / "slaves").glob("*"))  # the disks of an LVM volume or a RAID
     if slaves:
         return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in slaves)
-    models = [device / "device" / "model" for device in (block, block.parent)]  # of a partition: its disk
+    # The parent of a partition is its disk, which has the model.
+    models = [device / "device" / "model" for device in (block, block.parent)]
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)

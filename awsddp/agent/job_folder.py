@@ -1,21 +1,21 @@
-"""The folder of a job on its node: its files, its document, and whether its agent runs.
+"""The folder of a job on a node: the job's files and document, and whether the job's agent runs.
 
 ~/.awsddp/jobs/JOB/  job.json       the launch request; it holds the job's secret (0600)
                      state.json     this node's document of the job, replaced atomically
-                     lock           held while the agent runs: a pid could be reused
-                     cancel.json    how to end, written before the agent is signalled
+                     lock           held while the agent runs (a pid could be reused by another process)
+                     cancel.json    how the job is to end, written before the agent is signalled
                      snapshot.json  the stamps of the project folder's files before the ranks started
                      logs/          rank3.log, written by the rank itself
-                     worker.py      torchrun's elastic agent starts it for each rank (torchrun_worker.py)
-                     workers.jsonl  its notes: how the ranks started and ended
-                     reserve        space for the last state.json on a full disk
+                     worker.py      started for each rank by torchrun's elastic agent (torchrun_worker.py)
+                     workers.jsonl  notes by worker.py on how the ranks started and ended
+                     reserve        a file that is removed to make space for the last state.json
                      samples.json   the resource use of the ranks (samples.py)
                      saving.json    the progress of the upload to S3 (s3/uploader.py)
                      saver.log      the errors of the uploader
-                     saver.json     the command of the uploader; it holds the secret of its lists (0600)
+                     saver.json     the command of the uploader, with the secret that signs its lists (0600)
                      saver.lock     held while the uploader runs
                      helper/        the sitecustomize of the ranks (diagnosis/helper.py)
-                     stacks/        its requests and responses (diagnosis/stacks.py)
+                     stacks/        requests to the helpers and responses (diagnosis/stacks.py)
                      run/           AWSDDP_RUN_DIR
 """
 
@@ -51,7 +51,7 @@ FINAL = ("succeeded", "failed", "cancelled", "interrupted")
 
 
 class CommandError(Exception):
-    """A request that failed; `kind` is usage, taken, busy, notfound, node or job."""
+    """A request has failed; `kind` is usage, taken, busy, notfound, node or job."""
 
     def __init__(self, message: str, why: str = "", *, kind: str = "job") -> None:
         super().__init__(message)
@@ -70,10 +70,10 @@ class RankRow(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """A report of a rank, or of an elastic agent: when it started and, with an exit code, how it ended.
+    """A report of a rank, or of an elastic agent: when it started and, if it has ended, how it ended.
 
-    If the code is not 0, `cause` is why, and `fault` is "own", "echo" (caused by another rank's fault) or
-    "stopped" (it was requested to end). `restart` counts earlier starts of the rank.
+    If the exit code is not 0, `cause` says why, and `fault` is "own", "echo" (caused by another rank's fault)
+    or "stopped" (the rank was requested to end). `restart` counts earlier starts of the rank.
     """
 
     rank: int
@@ -104,9 +104,9 @@ class JobSummary(Fields):
 class Document(Fields):
     """A node's document of a job: state.json, and the response to `State`.
 
-    `complete`: it describes the whole job, not only this node's ranks. `boot` is the boot id, `pid` the
-    agent, `restarts` describes torchrun's restarts. A running job has `metrics` and `samples` of its ranks;
-    `saving` is saving.json.
+    `complete`: the document describes the whole job, not only this node's ranks. `boot` is the boot ID, `pid`
+    that of the agent, `restarts` describes torchrun's restarts. A running job has the `metrics` and `samples`
+    of its ranks; `saving` is the content of saving.json.
     """
 
     parts = _PARTS
@@ -128,15 +128,15 @@ class Document(Fields):
 
     @property
     def final(self) -> bool:
-        """Whether the job has ended."""
+        """True if the job has ended."""
         return self.state in FINAL
 
 
 class Ending(OmitsUnset):
-    """How a job is to end, in cancel.json: its state, the grace (s) and the cause.
+    """The content of cancel.json, how a job is to end: its final state, the grace (s) and the cause.
 
-    If a client reports that the first node is gone, `lost` is why instead, and `kind` the cause's. The agent
-    of another version of awsddp may read it.
+    If a client reports that the first node is gone, `lost` says why, and `kind` is the kind of the cause;
+    `cause` is then None. The agent that reads cancel.json may be of another version of awsddp.
     """
 
     parts = {"cause": read_cause}
@@ -185,13 +185,13 @@ class JobFolder:
         return Launch.from_json(request)
 
     def acquire_lock(self) -> int:
-        """Acquire the lock and return its descriptor; it is held until every copy of that is closed."""
+        """Acquire the lock and return its descriptor. The lock is held until all copies of it are closed."""
         descriptor = os.open(str(self.path / "lock"), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
 
     def is_agent_running(self) -> bool:
-        """Return True if the job's agent runs. A reboot and kill -9 also release its lock."""
+        """Return True if the job's agent runs and holds the lock. A reboot or kill -9 releases the lock."""
         try:
             descriptor = os.open(str(self.path / "lock"), os.O_RDONLY)
         except FileNotFoundError:
@@ -209,9 +209,9 @@ class JobFolder:
         return self.is_agent_running() and not self.document().final
 
     def document(self) -> Document:
-        """Return the node's current document of the job; without an agent the job is not running."""
+        """Return the node's current document of the job. A job without an agent is never shown as running."""
         request = self.request()
-        is_alive = self.is_agent_running()  # first: the document of an agent that has ended is final
+        is_alive = self.is_agent_running()  # before state.json, which is final once the agent has ended
         stored = read_json(self.state)
         document = Document.from_json(stored) if stored else initial_document(request)
         document.nodes, document.facts = request.nodes, request.facts
@@ -229,7 +229,7 @@ def jobs_folder() -> Path:
 
 
 def list_job_folders(top: Path | None = None) -> list[JobFolder]:
-    """Return the folders of all jobs of this node, or below `top`, oldest first."""
+    """Return the folders of all jobs of this node (or of all jobs below `top`), oldest first."""
     paths = [path for path in (top or jobs_folder()).glob("*/job.json") if NAME.fullmatch(path.parent.name)]
     paths.sort(key=lambda path: path.stat().st_mtime_ns)
     return [JobFolder(path.parent.name, path.parent) for path in paths]
@@ -250,7 +250,7 @@ def initial_document(request: Launch) -> Document:
 
 
 def rank_rows(layout: Sequence[LayoutRow], reports: Mapping[int, RankReport]) -> list[RankRow]:
-    """Return the row of each rank in a document; `reports` has the ranks that have started."""
+    """Return the row of each rank for a document; `reports` are those of the ranks that have started."""
     rows = []
     for row in layout:
         report = reports.get(row.rank)
@@ -260,24 +260,24 @@ def rank_rows(layout: Sequence[LayoutRow], reports: Mapping[int, RankReport]) ->
 
 
 def _with_current_seconds(rank: RankRow) -> RankRow:
-    """Return a rank's row with the seconds until now, if the rank is running."""
+    """Return a rank's row. If the rank is running, set the seconds since it started."""
     if rank.started is None or rank.exit_code is not None:
         return rank
     return rank._replace(seconds=round(time.time() - rank.started, 3))
 
 
 def rank_search_path(path: str) -> str:
-    """Return the PATH of a rank: `path`, the programs of its Python environment, comes first."""
+    """Return the PATH of a rank. `path`, the folder of its Python environment's programs, comes first."""
     return os.pathsep.join([path, os.environ.get("PATH", os.defpath)])
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot."""
+    """Return the kernel's boot ID."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON object in the file `path`, None if it is missing or invalid."""
+    """Return the JSON object in the file `path`, or None if the file is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -286,7 +286,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_counters(path: Path) -> dict[str, int]:
-    """Return the numbers in a file of the kernel by name, {} if it cannot be read."""
+    """Return the numbers in a file of the kernel by name, or {} if the file cannot be read."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -295,9 +295,9 @@ def read_counters(path: Path) -> dict[str, int]:
 
 
 def write_json(path: Path, document: object, *, sync: bool = True) -> None:
-    """Replace the file `path` by `document` (0600) atomically.
+    """Replace the content of the file `path` with `document` atomically, with mode 0600.
 
-    Without `sync` a crash of the node may lose it.
+    Without `sync` the new content may be lost if the node crashes.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(str(part), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)

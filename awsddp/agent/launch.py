@@ -1,6 +1,6 @@
 """Start this node's part of a job: check the request, create the job's folder, start the agent.
 
-One client at a time, on any machine, may start jobs on a node: it claims the right first.
+Only one client at a time, on any machine, may start jobs on a node. The client first claims this right.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _POLL_SECONDS = 0.05
 
 
 class LaunchLock:
-    """The launch lock of this node, held by this process, which ends with its client's connection."""
+    """The launch lock of this node. This process holds the lock, and ends when its client disconnects."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
     def acquire(self, owner: str, *, wait_s: float, lease_s: int = 0) -> float:
-        """Acquire the lock, and release it after `lease_s` (0: never), as a client can disappear.
+        """Acquire the lock; it is released after `lease_s` (0: never), because a client can disappear.
 
-        Return for how long (s) the lock was free, 0.0 if this process holds it already. Raises CommandError,
-        which names the owner, after `wait_s`.
+        Return for how long (s) the lock was free, or 0.0 if this process already holds the lock. Raises
+        CommandError, which names the owner, if the lock is not free within `wait_s`.
         """
         if self._descriptor is not None:
             return 0.0
@@ -70,7 +70,7 @@ class LaunchLock:
         return free_s
 
     def release(self) -> None:
-        """Release the lock, also in a child that has inherited it."""
+        """Release the lock, even if a child process has inherited it."""
         if self._descriptor is not None:
             signal.alarm(0)
             os.utime(self._descriptor)
@@ -85,7 +85,7 @@ CLAIM = LaunchLock()
 def claim(request: Claim) -> dict[str, float]:
     """Acquire the lock for this client, until it launches or its connection ends.
 
-    `free_s` is for how long no client has held it.
+    `free_s` in the response says for how long no client has held the lock.
     """
     free_s = CLAIM.acquire(request.owner, wait_s=request.wait_s, lease_s=request.lease_s)
     return {"claimed": True, "free_s": free_s}
@@ -108,9 +108,9 @@ def _try_lock(descriptor: int) -> bool:
 def launch(request: Launch) -> dict[str, str]:
     """Start the job's agent on this node, detached.
 
-    The job's folder appears complete or not at all; the client's claim on the node ends. Raises CommandError
-    if another job runs, a port is taken, the script is missing, the job already exists, or the folder cannot
-    be written.
+    The job's folder appears complete or not at all. The launch ends the client's claim on the node. Raises
+    CommandError if another job runs, a port is taken, the script is missing, the job already exists, or the
+    folder cannot be written.
     """
     CLAIM.acquire(f"the launch of job {request.job}", wait_s=_CLAIM_SECONDS)
     try:
@@ -123,7 +123,7 @@ def _launch(request: Launch) -> dict[str, str]:
     folder = JobFolder(request.job)
     if request.folder != str(folder.path):
         raise CommandError(f"home directory changed since the node was probed: {Path.home()}", kind="node")
-    if folder.path.exists():  # no other process creates it: the lock is held
+    if folder.path.exists():  # no other process can create it, as this one holds the lock
         raise CommandError(f"job {folder.job} already exists on this node", kind="taken")
     for job, nodes in blocking_nodes_by_job(request.gpus).items():
         if nodes and job not in request.after:
@@ -158,9 +158,9 @@ def slots(request: Slots) -> Response:
 
 
 def blocking_nodes_by_job(gpus: Sequence[int]) -> dict[str, list[int]]:
-    """Return all jobs of this node by name: with their nodes if they block a launch on `gpus`, else with [].
+    """Return all jobs of this node by name: with their nodes if they block a launch on `gpus`, or with [].
 
-    A job blocks if it has not ended and uses a GPU of `gpus`. No `gpus` means all GPUs, also for a job.
+    A job blocks if it has not ended and uses one of `gpus`. An empty `gpus`, also of a job, means all GPUs.
     """
     return {
         folder.job: _blocking_nodes(folder, gpus) if folder.is_active() else []
@@ -228,9 +228,9 @@ def _create_folder(folder: JobFolder, request: Launch) -> int:
 
 
 def _prepare_uploader(folder: JobFolder, request: Launch) -> None:
-    """Write the first saving.json, and saver.json, with which the node's watchdog restarts the uploader.
+    """Write the first saving.json, and write saver.json.
 
-    The watchdog is in templates/user_data.yaml.
+    The node's watchdog (templates/user_data.yaml) restarts the uploader with the command in saver.json.
     """
     counts = dict.fromkeys(("files", "bytes", "pending_files", "pending_bytes"), 0)
     write_json(folder.saving, {**counts, "error": "", "ended": False, "at": time.time()})
@@ -241,7 +241,7 @@ def _prepare_uploader(folder: JobFolder, request: Launch) -> None:
 def _without_secrets(request: Launch) -> Launch:
     """Return the request without the values of secrets, which are never written to disk."""
     written = Launch.from_json(request.to_json())
-    written.helper = ""  # helper/sitecustomize.py holds it
+    written.helper = ""  # it is in helper/sitecustomize.py
     written.saving = NOTHING
     for process in written.processes:
         variables = process.environment.items()
@@ -250,7 +250,7 @@ def _without_secrets(request: Launch) -> Launch:
 
 
 def _start_agent(request: Launch, folder: JobFolder, listener: socket.socket | None, lock: int) -> None:
-    """Start the guard and the agent in a session of their own; return once the agent runs."""
+    """Start the guard and the agent in a new session, and return once the agent runs."""
     read_end, write_end = os.pipe()
     if os.fork() == 0:
         status = 1
@@ -276,8 +276,8 @@ def _start_agent(request: Launch, folder: JobFolder, listener: socket.socket | N
 
 
 def _start_uploader(request: Launch, folder: JobFolder) -> None:
-    """Start the uploader outside of the guard, which kills the job's remaining processes."""
-    import subprocess  # imported late: it would cost every other request 5 ms
+    """Start the uploader outside of the guard, because the guard kills the job's remaining processes."""
+    import subprocess  # imported here because the import would cost every other request 5 ms
 
     with (folder.path / "saver.log").open("wb") as log:
         process = subprocess.Popen(
@@ -294,7 +294,7 @@ def _start_uploader(request: Launch, folder: JobFolder) -> None:
 
 
 def _daemonize(log: Path) -> None:
-    """In the child: detach from the terminal, the connection and the current folder."""
+    """Detach this child process from the terminal, the connection and the current folder."""
     os.setsid()
     os.chdir("/")
     descriptor = os.open(str(log), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)

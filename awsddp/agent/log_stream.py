@@ -16,13 +16,14 @@ from awsddp.agent.job_folder import Document, JobFolder
 from awsddp.agent.messages import Follow
 
 MAGIC = b"\0awsddp\n"
-"""Precedes every response: a login script of the node's user may have printed something first."""
+"""Precedes every response, because a login script of the node's user may have printed something first."""
 
 HEADER = struct.Struct(">cIQI")
 """The header of a frame: kind, rank, offset, length of the payload after it.
 
-Kinds: L, a piece of a rank's log at the offset; P, the rank paused in its last line, of which all was sent;
-S, the changed document; H, a heartbeat after 2 s without a frame; E, the last document, after the last byte.
+Kinds: L, a piece of a rank's log at the offset; P, the rank paused in an unfinished line, and all of the line
+was sent; S, the changed document; H, a heartbeat after 2 s without a frame; E, the last document, which
+follows the last byte of the logs.
 """
 _CHUNK = 1 << 18
 _POLL_SECONDS = 0.03
@@ -32,13 +33,13 @@ _TAIL_BYTES = 4 << 20
 
 
 def follow(request: Follow, out: BinaryIO) -> None:
-    """Write frames to `out` until all was sent and, if requested (`to_the_end`), until the job has ended.
+    """Write frames to `out` until all logs are sent and, with `to_the_end`, the job has ended.
 
     Raises BrokenPipeError if the client is gone.
     """
     stream = _Stream(JobFolder(request.job), request, out)
     while True:
-        document = stream.document()  # read before the logs, which are complete once it is final
+        document = stream.document()  # read first: if it is final, the logs are complete
         sent = stream.logs()
         if not sent and (document.final or not request.to_the_end):
             stream.frame(b"E", payload=json.dumps(document.to_json()).encode())
@@ -65,9 +66,9 @@ class _Stream:
         self._out = out
         self._tail, offsets = request.tail, request.offsets
         self._offsets = dict.fromkeys(folder.request().own_ranks, 0)
-        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # keys in JSON are text
+        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # JSON keys are strings
         self._files: dict[int, int] = {}
-        # When ranks wrote last whose last line may be unfinished.
+        # The last output time of each rank whose last line may be unfinished.
         self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
         self._sent_at = 0.0
         self._document_version: tuple[int, int, bool] | None = None
@@ -87,7 +88,7 @@ class _Stream:
         return self._document
 
     def logs(self) -> bool:
-        """Send the next piece of each log. Return True if there was any."""
+        """Send the next piece of each log. Return True if any log had new data."""
         return sum(self._send_log_piece(rank) for rank in self._offsets) > 0
 
     def _send_log_piece(self, rank: int) -> bool:

@@ -23,8 +23,8 @@ _PACKAGE = __name__.rpartition(".")[0]
 def main(stdin: BinaryIO) -> int:
     """Serve each request on stdin (a line with its length, then JSON) until stdin ends.
 
-    A response on stdout is a line of JSON, {"error": {"message", "why", "kind"}} if the request failed; that
-    to follow is frames (log_stream.py). Return the exit status: 1 if any request failed.
+    Each response on stdout is a line of JSON; {"error": {"message", "why", "kind"}} if the request failed.
+    The response to `Follow` is frames (log_stream.py). Return the exit status, 1 if any request failed.
     """
     out = sys.stdout.buffer
     all_done = True
@@ -40,7 +40,7 @@ def main(stdin: BinaryIO) -> int:
 
 
 def _handle_request(document: Any, out: BinaryIO) -> bool:
-    """Serve one request. Return True if it succeeded."""
+    """Serve one request. Return True if the request succeeded."""
     _load_modules(document.pop("modules", None))
     name = document["do"]
     if name not in ("probe", "dial") and f"{_PACKAGE}.probe" in sys.modules:
@@ -76,7 +76,7 @@ def _load_modules(packed: str | None) -> None:
 
 
 def state(_: State) -> dict[str, list[Document]]:
-    """Return the documents of all jobs; a running job's has its ranks' progress and resource use."""
+    """Return the documents of all jobs. A running job includes the progress and resource use of its ranks."""
     return {"jobs": [_with_metrics(folder) for folder in list_job_folders()]}
 
 
@@ -90,7 +90,7 @@ def _with_metrics(folder: JobFolder) -> Document:
 
 
 def _read_saving(folder: JobFolder) -> dict[str, Any] | None:
-    """Return saving.json with `silent_s`: seconds since the uploader last wrote it, 0.0 once it has ended."""
+    """Return saving.json with `silent_s`, the seconds since the last write (0.0 once the uploader ended)."""
     saving: dict[str, Any] | None = read_json(folder.saving)
     if saving is not None:
         at = saving.pop("at", None)

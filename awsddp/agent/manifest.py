@@ -1,9 +1,9 @@
 """List the results of a job on this node: the files to fetch, and the files to skip with the reason.
 
-Three sources: the run folder, the `outputs` of the launch and of the request, and files of the project folder
-that are new or changed since the snapshot from before the start of the ranks. Paths are text with surrogate
-escapes, so that any bytes in a name survive JSON. A file that is being written is marked, as it may be an
-incomplete checkpoint.
+Results come from three sources: the run folder, the `outputs` of the launch and of the request, and files of
+the project folder that are new or changed since the snapshot that was made before the ranks started. Paths
+are strings with surrogate escapes, so that any bytes in a name survive JSON. A file that is being written is
+marked, because it may be an incomplete checkpoint.
 """
 
 from __future__ import annotations
@@ -39,20 +39,23 @@ from awsddp.agent.messages import Launch, Manifest, OmitsUnset, Response
 
 EVENTS = "events.out.tfevents."
 INTERNAL_FOLDER = ".awsddp/"
-"""The folder of a job's results with files that only awsddp reads."""
+"""The subfolder of a job's results with files that only awsddp reads."""
 LIST_BYTES = 48 << 20
 """Maximum size of the list of results; the client rejects responses of more than 64 MB."""
 HOLES_BYTES = 1 << 20
-"""How much of a file must be holes for a sparse transfer to be worth its time."""
+"""How many bytes of a file must be holes for a sparse transfer to be worth its time."""
 DIGEST_BYTES = 32 << 30
-"""How much is read for digests of files of which only the time of change differs."""
+"""How many bytes are read to compute digests of files that differ only in their time of change."""
 _BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
-_MAX_NAME = 255  # bytes in a file name
+_MAX_NAME = 255  # the most bytes that a file name can have
 
 
 def manifest(request: Manifest, folder: JobFolder | None = None) -> Response:
-    """Return the job's results on this node. Logs of ranks have no data: a following client has them."""
+    """Return the job's results on this node.
+
+    The logs of ranks are listed without data, because a client that follows the job already has them.
+    """
     folder = folder or JobFolder(request.job)
     launched = folder.request()
     node = launched.node
@@ -74,7 +77,7 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Response:
 
 
 def sample(path: Path, size: int) -> str:
-    """Return a hash of some blocks, or all, of the first `size` bytes of a file. Raises OSError.
+    """Return a hash of the first `size` bytes of a file, or of some blocks if it is large. Raises OSError.
 
     Files with the same sample are very likely equal.
     """
@@ -96,14 +99,15 @@ def digest(path: Path) -> str:
 
 
 class ManifestEntry(OmitsUnset):
-    """A file, a link, or a skipped path in the list.
+    """A file, a link, or a skipped path in the list of results.
 
-    `path` is absolute and without links, `home` its unique path in the results folder. `limited`: it counts
-    against job.results_limit; `ephemeral`: a stop of the instance loses it; `sparse`: it has holes;
-    `writing`: it is being written. A small file has `data` (base64). `changed` (ns) and `inode` detect a file
-    that was rewritten with the same size and time. A synced file of which only the time of change differs has
-    a `digest`, as after chown -R. A link has `target`, a path in the results folder. A skipped path has
-    `why`, and `owed` if the job made it, so that the node must be kept.
+    `path` is absolute and without links; `home` is the file's unique path in the results folder. `limited`:
+    the file counts against job.results_limit; `ephemeral`: the file is lost when the instance stops;
+    `sparse`: the file has holes; `writing`: the file is being written. A small file has `data` (base64).
+    `changed` (ns) and `inode` detect a file that was rewritten with the same size and time of modification.
+    A synced file that differs only in its time of change (for example after chown -R) has a `digest`. A link
+    has a `target`, a path in the results folder. A skipped path has `why`; it is `owed` if the job created
+    it, so that the node must be kept.
     """
 
     path: str = ""
@@ -125,7 +129,7 @@ class ManifestEntry(OmitsUnset):
 
 
 class _ExcludePatterns:
-    """Matches and counts files for job.exclude: of the regular expressions the last match decides."""
+    """Matches and counts files for job.exclude; the last regular expression that matches decides."""
 
     def __init__(self, patterns: Sequence[Sequence[Any]]) -> None:
         self._patterns = [(re.compile(pattern), bool(exclude)) for pattern, exclude in patterns]
@@ -152,12 +156,12 @@ class _ResultsList:
         self._skipped: list[ManifestEntry] = []
         self._ctime_changed: set[Path] = set()
         self._digests_left = DIGEST_BYTES
-        self._path_of: dict[Path, str] = {}  # in the results folder, of every file and link that was added
+        self._path_of: dict[Path, str] = {}  # results path of every added file and link
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
 
     def listed(self) -> Response:
-        """Return the response. One entry stands for all files that exceed the maximum size of the list.
+        """Return the response. A single entry stands for all files that do not fit into the list.
 
         `excluded` counts the files and bytes that match the request's `exclude`.
         """
@@ -184,7 +188,7 @@ class _ResultsList:
         return Response(files=files, skipped=skipped, excluded=excluded)
 
     def _read_files(self) -> None:
-        """Read the files, and mark those that may be being written: open for writing, other than to append.
+        """Read the files, and mark those that may be incomplete because a process is writing to them.
 
         Removes the data of files that have changed since they were read.
         """
@@ -194,7 +198,7 @@ class _ResultsList:
             _mark_writing(line, opened)
 
     def _read(self, line: ManifestEntry) -> bool:
-        """Set the stamp, and the data if small, of a file. An unreadable file is skipped: return False."""
+        """Set the stamp and, if the file is small, the data of a file. Return False if it is unreadable."""
         path = Path(line.path)
         try:
             info = path.stat()
@@ -204,7 +208,7 @@ class _ResultsList:
                 if path in self._ctime_changed and line.size <= self._digests_left:
                     line.digest = digest(path)
                     self._digests_left -= line.size
-            is_log = path.parent == self._logs_folder and line.size  # a following client has it
+            is_log = path.parent == self._logs_folder and line.size  # a client that follows the job has it
             if line.size <= self._data_left and not is_log:
                 with open_file(path) as file:
                     line.data = base64.b64encode(file.read(line.size)).decode()
@@ -216,7 +220,7 @@ class _ResultsList:
         return not line.why
 
     def add(self, path: Path, result_path: str, *, limited: bool = False) -> None:
-        """Add one file, or queue a link; each path once."""
+        """Add one file, or queue one link. A path that was already added is ignored."""
         path = self._resolved(path)
         if path in self._path_of:
             return
@@ -244,11 +248,12 @@ class _ResultsList:
             self.add(top / path, f"{result_path}/{path}")
 
     def add_output(self, output: str) -> None:
-        """Add the file or folder `output`: relative to the project folder, absolute, or below ~.
+        """Add the file or folder `output`, a path relative to the project folder, absolute, or below ~.
 
         A link to a folder outside of the project folder is followed.
         """
-        expanded = Path(output).expanduser() if output.startswith("~") else output  # "./~" is a folder's name
+        # A folder named ~ can be given as "./~".
+        expanded = Path(output).expanduser() if output.startswith("~") else output
         path = self._resolved(Path(os.path.normpath(str(self._workdir / expanded))))
         target = resolve_links(path)
         result_path = self._results_path(target) or self._path_of_output(path)
@@ -265,9 +270,9 @@ class _ResultsList:
         self.add_tree(target, result_path)
 
     def add_changed(self, before: dict[str, list[int]], later: tuple[str, int] | None) -> None:
-        """Add new and changed files of the project folder. `before` are its earlier stamps.
+        """Add new and changed files of the project folder. `before` has the stamps of the snapshot.
 
-        Skips files that the next job, `later` (name, time of its launch in ns), has written since.
+        Skips files that were written after the launch of the next job, `later` (name, launch time in ns).
         """
 
         def skip_unreadable(path: str, why: str) -> None:
@@ -281,7 +286,7 @@ class _ResultsList:
                 continue
             was_touched = is_touched(then, now)
             if was_touched and stat.S_ISLNK(info.st_mode) and self._results_path(resolve_links(absolute)):
-                continue  # the file that it points to is checked itself
+                continue  # the file that the link points to is checked itself
             if later is not None and info.st_ctime_ns > later[1]:
                 why = f"job {later[0]} has written it since"
                 self._skipped.append(
@@ -313,7 +318,7 @@ class _ResultsList:
             line.home = self._path_of[Path(line.path)]
 
     def keep_new_events(self, client_sizes: Mapping[str, int]) -> None:
-        """Keep only event files whose size differs from the client's, and whose data fits in the list."""
+        """Keep only event files whose size differs from the client's copy and whose data fits in the list."""
         self._links = []
         self._lines = [
             line
@@ -336,7 +341,7 @@ class _ResultsList:
                 self.skip(path, error.strerror or str(error), owed=not is_dangling)
 
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
-        """Add a path that is not fetched. `owed`: the job made it, so that the node must be kept."""
+        """Add a path that is not fetched. `owed`: the job created it, so that the node must be kept."""
         self._skipped.append(ManifestEntry(path=str(path), size=0, why=why, owed=owed))
 
     def _add_link(self, path: Path, result_path: str, limited: bool) -> None:
@@ -368,7 +373,7 @@ class _ResultsList:
         self._lines.append(line)
 
     def _results_path(self, path: Path) -> str | None:
-        """Return the results path of a path without links, None if it is not fetched."""
+        """Return the results path of a path without links, or None if the path is not fetched."""
         for root, result_path in self._roots:
             if path == root or root in path.parents:
                 return os.path.normpath(f"{result_path}/{path.relative_to(root)}")
@@ -384,14 +389,14 @@ class _ResultsList:
         return self._parents[path.parent] / path.name
 
     def _path_of_output(self, path: Path) -> str:
-        """Return the results path of an output by the path that the user gave."""
+        """Return the results path of an output, made from the path that the user gave."""
         if self._workdir in path.parents:
             return f"{self.node}/{path.relative_to(self._workdir)}"
         return f"{self.node}/outside{path}"
 
 
 def _next_job(folder: JobFolder, launched: Launch) -> tuple[str, int] | None:
-    """Return the first job that was launched in the same folder after this one's end, and the time (ns)."""
+    """Return the first job launched in the same folder after this job's end, and its launch time (ns)."""
     if not folder.document().final:
         return None
     last_file = folder.state if folder.state.exists() else folder.path / "job.json"
@@ -411,7 +416,7 @@ def _add_suffix(result_path: str, count: int) -> str:
 
 
 def _mark_writing(line: ManifestEntry, opened: Mapping[tuple[int, int], bool]) -> None:
-    """Mark a file that is being written. Logs are only appended to."""
+    """Mark a file that is being written. Logs are not marked, because they are only appended to."""
     try:
         now = Path(line.path).stat()
     except OSError:
@@ -426,7 +431,10 @@ def _mark_writing(line: ManifestEntry, opened: Mapping[tuple[int, int], bool]) -
 
 
 def _open_for_writing() -> dict[tuple[int, int], bool]:
-    """Return the files (device, inode) that this user's processes write to, True if they only append."""
+    """Return the files that this user's processes have open for writing, by (device, inode).
+
+    The value is True if the processes only append to the file.
+    """
     files: dict[tuple[int, int], bool] = {}
     for name in glob.glob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 (unlike pathlib it skips processes that end)
         descriptor = Path(name)
@@ -445,5 +453,5 @@ def _open_for_writing() -> dict[tuple[int, int], bool]:
 
 
 def _is_recent_of_other_user(info: os.stat_result) -> bool:
-    """Return True if another user has just written a file: that user's open files are not visible."""
+    """Return True if another user, whose open files are not visible, has just written a file."""
     return os.getuid() not in (0, info.st_uid) and time.time() - info.st_mtime < _FRESH_SECONDS

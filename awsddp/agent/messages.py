@@ -1,8 +1,8 @@
 """The requests to the agent, one class each for both ends of the connection, and the parts of a launch.
 
-The type in brackets is the response, a class of model/node_answers.py: the agent writes JSON, the client
-validates it. On the wire and in job.json a request is {"do": "cancel", "job": ...}: the name of its class in
-lower case, and its fields.
+The type in brackets after `Request` is the type of the response, a class of model/node_answers.py; the agent
+writes the response as JSON, and the client validates it. On the wire and in job.json a request is {"do":
+"cancel", "job": ...}: the name of the request's class in lower case, and its fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Fact = str | float | Sequence[str] | None  # a value of Launch.facts
 else:
 
-    def dataclass_transform(**_):  # Python 3.11; used by type checkers only
+    def dataclass_transform(**_):  # in typing since Python 3.11; used only by type checkers
         return lambda cls: cls
 
 
@@ -31,9 +31,9 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass_transform(kw_only_default=True)
 class Fields:
-    """Base of classes with annotated fields. It replaces dataclasses, whose import takes 14 ms per request.
+    """Base of classes with annotated fields, used because importing dataclasses takes 14 ms per request.
 
-    `parts` maps the name of a field to the function that reads it, for fields that are not plain JSON.
+    For fields that are not plain JSON, `parts` maps the name to the function that reads the field.
     """
 
     parts: ClassVar[Mapping[str, Read]] = {}
@@ -43,7 +43,7 @@ class Fields:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Return the object of a `to_json` document. Missing fields (of an older awsddp) get defaults."""
+        """Return the object of a `to_json` document. Fields that an older awsddp omitted get defaults."""
         return make_reader(cls, **cls.parts)(document)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Fields:
 
 
 class OmitsUnset(Fields):
-    """Fields whose JSON omits those that were not set."""
+    """Fields whose JSON omits the fields that were not set."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, as JSON values."""
@@ -69,14 +69,14 @@ class OmitsUnset(Fields):
 
 
 class Response(OmitsUnset):
-    """A response, which the agent only writes: model/node_answers.py or model/records.py has its type."""
+    """A response as the agent writes it. Its type is defined in model/node_answers.py or model/records.py."""
 
     def __init__(self, **fields: Any) -> None:
         vars(self).update(fields)
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value as JSON: Fields and NamedTuples become objects, those with @as_json_list lists."""
+    """Return a value as JSON: Fields and NamedTuples become objects, NamedTuples with @as_json_list lists."""
     if isinstance(value, Fields):
         return value.to_json()
     if hasattr(value, "_asdict") and type(value) not in _ROWS:
@@ -95,9 +95,9 @@ def as_json_list(kind: type[_Named]) -> type[_Named]:
 
 
 def make_reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
-    """Return a function that creates a `kind` from the JSON object that `to_json_value` returns for it.
+    """Return a function that creates a `kind` from the JSON object that `to_json_value` returns for a `kind`.
 
-    Missing fields get defaults; `parts` are the readers of fields that are not plain JSON, by name.
+    Missing fields get their defaults. `parts` maps the names of fields that are not plain JSON to readers.
     """
 
     def read(document: Any) -> _Named:
@@ -110,7 +110,7 @@ def make_reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
 
 
 def list_reader(part: Read) -> Read:
-    """Return a function that reads a list whose items `part` reads."""
+    """Return a function that reads a list, each item with `part`."""
     return lambda items: [part(item) for item in items]
 
 
@@ -118,7 +118,8 @@ class Request(Fields, Generic[Answer]):
     """A request to the agent of one node.
 
     `module` holds the function that serves the request; the function has the request's name. `extra` are
-    modules sent with the request: without them the agent fits the first window of a connection.
+    modules that are sent only with this request, so that the rest of the agent fits the first window of a
+    connection.
     """
 
     module: ClassVar[str] = "main"
@@ -130,7 +131,7 @@ class Request(Fields, Generic[Answer]):
 
 
 class Claim(Request["node_answers.ClaimResult"]):
-    """Take the right to start a job; a launch uses it up. `owner` is shown to other clients.
+    """Claim the right to start a job. A launch uses up the claim. `owner` is shown to other clients.
 
     `lease_s` is how long the claim of a client that disappeared blocks other clients.
     """
@@ -150,7 +151,7 @@ class Unclaim(Request["node_answers.ClaimResult"]):
 class Slots(Request["node_answers.Slots"]):
     """Get the node's jobs, the slots in use, and which of `ports` are taken.
 
-    With `gpus`, a job on other GPUs of the node does not count as running.
+    With `gpus`, a job that runs only on other GPUs of the node does not count as running.
     """
 
     module = "launch"
@@ -163,10 +164,10 @@ class State(Request["node_answers.Jobs"]):
 
 
 class Follow(Request["None"]):
-    """Stream the logs of the node's ranks from `offsets` (bytes, by rank) on, as frames (log_stream.py).
+    """Stream the logs of the node's ranks as frames (log_stream.py), starting at `offsets` (bytes, by rank).
 
-    Without `to_the_end` the stream ends with the current end of the logs. With `tail`, a rank at offset 0
-    starts at its last `tail` lines.
+    Without `to_the_end` the stream ends at the current end of the logs. With `tail`, the log of a rank at
+    offset 0 is sent from its last `tail` lines on.
     """
 
     job: str
@@ -176,9 +177,9 @@ class Follow(Request["None"]):
 
 
 class Cancel(Request["node_answers.NodeJob"]):
-    """End `job` and get its final document. `grace` (s): None for the grace of the launch.
+    """End `job` and get its final document. A `grace` (s) of None means the grace of the launch.
 
-    With `launch`, the id of a launch request, end only a job that this request has started.
+    With `launch`, the id of a launch request, end the job only if that request started it.
     """
 
     module = "cancel"
@@ -188,7 +189,7 @@ class Cancel(Request["node_answers.NodeJob"]):
 
 
 class Lost(Request["node_answers.ReportReceived"]):
-    """Report that another node of the job, `node`, is gone: `why`, and the `kind` of cause."""
+    """Report that another node of the job, `node`, is gone, and `why`; `kind` is the kind of the cause."""
 
     module = "cancel"
     job: str
@@ -207,10 +208,11 @@ class Stacks(Request["node_answers.Stacks"]):
 class Manifest(Request["node_answers.Manifest"]):
     """List the results of a job on the node (manifest.py).
 
-    The list contains the data of small files, `at_once` bytes in total; with 0 no file is read. `ranks` are
-    the job's, each with its node: a node may list the logs of its own ranks. `outputs` are paths in addition
-    to those of the launch, `exclude` the patterns of `excludes.exclude_patterns`. With `events` (the client's
-    file sizes, by path in the results folder) only TensorBoard event files of another size, with all data.
+    The list contains the data of small files, at most `at_once` bytes in total; with 0 no file is read.
+    `ranks` are all ranks of the job, each with its node, because a node may list only the logs of its own
+    ranks. `outputs` are paths in addition to those of the launch, `exclude` the patterns of
+    `excludes.exclude_patterns`. With `events` (the sizes of the client's files, by path in the results
+    folder) the response has only the TensorBoard event files of another size, with all their data.
     """
 
     module = "manifest"
@@ -223,9 +225,10 @@ class Manifest(Request["node_answers.Manifest"]):
 
 
 class Probe(Request["node_answers.ProbeResult"]):
-    """Get the node's hardware and load. It listens on `ports` of `address`, and one more.
+    """Get the node's hardware and load. The node listens on `ports` of `address`, and on one more port.
 
-    The ports stay open until the next request. `thorough` adds checks that take some seconds with GPUs.
+    The ports stay open until the next request other than `Dial`. `thorough` adds checks that take some
+    seconds on nodes with GPUs.
     """
 
     module, extra = "probe", ("diagnosis.evidence", "probe")
@@ -235,7 +238,7 @@ class Probe(Request["node_answers.ProbeResult"]):
 
 
 class Dial(Request["node_answers.DialResult"]):
-    """Connect to ports of other nodes, (node, address, port), once all nodes have responded to `Probe`."""
+    """Connect to `peers`, (node, address, port) of other nodes, once all nodes have responded to `Probe`."""
 
     module = "probe"
     peers: Sequence[tuple[int, str, int]]
@@ -262,10 +265,11 @@ class LayoutRow(NamedTuple):
 class Process(Fields):
     """A process that the agent of a node starts in the project folder.
 
-    `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
-    its output: rank3.log if the process is rank 3; otherwise launcher0.log on node 0, and its ranks write
-    their own rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not
-    check). `files` (text by name) are written into the job's folder first.
+    `ranks` end when the process ends, each with the process's exit code (-N: signal N). `log` is the file in
+    logs/ that receives the output: rank3.log if the process is rank 3. For a process that starts ranks it is
+    launcher0.log (on node 0), and its ranks write their own rank3.log. `environment` is added to the node's
+    environment. `script` must exist on the node (None: do not check). `files` (text by name) are written into
+    the job's folder before the start.
     """
 
     ranks: Sequence[int]
@@ -277,13 +281,14 @@ class Process(Fields):
 
 
 class Launch(Request["node_answers.LaunchResult"]):
-    """Start a node's part of `job` once the jobs `after` have ended on the node. Stored there as job.json.
+    """Start a node's part of `job` once the jobs `after` have ended on the node.
 
-    `launch` is the id of this launch on all nodes, `facts` are returned in the job's documents, `helper` is
-    the ranks' sitecustomize, `secret` the key of the agents' connections; `secrets` names the variables
-    whose values are not stored. `elastic` are the limits of torchrun's elastic agent, None without one. Times
-    are in seconds; `silent_s` is how long an agent may be silent, `join_s` how long the first node waits for
-    the others. `saving` starts the uploader: the `argv` of s3/uploader.py and its `stdin` (base64).
+    The node stores the request as job.json. `launch` is the id of this launch on all nodes, `facts` are
+    returned in the job's documents, `helper` is the ranks' sitecustomize, `secret` the key of the agents'
+    connections; `secrets` names the variables whose values are not stored. `elastic` are the limits of
+    torchrun's elastic agent, or None without one. Times are in seconds; `silent_s` is how long an agent may
+    be silent, `join_s` how long the first node waits for the other nodes. `saving` has the `argv` and the
+    `stdin` (base64) with which s3/uploader.py is started.
     """
 
     module = "launch"

@@ -12,11 +12,11 @@ from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.messages import Response
 
 _BYTES = 64 * 1024
-"""How much of the end of the file is read, and so used for the steps per second."""
+"""How many bytes at the end of the file are read, and therefore used for the steps per second."""
 
 
 def read_metrics(folder: JobFolder) -> list[Response]:
-    """Return the progress of each rank with rows. A row without `rank` is the node's first rank's."""
+    """Return the progress of each rank with rows. A row without `rank` belongs to the node's first rank."""
     return read_progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 
@@ -61,7 +61,7 @@ def _progress(rank: int, rows: list[dict[str, float]]) -> Response:
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:
-    """Return the steps per second of the last rows, since the steps or the clock last started over."""
+    """Return the steps per second of the last rows, from where the steps or the clock last started over."""
     points = [(row["time"], row["step"]) for row in rows if "time" in row and "step" in row]
     first = len(points) - 1
     while first > 0 and points[first - 1][0] < points[first][0] and points[first - 1][1] <= points[first][1]:

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UNKNOWN_NODE = -1
-_MAX_LINE = 64 << 20  # bytes; a line may hold all unacknowledged messages
-_MAX_STRANGER_LINE = 4096  # bytes, before the other side is authenticated
+_MAX_LINE = 64 << 20  # in bytes; a line may hold all unacknowledged messages
+_MAX_STRANGER_LINE = 4096  # in bytes; the limit until the other side is authenticated
 _GREETING = re.compile(r"(\d{1,9}) ([0-9a-f]{32})")  # node, challenge
 _RESET = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
 
 
 class Link:
-    """One end of a connection. `node` is the other side's, UNKNOWN_NODE until it is authenticated.
+    """One end of a connection. `node` is the node of the other side, UNKNOWN_NODE until it is authenticated.
 
-    Never blocks: call `exchange` when the socket is ready. When the connection is lost the methods raise
-    OSError: BrokenPipeError if the other side has closed it normally.
+    The methods never block: call `exchange` when the socket is ready. They raise OSError when the connection
+    is lost, or BrokenPipeError if the other side has closed the connection normally.
     """
 
     def __init__(self, sock: socket.socket, secret: str, *, me: int, node: int = UNKNOWN_NODE) -> None:
@@ -45,22 +45,22 @@ class Link:
         self._is_connecting = node != UNKNOWN_NODE
         self._own_node = me
         self._challenge = os.urandom(16).hex()
-        self._greeting_fields: Sequence[str] = ()  # of the other side
+        self._greeting_fields: Sequence[str] = ()  # the greeting of the other side
         self._in_buffer = b""
         self._out_buffer = f"{me} {self._challenge}\n".encode()
 
     @property
     def is_open(self) -> bool:
-        """Whether `close` has not been called."""
+        """True until `close` is called."""
         return self.socket.fileno() >= 0
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes wait to be sent."""
+        """True if there are bytes that wait to be sent."""
         return bool(self._out_buffer)
 
     def send(self, message: object) -> None:
-        """Send `message` to the other side, if it is authenticated."""
+        """Send `message` if the other side is authenticated."""
         if self.is_authenticated:
             self._queue(message)
             self._flush()
@@ -93,7 +93,7 @@ class Link:
                 self._out_buffer = self._out_buffer[self.socket.send(self._out_buffer) :]
 
     def _read(self, line: str) -> Any:
-        """Return the message of a line, None for a challenge and the first proof."""
+        """Return the message in a line, or None for a challenge and for the first proof."""
         if not self._greeting_fields:
             greeting = _GREETING.fullmatch(line)
             if greeting is None:

@@ -1,8 +1,9 @@
 """The agents of a job's other nodes: connections to them, reconnects, and when a node counts as lost.
 
-The first node accepts, the others connect. An agent is lost at once only on proof that it has ended: its
-connection is closed, not reset (agents reset connections that they give up), its guard reports it, or its
-port refuses connections. Any other failure may be the network: the agent is lost after `silent_s`.
+The first node accepts connections, and the other nodes connect to it. An agent counts as lost at once only if
+there is proof that it has ended: its connection is closed and not reset (agents reset the connections that
+they give up), its guard reports the end, or its port refuses connections. Any other failure may be due to the
+network; then the agent counts as lost after `silent_s`.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 2.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
-"""How long heartbeats may stay unanswered before a reconnect. An answer needs both directions to work."""
+"""How long heartbeats may stay unanswered before a reconnect. An answer proves that both directions work."""
 _CLOSED = "its agent has ended and closed the connection; a rank that kills every process (kill -1) does that"
-"""Why an agent is lost whose connection was closed: its node may still run."""
+"""Why an agent is lost if its connection was closed. Its node may still run."""
 _CONNECT_SECONDS = 1.0
 _REFUSED_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 
 
 class Frame(NamedTuple):
-    """The unit of transfer: messages `said` after a side's first `since` ones, and how many it has `heard`.
+    """The unit of transfer: the messages `said`, and how many messages the sender has `heard`.
 
-    Unacknowledged messages are resent; duplicates and stale messages are ignored. `lost` is why the agent of
-    the link's node has ended, with the `kind` of the cause.
+    `since` is how many messages the sender sent before those. Unacknowledged messages are resent; duplicates
+    and stale messages are ignored. If the agent of the link's node has ended, `lost` says why, and `kind` is
+    the kind of the cause.
     """
 
     heard: int = 0
@@ -56,21 +58,21 @@ _read_frame = make_reader(Frame)
 class Session:
     """One side of a reliable message stream over successive links: each message arrives once, in order.
 
-    It does no I/O.
+    A session does no I/O.
     """
 
     def __init__(self) -> None:
         self._received = 0
-        self._acknowledged = 0  # how many of its messages the other side has received
+        self._acknowledged = 0  # how many messages of this side the other side has received
         self._unacknowledged: list[object] = []
 
     @property
     def has_pending(self) -> bool:
-        """Whether the other side has not acknowledged all messages."""
+        """True if the other side has not acknowledged all messages."""
         return bool(self._unacknowledged)
 
     def send(self, message: object) -> Frame:
-        """Queue `message`, and return the frame that carries it alone, for the current link if any."""
+        """Queue `message`, and return a frame with only this message, to be sent over the current link."""
         self._unacknowledged.append(message)
         return Frame(self._received, self._acknowledged + len(self._unacknowledged) - 1, [message])
 
@@ -79,7 +81,7 @@ class Session:
         return Frame(self._received, self._acknowledged, list(self._unacknowledged))
 
     def receive(self, frame: Frame) -> Sequence[Any]:
-        """Return the new messages of a frame, none if messages before it are missing."""
+        """Return the new messages of a frame, or none if messages before the frame are missing."""
         del self._unacknowledged[: max(0, frame.heard - self._acknowledged)]
         self._acknowledged = max(self._acknowledged, frame.heard)
         news = frame.said[self._received - frame.since :] if frame.since <= self._received else ()
@@ -88,7 +90,7 @@ class Session:
 
 
 class Peer:
-    """The agent of another node: its session, and the link that carries it."""
+    """The agent of another node: the session with it, and the link that carries the session."""
 
     def __init__(self, node: int, *, now: float) -> None:
         self.node = node
@@ -100,7 +102,7 @@ class Peer:
 
 
 class Peers:
-    """All agents that this one is connected to. `now` is always in seconds of the same monotonic clock.
+    """All agents that this agent is connected to. `now` is always in seconds of the same monotonic clock.
 
     `received` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the caller
     removes them.
@@ -132,12 +134,12 @@ class Peers:
 
     @property
     def joined(self) -> bool:
-        """Whether all peers have been connected at least once."""
+        """True if all peers have been connected at least once."""
         return all(peer.joined for peer in self._peers.values())
 
     @property
     def has_unacknowledged(self) -> bool:
-        """Whether a peer that is not lost has not acknowledged all messages."""
+        """True if a peer that is not lost has not acknowledged all messages."""
         return any(peer.session.has_pending and not peer.lost for peer in self._peers.values() if peer.joined)
 
     def send(self, message: object) -> None:
@@ -148,15 +150,15 @@ class Peers:
                 self._send(peer.link, frame)
 
     def handle_event(self, link: Link | None, now: float) -> None:
-        """Handle an event of the selector: `link` is ready, or the listener (None)."""
+        """Handle an event of the selector: `link` is ready, or the listener is ready if `link` is None."""
         self._now = now
         if link is None:
             self._accept()
-        elif link.is_open:  # it was not replaced in the same turn
+        elif link.is_open:  # it may have been replaced while earlier events were handled
             self._exchange(link)
 
     def tick(self, now: float) -> None:
-        """Send heartbeats, give up silent peers, reconnect if the first node does not answer."""
+        """Send heartbeats, give up silent peers, and reconnect if the first node does not answer."""
         self._now = now
         limit = self._request.silent_s
         for peer in self._peers.values():
@@ -166,7 +168,7 @@ class Peers:
                 self._beat_or_reconnect(peer)
 
     def reset_clocks(self, now: float) -> None:
-        """Reset the peers' clocks, as after a time in which this process did not run."""
+        """Restart the silence timeout of all peers, after a time in which this process did not run."""
         for peer in self._peers.values():
             peer.received_at = now
 
@@ -201,12 +203,13 @@ class Peers:
             self._add(Link(sock, self._request.secret, me=self._request.node))
 
     def _add(self, link: Link) -> Link:
-        link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # no frame waits for an ACK
+        # With TCP_NODELAY no frame is delayed until an ACK arrives.
+        link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector.register(link.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
         return link
 
     def _exchange(self, link: Link) -> None:
-        """Send and receive what `link` is ready for."""
+        """Send what `link` accepts, and receive what has arrived."""
         proved = link.is_authenticated
         try:
             frames = link.exchange()
@@ -214,7 +217,7 @@ class Peers:
             self._handle_broken(link, error)
             return
         self._update_events(link)
-        if frames or not proved:  # it answers, or has just connected
+        if frames or not proved:  # the peer answers, or has just connected
             self._reconnect_at = self._now + _SILENT_SECONDS
         peer = self._peers.get(link.node)
         if peer is None or not link.is_authenticated:
@@ -225,9 +228,9 @@ class Peers:
             self._receive(peer, link, _read_frame(frame))
 
     def _receive(self, peer: Peer, link: Link, frame: Frame) -> None:
-        """Handle a frame. The first node answers each, the others those with new messages.
+        """Handle a frame. The first node answers every frame; other nodes answer frames with new messages.
 
-        The session continues on the link of the newest frame; a report of a loss has a link of its own.
+        The session continues on the link of the newest frame. A report of a loss comes over a separate link.
         """
         if frame.lost is not None:
             self._lose(peer, frame.lost, frame.kind if frame.kind in LOSSES else "node_lost")
@@ -243,7 +246,7 @@ class Peers:
             self._send_pending(peer)
 
     def _send_pending(self, peer: Peer) -> None:
-        """Send all unacknowledged messages, unless the link has unsent bytes, which would pile up."""
+        """Send all unacknowledged messages, unless the link has unsent bytes, so that they do not pile up."""
         if peer.link is not None and not peer.link.has_unsent:
             self._send(peer.link, peer.session.pending_frame())
 
@@ -260,13 +263,14 @@ class Peers:
         self._selector.modify(link.socket, selectors.EVENT_READ | write_event, link)
 
     def _handle_broken(self, link: Link, error: OSError) -> None:
-        """Handle a lost link. A closed link, or a port that refuses for 2 s, means that the agent has ended.
+        """Handle a lost link.
 
-        Any other error may be the network.
+        If the link was closed, or the port refuses connections for 2 s, the agent has ended. Any other error
+        may be due to the network.
         """
         self._close(link)
         peer = self._peers.get(link.node)
-        if peer is None or peer.link is not link:  # not authenticated, or replaced
+        if peer is None or peer.link is not link:  # the link was not authenticated, or was replaced
             return
         peer.link = None
         self.error = f"{self._address_text}: {error}"
@@ -294,9 +298,9 @@ class Peers:
 
 
 def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost", seconds: float) -> bool:
-    """Report to the first node's agent that the agent of `node` has ended. Return True if it was received.
+    """Report to the first node's agent that the agent of `node` has ended, and retry for `seconds`.
 
-    Retries for `seconds`.
+    Return True if the report was received.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -314,7 +318,7 @@ def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost"
 
 
 def _send_report(link: Link, frame: Frame) -> bool:
-    """Send the report over a new link, once a second. Return True if it was answered."""
+    """Send the report over a new link once a second. Return True if the first node answered."""
     end = time.monotonic() + _SILENT_SECONDS
     while time.monotonic() < end:
         select.select([link.socket], [link.socket] if link.has_unsent else [], [], 1.0)

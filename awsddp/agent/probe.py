@@ -1,4 +1,4 @@
-"""Check this node's hardware and its connections to other nodes: for `doctor`, and before a launch.
+"""Check this node's hardware and its connections to other nodes, for `doctor` and before a launch.
 
 `probe` opens ports, `dial` connects to those of other nodes. Ports are closed by the next request of another
 kind, so that a launch can use them.
@@ -41,11 +41,11 @@ _BAD = {
     "hw_power_brake_slowdown": ("Active", "its clocks are held down (hw_power_brake_slowdown)"),
     "sw_thermal_slowdown": ("Active", "its clocks are held down (sw_thermal_slowdown)"),
 }
-_REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers: throttle
+_REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers write "throttle"
 
 
 def probe(request: Probe) -> Response:
-    """Return the node's hardware and load, and listen at `address` on `ports`, if free, and one more."""
+    """Return the node's hardware and load. Listen at `address` on the `ports` that are free and one more."""
     close()
     for port in (*request.ports, 0):
         try:
@@ -76,7 +76,7 @@ def close() -> None:
 
 
 def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
-    """Connect to all `peers`, [node, address, port], in parallel; return [node, port, why] for each.
+    """Connect to all `peers`, (node, address, port), in parallel, and return (node, port, why) for each.
 
     `why` is "" if a connection was made within `seconds`.
     """
@@ -112,7 +112,7 @@ def _gpus() -> int | None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the free and the total memory (bytes) for processes, within the limits of cgroups."""
+    """Return the free and the total memory (bytes) that processes may use within the limits of cgroups."""
     meminfo = read_counters(Path("/proc/meminfo"))
     free, size = meminfo["MemAvailable"] * 1024, meminfo["MemTotal"] * 1024
     versions = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -123,7 +123,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _cpus() -> float:
-    """Return the number of CPUs for processes, within the limits of cgroups."""
+    """Return the number of CPUs that processes may use within the limits of cgroups."""
     count = float(os.cpu_count() or 1)
     for _, quota, period in _limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         count = min(count, quota / period) if quota > 0 else count
@@ -137,13 +137,13 @@ def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path,
             try:
                 numbers = [text for name in names for text in (folder / name).read_text("ascii").split()]
                 first, second = map(int, numbers)
-            except (OSError, ValueError):  # of the other version, or "max"
+            except (OSError, ValueError):  # a file of the other version of cgroups, or "max"
                 continue
             yield folder, first, second
 
 
 def _folders(controller: str) -> list[Path]:
-    """Return the folders of this process's cgroups, of version 2, or of `controller` of version 1."""
+    """Return the folders of this process's cgroups: those of version 2, and in version 1 of `controller`."""
     folders = []
     for line in Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines():
         _, names, path = line.split(":", 2)
@@ -155,7 +155,7 @@ def _folders(controller: str) -> list[Path]:
 
 
 def parse_gpus(xml: str) -> list[Response]:
-    """Return the GPUs in the output of `nvidia-smi -q -x`, [] if it is not valid XML."""
+    """Return the GPUs in the output of `nvidia-smi -q -x`, or [] if the output is not valid XML."""
     try:
         log = ET.fromstring(xml)
     except ET.ParseError:
@@ -164,7 +164,7 @@ def parse_gpus(xml: str) -> list[Response]:
 
 
 def _gpu(element: ET.Element) -> Response:
-    """Return a GPU with its uncorrectable ECC errors since the driver was loaded, and its faults as texts."""
+    """Return a GPU with its faults as texts and its uncorrectable ECC errors since the driver was loaded."""
     values = {_REASON.sub("", child.tag): (child.text or "").strip() for child in element.iter()}
     counts = [child for child in element.iterfind("ecc_errors/volatile//*") if "uncorrectable" in child.tag]
     return Response(

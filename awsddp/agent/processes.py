@@ -1,8 +1,8 @@
 """Start, reap and end the processes of a job on this node, with all their descendants.
 
-Each rank leads its own session and writes its log itself: no output is lost when another process dies. The
-agent is a child subreaper (prctl(2)): what its ranks started stays its descendant, even after setsid and
-a double fork.
+Each rank leads its own session and writes its own log, so that no output is lost when another process dies.
+The agent is a child subreaper (prctl(2)): all processes that its ranks start stay descendants of the agent,
+even after setsid and a double fork.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STRAY_SECONDS = 1.0
-_HARD_KILL_SECONDS = 0.5  # after the grace: a worker kills its rank, then writes its note
+_HARD_KILL_SECONDS = 0.5  # time after the grace for a worker to kill its rank and write a note
 _UNKILLABLE_SECONDS = 20.0
 
 
 class Process:
-    """A process of the launcher, and the ranks that end with it. `child` is None if it did not start."""
+    """A process of the launcher, and the ranks that end with it. `child` is None if it could not start."""
 
     def __init__(self, ranks: list[int], log: Path) -> None:
         self.ranks = ranks
         self.log = log
         self.started = time.time()
         self.since = time.monotonic()
-        self.child: subprocess.Popen[bytes] | None = None  # stays referenced: else Popen reaps it itself
-        self.error = ""  # why it could not be started
+        self.child: subprocess.Popen[bytes] | None = None  # kept, else Popen reaps the child
+        self.error = ""  # why the process could not be started
         self.exit_code: int | None = None
         self.seconds = 0.0
 
     def report(self, rank: int) -> RankReport:
-        """Return the report of one of its ranks."""
+        """Return the report of one of the process's ranks."""
         return RankReport(rank, self.started, self.seconds, self.exit_code)
 
 
 class Ranks:
-    """The ranks of this node, from their start until no process of them is left."""
+    """The ranks of this node, from their start until none of their processes is left."""
 
     end_kind = "exit"
-    """The kind of the message that a process has ended."""
+    """The kind of the message which says that a process has ended."""
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._request = request
@@ -80,7 +80,7 @@ class Ranks:
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called."""
+        """True if `stop` was called."""
         return self._kill_at is not None
 
     @property
@@ -94,7 +94,7 @@ class Ranks:
         return [process for process in self.processes if process.exit_code is None]
 
     def start(self) -> None:
-        """Start the launcher's processes. A process that cannot start has the error in its log."""
+        """Start the launcher's processes. If a process cannot start, the error is written to its log."""
         for entry in self._request.processes:
             self.processes.append(self._start(entry))
 
@@ -140,7 +140,7 @@ class Ranks:
         }
 
     def reap(self) -> list[Message]:
-        """Reap ended processes, and return a message for each rank that ended with one."""
+        """Reap ended processes, and return a message for each rank that has ended with its process."""
         ended = [(process, 127) for process in self.alive if process.child is None]
         while True:
             try:
@@ -165,7 +165,7 @@ class Ranks:
     def _explain(self, report: RankReport, log_text: str, *, stopped_at: float) -> RankReport:
         """Return the report with the cause of the rank's end, from the end of its log.
 
-        `stopped_at` is when it was sent the signal to end (0: never). A rank that was already ending
+        `stopped_at` is when the rank was sent the signal to end (0: never). A rank that was already ending
         after an exception at that time has failed by its own fault.
         """
         code, rank = report.exit_code, report.rank
@@ -197,7 +197,7 @@ class Ranks:
     def stop(self, grace: float) -> None:
         """Send TERM to the ranks; after `grace` seconds kill those that remain, with all their descendants.
 
-        Only the ranks get TERM: a loader worker that also got it would spoil a checkpoint in progress.
+        Only the ranks get TERM, because a loader worker that ends would spoil a checkpoint in progress.
         """
         kill_at = time.monotonic() + grace
         if self._kill_at is not None:
@@ -209,7 +209,7 @@ class Ranks:
                 _signal(process.child.pid, signal.SIGTERM)
 
     def finish_stop(self) -> bool:
-        """Continue a stop. Return True once all has ended and was reaped. Call it often after `stop`."""
+        """Continue a stop; to be called often after `stop`. Return True once all processes are reaped."""
         if self._kill_at is None:
             return False
         pids = descendants()
@@ -217,7 +217,7 @@ class Ranks:
         if not (pids or self.alive):
             return True
         if now >= self._kill_at:
-            self._killed_at = self._killed_at or now  # this process may not have run since `_kill_at`
+            self._killed_at = self._killed_at or now  # `now`, because this process may have been suspended
             if now > self._killed_at + _UNKILLABLE_SECONDS:
                 return True
             for pid in pids:
@@ -231,7 +231,7 @@ class Ranks:
 
 
 class Workers(Ranks):
-    """The ranks of this node under torchrun's elastic agent, known by the notes of its workers."""
+    """The ranks of this node under torchrun's elastic agent, as reported in the notes of its workers."""
 
     end_kind = "agent"
 
@@ -251,12 +251,12 @@ class Workers(Ranks):
         return self._known_reports
 
     def stop(self, grace: float) -> None:
-        """Send TERM to the elastic agent; its workers give their ranks `grace` seconds."""
+        """Send TERM to the elastic agent, whose workers give their ranks `grace` seconds."""
         (self._folder.path / "grace").write_text(str(grace), encoding="ascii")
         super().stop(grace + _HARD_KILL_SECONDS)
 
     def _end_process(self, process: Process, code: int) -> list[RankReport]:
-        """Return the elastic agent's report only: its workers write their own notes."""
+        """Return only the elastic agent's report, because its workers write their own notes."""
         process.ranks = process.ranks[:1]
         return super()._end_process(process, code)
 
@@ -324,12 +324,12 @@ def descendants() -> list[int]:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory since boot, 0 if that is unknown."""
+    """Return how many processes the kernel has killed for memory since boot, or 0 if that is unknown."""
     return read_counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def _before_program(parent: int) -> None:
-    """In a rank: end with the agent, even if that gets kill -9, but not with the login session (SIGHUP)."""
+    """Run in a rank before its program: make it end with the agent (even by kill -9), but not by SIGHUP."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -339,7 +339,7 @@ def _before_program(parent: int) -> None:
 def _signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):  # it has ended, or runs as another user
+    except (ProcessLookupError, PermissionError):  # the process has ended, or runs as another user
         return
 
 

@@ -38,7 +38,7 @@ from awsddp.agent.samples import Samples
 
 _REPORT_SECONDS = 10.0
 MAX_SHUTDOWN_GRACE_SECONDS = 110.0
-"""The longest grace at a shutdown: awsddp-jobs.service delays it by at most 120 s."""
+"""The longest grace at a shutdown, which awsddp-jobs.service delays by at most 120 s."""
 _SHUTDOWN_FILE = Path("/run/awsddp/shutdown")
 _SHUTDOWN_CAUSES = {
     "expires": ("expired", "it expired (cluster.expires)"),
@@ -49,10 +49,10 @@ _SHUTDOWN_CAUSES = {
 
 
 def run_guarded(request: Launch, folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
-    """Run the agent in a child process; when it has ended, kill the job's remaining processes.
+    """Run the agent in a child process, and kill the job's remaining processes when the agent has ended.
 
-    This process is the guard: it reports a crash of the agent to the first node. Both hold the job's lock.
-    The agent writes to the pipe `ready` (a descriptor) once it runs.
+    This process is the guard: it reports a crash of the agent to the first node. Guard and agent both hold
+    the job's lock. The agent writes to the pipe `ready` (a descriptor) once it runs.
     """
     adopt_orphans("awsddp-guard")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
@@ -88,7 +88,7 @@ class Agent:
         self._request = request
         self._folder = folder
         self._node, self._first_node = request.node, request.first_node.node
-        self._poll_s = 0.1 if elastic else 0.25  # no signal reports a worker's note
+        self._poll_s = 0.1 if elastic else 0.25  # short, as no signal reports a worker's note
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._samples = Samples(request, folder)
         coordinator_type = ElasticCoordinator if elastic else Coordinator
@@ -102,8 +102,8 @@ class Agent:
         self._is_silent = False  # no rank of the job has written to its log for a while
         self._report_at = 0.0
         self._sizes: dict[str, int] = {}
-        self._requested: Ending | None = None  # how to end: of a cancel or the node's shutdown
-        self._forwarded: Ending | None = None  # the last of these that was sent to the first node
+        self._requested: Ending | None = None  # set by a cancel or by the node's shutdown
+        self._forwarded: Ending | None = None  # the last `_requested` that was handled
         self._summary: JobSummary | None = None
         self._local_state: str | None = None  # this node's final state, if the first node is lost
         self._document = initial_document(request)
@@ -136,7 +136,7 @@ class Agent:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
 
     def _on_term(self, *_: object) -> None:
-        """End the job as cancel.json requests; a TERM without that file is the node's shutdown."""
+        """End the job as cancel.json requests. A TERM without cancel.json means that the node shuts down."""
         written = read_json(self._folder.cancel)
         requested = Ending.from_json(written) if written else ending_of_shutdown(self._request)
         if requested.lost is not None and self._requested:  # an earlier request decides how the job ends
@@ -145,7 +145,7 @@ class Agent:
 
     def _run_once(self) -> None:
         """Wait for one event or the next check of the deadlines, and handle it."""
-        is_busy = self._ranks.stopping or self._is_alone  # alone: the first node opens its port now
+        is_busy = self._ranks.stopping or self._is_alone  # if alone, the first node opens its port soon
         now = self._exchange(0.02 if is_busy else self._poll_s)
         if self._requested != self._forwarded:
             self._request_end()
@@ -168,14 +168,15 @@ class Agent:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether this node is not the first, and has never been connected to it."""
+        """True if this node is not the first node, and has never been connected to the first node."""
         return self._coordinator is None and not self._peers.joined
 
     def _exchange(self, poll_s: float) -> float:
         """Handle the events of the next `poll_s` seconds, and return the time."""
         events = self._selector.select(poll_s)
         now = time.monotonic()
-        if now - self._polled_at > 2 * BEAT_SECONDS:  # this process did not run: no peer was silent
+        # If this process was suspended, the silence is not the peers' fault.
+        if now - self._polled_at > 2 * BEAT_SECONDS:
             self._peers.reset_clocks(now)
         self._polled_at = now
         for key, _ in events:
@@ -198,10 +199,10 @@ class Agent:
                 self._end_alone(f"it lost node{node} ({why})", kind=kind)
         return now
 
-    # ---- to and from the first node
+    # ---- messages to the first node, and orders from it
 
     def _request_end(self) -> None:
-        """Request the end of the job from the first node, and stop this node's ranks at once."""
+        """Ask the first node to end the job, and stop this node's ranks at once."""
         requested = self._forwarded = self._requested
         assert requested is not None
         if requested.lost is not None:  # a client has reported that the first node is gone
@@ -217,7 +218,7 @@ class Agent:
         self._send_to_first(Message(kind="stop", ending=requested))
 
     def _end_alone(self, why: str, *, state: str = "failed", kind: str = "node_lost") -> None:
-        """End this node's part without the first node, with a cause in this node's document."""
+        """End this node's ranks without the first node, and write the cause to this node's document."""
         if self._local_state is not None:
             return
         self._local_state = state if self._requested is None else self._requested.state
@@ -228,7 +229,7 @@ class Agent:
             self._ranks.stop(FAILED_GRACE)
 
     def _send_to_first(self, message: Message) -> None:
-        """Send a message to the first node, which may be this one."""
+        """Send a message to the first node, which may be this node."""
         if self._coordinator is not None:
             self._coordinator.receive(self._node, message, now=time.monotonic())
         else:
@@ -261,22 +262,22 @@ class Agent:
             self._send_to_first(Message(kind="output"))
 
     def _dump_stacks(self) -> NodeStacks:
-        """Return the stacks of the ranks, and write them to the run folder, before the job ends."""
+        """Write the stacks of the ranks to the run folder before the job ends, and return them."""
         answer = stacks(self._request)
         with contextlib.suppress(OSError):
             write_json(self._folder.run / DUMP, answer)
         return answer
 
     def _write_own_ranks(self) -> None:
-        """Write the state of this node's ranks; the first node writes that of all ranks instead."""
+        """Write the state of this node's ranks, except on the first node, which writes that of all ranks."""
         if self._coordinator is None:
             self._document.ranks = rank_rows(self._request.layout, self._ranks.reports)
             self._write()
 
     def _report_if_gone(self) -> None:
-        """Report once that no process of the job is left on this node."""
+        """When no process of the job is left on this node, report that once."""
         if not self._is_gone and self._ranks.finish_stop():
-            self._report_ranks()  # the last notes of workers
+            self._report_ranks()  # reads the last notes of workers
             self._is_gone = True
             self._send_to_first(Message(kind="gone"))
         if self._is_gone and self._local_state is not None:
@@ -286,7 +287,7 @@ class Agent:
             )
 
     def _report_if_free(self) -> None:
-        """Report once that the jobs which this one waits for have ended on this node, in any state."""
+        """When the jobs that this job waits for have ended on this node, in any state, report that once."""
         if self._after and not any(folder.is_active() for folder in self._after):
             self._after = []
             self._send_to_first(Message(kind="free"))
@@ -307,7 +308,7 @@ class Agent:
             self._write()
 
     def _write(self) -> None:
-        """Write the document. A full disk must not end the job: the next change writes it again."""
+        """Write the document. A full disk must not end the job; the next change writes the document again."""
         with contextlib.suppress(OSError):
             write_json(self._folder.state, self._document)
 
@@ -321,7 +322,7 @@ class Agent:
 
 
 def ending_of_shutdown(request: Launch, file: Path = _SHUTDOWN_FILE) -> Ending:
-    """Return how a shutdown of this node, for the reason in `file`, ends the job."""
+    """Return how the job ends if this node is shut down for the reason in `file`."""
     try:
         reason, _, at = file.read_text(encoding="ascii", errors="replace").strip().partition(" ")
     except OSError:

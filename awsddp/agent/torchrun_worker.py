@@ -1,7 +1,8 @@
-"""A worker of torchrun's elastic agent: it runs one rank, writes its log, and notes its start and its end.
+"""A worker of torchrun's elastic agent: runs one rank, writes the rank's log, and notes its start and end.
 
-It is a separate program in the job's folder, run by the interpreter of the ranks. It forwards the elastic
-agent's signals to the rank, which leads its own session, so that its loader workers do not receive them.
+The worker is a separate program in the job's folder, run by the interpreter of the ranks. It forwards the
+elastic agent's signals to the rank. The rank leads its own session, so that its loader workers do not receive
+these signals.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from pathlib import Path
 from typing import Any
 
 RESTART_GRACE = 1.0
-"""Seconds between TERM and KILL of a rank; the file `grace` in the job's folder replaces it."""
+"""Seconds between TERM and KILL of a rank, unless the file `grace` in the job's folder says otherwise."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
 
 
 class Worker:
-    """One run of one rank. `folder` is the job's, `first` the number of the node's first log."""
+    """One run of one rank. `folder` is the job's folder, `first` the rank number of the node's first log."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._folder = folder
         self._rank = first + int(os.environ["LOCAL_RANK"])
-        self._pid: int | None = None  # of the rank's process
+        self._pid: int | None = None  # the pid of the rank's process
         self._pending: list[int] = []
         self._stopped_at: float | None = None
 
     def run(self, argv: list[str]) -> int:
-        """Run `argv` and return its exit code (-N: signal N). After a failure no process of it is left."""
+        """Run `argv` and return its exit code (-N: signal N). After a failure none of its processes runs."""
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
@@ -80,7 +81,7 @@ class Worker:
         return None
 
     def _pass_on(self, number: int, *_: Any) -> None:
-        """Forward a signal to the rank. KILL follows after the grace, unless it is USR1 or USR2."""
+        """Forward a signal to the rank. Unless the signal is USR1 or USR2, KILL follows after the grace."""
         if self._pid is None:
             self._pending.append(number)
             return
@@ -96,20 +97,20 @@ class Worker:
             return RESTART_GRACE
 
     def _send(self, number: int) -> None:
-        """Send a signal to the rank, if it still runs."""
+        """Send a signal to the rank, if the rank still runs."""
         if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, number)
 
     def _wait(self) -> int:
-        """Reap until the rank has ended."""
+        """Reap processes until the rank has ended, and return the rank's exit code."""
         while True:
             pid, status = os.waitpid(-1, 0)
             if pid == self._pid:
                 return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def _kill_orphans(self) -> None:
-        """Kill the rank's remaining processes: each becomes a child of this process when its parent ends."""
+        """Kill the rank's remaining processes. Each becomes a child of this process when its parent ends."""
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         end = time.monotonic() + RESTART_GRACE
         while time.monotonic() < end:
@@ -123,7 +124,7 @@ class Worker:
             time.sleep(0.01)
 
     def _note(self, event: str, **fields: Any) -> None:
-        """Append a line to the journal of this node's workers, in one write."""
+        """Append a line to workers.jsonl, the notes of this node's workers, in one write."""
         names = {"world_size": "WORLD_SIZE", "restart": "TORCHELASTIC_RESTART_COUNT"}
         numbers = {key: int(os.environ[name]) for key, name in names.items()}
         line = json.dumps({"is": event, "rank": self._rank, **numbers, **fields}) + "\n"
@@ -136,13 +137,13 @@ _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 
 def _before_program() -> None:
-    """In the rank: end with this process, even if it gets kill -9, but not with the login (SIGHUP)."""
+    """Run in the rank before its program: make it end with this process (even by kill -9), not by SIGHUP."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def main(folder: str, first: str, templates: str) -> int:
-    """Run a rank. `templates`: JSON, for each argument [literal text, variable, literal text, ...]."""
+    """Run a rank. `templates` is JSON with [literal text, variable, literal text, ...] for each argument."""
     argv = [
         "".join(os.environ[part] if number % 2 else part for number, part in enumerate(parts))
         for parts in json.loads(templates)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from awsddp.agent.diagnosis.job_causes import Row
 
-# The first row whose conditions all hold is the cause of a rank's end. Conditions: `said`, a pattern in its
-# last exception, or in the end of its log if there is none; `log` and `kernel`, patterns in its whole log and
-# in the kernel's; `signal`, which ended it without an exception; its exit `code`; or a name in CONDITIONS.
+# The first row whose conditions all hold is the cause of a rank's end. The conditions are: `said`, a pattern
+# in the rank's last exception, or in the end of its log if there is none; `log`, a pattern in its whole log;
+# `kernel`, a pattern in the kernel's log; `signal`, the signal that ended the rank without an exception;
+# `code`, the rank's exit code; and the other names in CONDITIONS.
 TABLE = rows(r"""
 host_oom: The node ran out of memory, and its kernel killed {victim}.
   killed_for_memory
@@ -166,7 +167,7 @@ checkpoint_refused: torch.load refused objects in the file that are not tensors.
 cuda_error: A call to CUDA failed; an earlier kernel may be the reason.
   said CUDA error|CUBLAS_STATUS|CUDNN_STATUS|device-side assert
   next awsddp train --env-var CUDA_LAUNCH_BLOCKING=1   # the traceback then names the right line
-# A rank that only lost its peers: no cause while another rank has a reason of its own.
+# This rank only lost its peers: it is not the cause of the job's end if another rank failed by its own fault.
 peer_lost (retryable): It lost its connection to another rank.
   said Connection (reset|closed|refused)|[Cc]onnection was (reset|closed|likely)|Broken pipe
   said remote process exited|ncclRemoteError|Socket closed|recvValue failed|sendBytes failed
@@ -200,7 +201,7 @@ ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
 """Kinds that another rank's fault may have caused."""
 
 _HANDLED = frozenset({"file_not_found", "import_error", "no_metadata", "permission"})
-"""Kinds that programs often handle: not the cause if another exception follows."""
+"""Kinds of exceptions that programs often handle: not the cause if another exception follows."""
 _MORE_LINES = 8  # errors of NCCL and torch.load continue after the exception's line
 _PLACE = re.compile(r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _OOM = re.compile(r"Killed process (\d+) \(([^)]*)\).*?anon-rss:(\d+)kB")
@@ -215,9 +216,9 @@ _BAD_CHECKPOINT = (
 class Evidence:
     """The evidence of why a rank ended.
 
-    `exit_code` is -N for signal N, `text` the end of its log, `loss` the last one in its metrics. `oom_kills`
-    counts the processes that the kernel killed for memory while the job ran; `kernel` returns the kernel's
-    log of that time.
+    `exit_code` is -N for signal N, `text` the end of the rank's log, `loss` the last loss in its metrics.
+    `oom_kills` counts the processes that the kernel killed for memory while the job ran; `kernel` returns the
+    kernel's log from the time of the job.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class Evidence:
         self.error_text = self._extract_error_text()
 
     def _extract_error_text(self) -> str:
-        """Return the rank's last exception, or else the end of its log."""
+        """Return the rank's last exception, or the end of the rank's log if there is no exception."""
         if self.exception and (
             self.exception.endswith(":") or re.search("NCCL|Weights only", self.exception)
         ):
@@ -253,7 +254,7 @@ class Evidence:
         return self.exception or (aborted + after if aborted else "\n".join(last_lines(self.text)))
 
     def status(self) -> str:
-        """Return a sentence on how it ended."""
+        """Return a sentence on how the rank ended."""
         if self.exception and self.exit_code in (1, -6):  # python exits with 1; torch may abort after it
             return self.exception if self.exception.endswith(".") else f"{self.exception.rstrip(':')}."
         if self.exit_code >= 0:
@@ -282,7 +283,7 @@ def _match_row(evidence: Evidence) -> Cause:
 
 
 def _match_conditions(row: Row, evidence: Evidence) -> dict[str, str] | None:
-    """Return the values for a row's texts, None if one of its conditions does not hold."""
+    """Return the values for a row's texts, or None if one of the row's conditions does not hold."""
     values: dict[str, str] = {}
     for condition, text in row.conditions.items():
         matched = CONDITIONS[condition](evidence, text)
@@ -304,7 +305,7 @@ def _kernel(evidence: Evidence, pattern: str) -> dict[str, str] | None:
 
 
 def _signal(evidence: Evidence, name: str) -> dict[str, str] | None:
-    """Match if the signal `name` ended the rank without an exception. The value is its line of code."""
+    """Match if the signal `name` ended the rank without an exception; `place` is its last line of code."""
     if evidence.signal != signal.Signals[name] or evidence.exception:
         return None
     frames = _PLACE.findall(evidence.text)
@@ -312,7 +313,7 @@ def _signal(evidence: Evidence, name: str) -> dict[str, str] | None:
 
 
 def _killed_for_memory(evidence: Evidence, _: str) -> dict[str, str] | None:
-    """Match if the kernel killed the rank, or a loader worker of it, for memory."""
+    """Match if the kernel killed the rank, or one of its loader workers, because memory ran out."""
     killed_worker = re.search(r"DataLoader worker \(pid.*signal: Killed", evidence.text)
     if not (evidence.oom_kills and (evidence.is_killed or killed_worker)):
         return None
@@ -324,7 +325,7 @@ def _killed_for_memory(evidence: Evidence, _: str) -> dict[str, str] | None:
 
 
 def _no_whole_checkpoint(evidence: Evidence) -> bool:
-    """Return True if a file is a truncated checkpoint, or none (a web page, a Git LFS pointer)."""
+    """Return True if the rank read a truncated checkpoint, or a file that is no checkpoint (a web page)."""
     in_torch = "torch/serialization.py" in evidence.text and r"|^EOFError$|^OSError: \[Errno 22\]"
     return bool(re.search(f"{_BAD_CHECKPOINT}{in_torch or ''}", evidence.error_text))
 

@@ -25,13 +25,16 @@ _MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 """Escape sequences for terminals: colours, cursor movements, links."""
 _FRAME = (" ", "\t", "│", "╭", "╰")
-"""The first characters of lines in a traceback; rich, also in typer, draws boxes."""
+"""The first characters of lines in a traceback; the library rich, which typer uses, draws boxes."""
 _REHEARSED = re.compile(r"rehearsal: \d+ x .+ simulated: ")  # templates/rehearse_gpu
-_WIDTH = 2000  # characters of a line of the tail
+_WIDTH = 2000  # the most characters of a line that are kept
 
 
 def read_tail(path: Path, begin: int = 0) -> str:
-    """Return the end of the log `path`, from byte `begin` on, without colours; invalid UTF-8 is replaced."""
+    """Return the end of the log `path` without colours and without the bytes before `begin`.
+
+    Invalid UTF-8 is replaced.
+    """
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -42,7 +45,7 @@ def read_tail(path: Path, begin: int = 0) -> str:
 
 
 def read_error_file(path: Path) -> str:
-    """Return the traceback in an error file of torch's @record, "" if there is none.
+    """Return the traceback in an error file of torch's @record, or "" if there is none.
 
     https://docs.pytorch.org/docs/stable/elastic/errors.html
     """
@@ -54,7 +57,7 @@ def read_error_file(path: Path) -> str:
 
 
 def last_lines(text: str) -> list[str]:
-    """Return the last 20 lines of `text`; of a line that \\r has overwritten, the last version.
+    """Return the last 20 lines of `text`. If a line was overwritten with \\r, its last version is returned.
 
     The line about simulated GPUs that a rehearsal prints is left out.
     """
@@ -68,13 +71,14 @@ def last_lines(text: str) -> list[str]:
 def find_exceptions(text: str) -> list[str]:
     """Return the line of the last exception with a traceback in `text`, then the earlier ones of its chain.
 
-    Exceptions that Python ignored are left out. An exception of a thread counts only if it is alone. The
-    same holds for those chained to it, and for members of its ExceptionGroup, which Python prints after it
-    with a margin. Within a process group torch puts "[rank2]: " before each line.
+    Exceptions that Python ignored are left out. An exception of a thread counts only if the main thread has
+    none. Both rules also hold for the exceptions that are chained to such an exception, and for members of an
+    ExceptionGroup, which Python prints after the group with a margin. Within a process group torch puts
+    "[rank2]: " before each line.
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
-    chains: list[tuple[bool, list[str]]] = []  # is it a thread's, exceptions
+    chains: list[tuple[bool, list[str]]] = []  # (True for a thread, its exceptions)
     origin = ""
     for block in blocks:
         heading = before.rpartition("\n")[0].rstrip().rpartition("\n")[2]
@@ -85,7 +89,7 @@ def find_exceptions(text: str) -> list[str]:
             continue
         earlier = chains.pop()[1] if chains and is_chained else []
         chains.append((origin.startswith("Exception in thread"), [name, *earlier]))
-    if not chains:  # Python writes no traceback before an error in the script's own syntax
+    if not chains:  # Python writes no traceback for a syntax error in the script itself
         last = text.rstrip().rpartition("\n")[2].strip()
         return [last[:_WIDTH]] if not blocks and _SYNTAX.match(last) else []
     return next((chain for is_thread, chain in reversed(chains) if not is_thread), chains[-1][1])
@@ -100,7 +104,7 @@ def _exception_line(block: str) -> str | None:
 
 
 def describe_full_disk(*paths: Path) -> str:
-    """Return a sentence on the first full file system of `paths`, "" if none is full."""
+    """Return a sentence on the first of `paths` whose file system is full, or "" if none is full."""
     for path in paths:
         try:
             stats = os.statvfs(str(path))
@@ -115,7 +119,7 @@ def describe_full_disk(*paths: Path) -> str:
 
 
 def read_last_loss(path: Path, rank: int, *, first: int) -> Any:
-    """Return the last `loss` of a rank in a file of metrics, None without one.
+    """Return the last `loss` of a rank in a file of metrics, or None if there is none.
 
     A row without `rank` belongs to the rank `first`.
     """
@@ -124,7 +128,7 @@ def read_last_loss(path: Path, rank: int, *, first: int) -> Any:
 
 
 def run_command(command: list[str], *, seconds: float) -> str | None:
-    """Return the stdout of a command, None if it fails or takes longer than `seconds`."""
+    """Return the stdout of a command, or None if the command fails or takes longer than `seconds`."""
     try:
         completed = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=seconds
@@ -135,9 +139,9 @@ def run_command(command: list[str], *, seconds: float) -> str | None:
 
 
 def read_kernel_log(since: float, *, seconds: float = 1.0) -> str:
-    """Return the kernel's log since `since`, a value of time.monotonic().
+    """Return the kernel's log since `since` (a value of time.monotonic()), or "" if it cannot be read.
 
-    "" if it cannot be read, or a command takes longer than `seconds`. On Ubuntu only root can read it:
+    Each command may take `seconds`. On Ubuntu only root can read the kernel's log:
     https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for command in (["dmesg"], ["sudo", "-n", "dmesg"]):

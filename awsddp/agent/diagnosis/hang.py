@@ -1,4 +1,7 @@
-"""Find the ranks for which a job hangs, from the stacks and collectives of all nodes (stacks.py). No I/O."""
+"""Find the ranks that make a job hang, from the stacks and collectives of all nodes (stacks.py).
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class InFlight(NamedTuple):
 class RankState(NamedTuple):
     """A rank: its main process, and the children of that process in which user code runs (`workers`).
 
-    `joined` and `records` are used only for the diagnosis, and not shown.
+    `joined` and `records` are used only for the diagnosis; they are not shown.
     """
 
     rank: int
@@ -64,8 +67,8 @@ class RankState(NamedTuple):
 class Diagnosis(NamedTuple):
     """The ranks of a job that are `behind` the others, an `explanation`, and the state of all `ranks`.
 
-    The explanation up to its first colon is a sentence without lines of code. `moving`: a collective began so
-    recently that the job may not hang.
+    The explanation up to its first colon is a sentence without lines of code. `moving` is true if a
+    collective began so recently that the job may be slow and not stuck.
     """
 
     silent_s: float | None
@@ -83,7 +86,8 @@ def diagnose(
 ) -> Diagnosis:
     """Return the diagnosis of a job.
 
-    `layout` holds [rank, local rank, node]; `answers` are by node. `exit_codes` has the ranks that ended.
+    `layout` has a row [rank, local rank, node] for each rank; `answers` are by node; `exit_codes` are those
+    of the ranks that have ended.
     """
     ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
     behind, explanation = _find_behind(ranks)
@@ -120,7 +124,10 @@ def _rank(rank: int, node: int, answer: NodeStacks | None, exit_code: object) ->
 
 
 def _process_state(process: Process, answer: NodeStacks, *, in_folder_only: bool = False) -> ProcessState:
-    """Return the state of a process; with `in_folder_only` its `where` is in the project folder or None."""
+    """Return the state of a process.
+
+    With `in_folder_only`, `where` is None unless the process runs code of the project folder.
+    """
     frames, thread, workdir = _main_thread(process.stacks), "", answer.workdir
     if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
         frames, thread = _last_thread(process.stacks, workdir) or frames, _ENDING
@@ -153,11 +160,12 @@ def _frames(thread: str) -> list[Frame]:
     starts = [
         at for at, frame in enumerate(frames) if frame[0].endswith(_BOOTSTRAP) and frame[2] == "_bootstrap"
     ]
-    return frames[starts[-1] + 1 :] if starts else frames  # before them: frames of the parent that forked
+    # The frames before _bootstrap are those of the parent that forked.
+    return frames[starts[-1] + 1 :] if starts else frames
 
 
 def _format_frame(frame: Frame, workdir: str) -> str:
-    """Return a frame as "train.py:12 in step"; a library's file is relative to its site-packages."""
+    """Return a frame as "train.py:12 in step"; the path of a library's file is relative to site-packages."""
     path, line, function = frame
     if workdir and path.startswith(f"{workdir}/"):
         path = path[len(workdir) + 1 :]
@@ -167,7 +175,10 @@ def _format_frame(frame: Frame, workdir: str) -> str:
 
 
 def _innermost(frames: list[Frame], workdir: str, *, in_folder_only: bool) -> Frame | None:
-    """Return the innermost frame in the project folder, else outside of libraries, else of all."""
+    """Return the innermost frame in the project folder, or None if there is none.
+
+    Without `in_folder_only`, then fall back to the innermost frame outside of libraries, or of all frames.
+    """
     candidates = [frame for frame in frames if _is_own(frame[0], workdir)]
     if not (candidates or in_folder_only):
         outside = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)]
@@ -182,7 +193,7 @@ def _is_own(path: str, workdir: str) -> bool:
 
 
 def _in_flight(records: Mapping[str, GroupRecords]) -> InFlight | None:
-    """Return the first collective in progress, of the group with the newest collective."""
+    """Return the first collective in progress, looking first in the group with the newest collective."""
     for name, group in sorted(records.items(), key=lambda item: item[1].age):
         for call in group.records:
             if not call.over:
@@ -258,7 +269,10 @@ def _judge_by_start(ranks: list[RankState]) -> tuple[list[int], str] | None:
 
 
 def _judge_by_records(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose by the collectives that torch recorded: the first that differs, then the last number."""
+    """Diagnose by the collectives that torch recorded.
+
+    In each group, compare first the operations, and then the number of each rank's last collective.
+    """
     groups = {name for rank in ranks for name in rank.records}
     for group in sorted(groups, key=lambda name: name != "default_pg"):
         is_default = group == "default_pg"
@@ -270,7 +284,7 @@ def _judge_by_records(ranks: list[RankState]) -> tuple[list[int], str] | None:
 
 
 def _judge_by_difference(members: list[RankState], group: str) -> tuple[list[int], str] | None:
-    """Find the first collective for which ranks called different operations; the minority is wrong."""
+    """Find the first collective for which ranks called different operations; the minority counts as wrong."""
     calls_of_ranks = [(rank, {call.number: call[1:3] for call in _records(rank, group)}) for rank in members]
     for number in sorted({number for _, numbers in calls_of_ranks for number in numbers}):
         called = [(rank, numbers[number]) for rank, numbers in calls_of_ranks if number in numbers]
@@ -301,7 +315,7 @@ def _records(rank: RankState, group: str) -> Sequence[Collective]:
 
 
 def _judge_by_stacks(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose by the stacks alone: ranks in no collective while others are in one."""
+    """Diagnose by the stacks alone: ranks outside a collective are behind if others are in a collective."""
     others = [rank for rank in ranks if not _is_waiting(rank)]
     return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 
@@ -329,7 +343,7 @@ def _format_waiting(ranks: list[RankState]) -> str:
 
 
 def _format_places(ranks: list[RankState]) -> str:
-    """Return the frames that ranks are at, each once, with those of children in which user code runs."""
+    """Return the current frames of ranks, each once, with the frames of children in which user code runs."""
     texts = []
     for rank in ranks:
         worker_frames = sorted({worker.where for worker in rank.workers if worker.where})

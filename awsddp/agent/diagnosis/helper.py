@@ -1,8 +1,9 @@
-"""Runs in each rank before the user's program, as its `sitecustomize`: serves requests for its stacks.
+"""Serve requests for the stacks of a rank: runs in each rank before the user's program, as `sitecustomize`.
 
-A thread waits for requests at a named pipe and writes the response, for which it needs the GIL. If the GIL is
-never released, SIGUSR2 still writes the stacks. The helper must not affect the program: it imports only
-modules that the interpreter has loaded, ignores its own failures, and then imports the next sitecustomize.
+A thread waits for requests at a named pipe and writes the response. The thread needs the GIL; if the GIL is
+never released, the handler of SIGUSR2 still writes the stacks. The helper must not affect the program: it
+imports only modules that the interpreter has loaded, ignores its own failures, and then imports the next
+sitecustomize.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -13,12 +14,12 @@ import sys
 
 
 def _start() -> None:
-    """Serve requests about this process; a forked child (a loader worker) has its own files."""
+    """Serve requests about this process; a forked child (such as a loader worker) has its own files."""
     name = "{}/{}".format(os.environ["AWSDDP_STACKS_DIR"], os.getpid())
     try:
         faulthandler.register(_signal.SIGUSR2, file=open(f"{name}.signal", "w"), all_threads=True)  # noqa: SIM115, PTH123 (open for good; pathlib is slow to import)
         os.mkfifo(f"{name}.request", 0o600)
-    except FileExistsError:  # of an earlier process with this pid
+    except FileExistsError:  # the pipe of an earlier process with this pid
         pass
     except (OSError, RuntimeError, ValueError):
         return
@@ -43,7 +44,7 @@ def _answer(name: str) -> None:
         faulthandler.dump_traceback(file, all_threads=True)
         file.write(f"--\n{_rank()}\n")
         c10d = sys.modules.get("torch._C._distributed_c10d")
-        # Without stack traces: torch takes seconds, and the GIL, to name their C++ frames.
+        # The records have no stack traces, because torch holds the GIL for seconds to name their C++ frames.
         for function in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
             if hasattr(c10d, function):
                 file.write(_decode(getattr(c10d, function)()) + "\n")
@@ -63,7 +64,7 @@ def _decode(trace: object) -> str:
 
 
 def _import_next_sitecustomize() -> None:
-    """Import the sitecustomize that this one hides, if there is one."""
+    """Import the user's sitecustomize that this module hides, if there is one."""
     this_module = sys.modules.pop("sitecustomize")
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]  # noqa: PTH120
     try:
@@ -71,7 +72,7 @@ def _import_next_sitecustomize() -> None:
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = this_module  # the import of this module ends by looking it up
+        sys.modules["sitecustomize"] = this_module  # Python looks this module up at the end of its import
 
 
 if __name__ == "sitecustomize":

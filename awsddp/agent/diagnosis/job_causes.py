@@ -1,4 +1,4 @@
-"""Causes of a job's end other than a rank's end, and the form of all causes."""
+"""Causes of a job's end other than the end of a rank, and the data types of all causes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """A row of a table of causes. `retryable`: the same command may succeed without a change.
 
-    `conditions` are by name (causes.py). A row without conditions, as in JOB_TABLE, is selected by its kind.
+    `conditions` holds patterns by the name of the condition (causes.py). Rows without conditions, such as
+    those in JOB_TABLE, are selected by their kind.
     """
 
     kind: str
@@ -24,7 +25,7 @@ class Row(NamedTuple):
 
 
 def rows(table: str) -> tuple[Row, ...]:
-    """Parse a table: "kind (retryable): explanation", and indented below it conditions and the `next` step.
+    """Parse a table of rows "kind (retryable): explanation", each with indented conditions and a `next` step.
 
     Patterns of the same condition are alternatives. A line that begins with # is a comment.
     """
@@ -44,7 +45,10 @@ def rows(table: str) -> tuple[Row, ...]:
 
 
 class Cause(NamedTuple):
-    """Why a job, or a rank of it, ended. `values` are those in its texts; an old cause may have no kind."""
+    """Why a job, or one of its ranks, ended.
+
+    `values` are the values that were inserted into the texts. A cause of an old awsddp may have no kind.
+    """
 
     kind: str = "unknown"
     retryable: bool = False
@@ -82,25 +86,25 @@ expired (retryable): {why}.
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
 """Kinds for a lost node."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
-"""Kinds for a rank that waited for another."""
+"""Kinds for a rank that waited for another rank."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
-"""Kinds for a rank that waited for another until a timeout: the other may still run."""
+"""Kinds for a rank that waited for another until a timeout; the other rank may still run."""
 
 
 def cause_of(row: Row, values: Mapping[str, str | float]) -> Cause:
-    """Return the cause of a row, with `values` in its texts."""
+    """Return the cause that a row describes, with `values` inserted into the row's texts."""
     explanation, advice = row.explanation.format(**values), row.next.format(**values)
     shown = {name: str(value) for name, value in values.items()}
     return Cause(row.kind, row.retryable, explanation, advice, shown)
 
 
 def cause_of_kind(kind: str, **values: str | float) -> Cause:
-    """Return the cause of the row `kind` of JOB_TABLE, with `values` in its texts."""
+    """Return the cause that the row `kind` of JOB_TABLE describes, with `values` inserted into its texts."""
     return cause_of(next(row for row in JOB_TABLE if row.kind == kind), values)
 
 
 def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | float) -> Cause:
-    """Return a cause of JOB_TABLE that arose on a node (None: on no node)."""
+    """Return a cause of JOB_TABLE that arose on `node`, or on no particular node if `node` is None."""
     return with_node(request, node, cause_of_kind(kind, **values))
 
 
@@ -111,7 +115,7 @@ def with_node(request: Launch, node: int | None, cause: Cause) -> Cause:
 
 
 def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
-    """Return the cause, for a rendezvous timeout that of a rank in `causes` that could not reach rank 0."""
+    """Return the cause. If it is a rendezvous timeout, a master_unreachable in `causes` replaces it."""
     unreachable = next((other for other in causes if other.kind == "master_unreachable"), None)
     if cause.kind != "rendezvous_timeout" or unreachable is None:
         return cause
@@ -120,7 +124,10 @@ def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
 
 
 def explain_early_exit(cause: Cause, early_exits: str) -> Cause:
-    """Return the cause of a rank that waited for ranks that had ended with 0; `early_exits` names them."""
+    """Return the cause of a rank that waited for ranks that had ended with exit code 0.
+
+    `early_exits` is a sentence that names the ranks that had ended.
+    """
     is_backward = any("/torch/autograd/" in line or "/nn/parallel/" in line for line in cause.tail)
     job_cause = cause_of_kind("uneven_batches" if is_backward else "left_early")
     explanation = f"{early_exits}{cause.explanation} {job_cause.explanation}"

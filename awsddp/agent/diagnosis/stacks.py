@@ -1,7 +1,7 @@
 """Collect the stacks of a job's processes on this node, and torch's records of collectives.
 
-Each process gets a request through its helper (helper.py), all at once. A process that does not respond gets
-SIGUSR2, if it handles that signal. Of a stopped process only the state is returned.
+All processes get a request at once, each through its helper (helper.py). A process that does not respond gets
+SIGUSR2, if it handles that signal. For a stopped process only the state is returned.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from awsddp.agent.messages import Launch, Stacks
 
 DUMP = "hang.json"
-"""The file in the run folder with the stacks from before the end of the job."""
+"""The file in the run folder with the stacks that were collected before the job ended."""
 _RESPONSE_SECONDS = 1.5
 _SIGNAL_SECONDS = 0.5
 _MAX_PROCESSES = 256
-_MAX_TEXT = 24_000  # characters of the stacks of one process
-_MAX_TOTAL_TEXT = 1_000_000  # characters of the stacks of all
-_MAX_RECORDS = 60  # the last ones of a process group
-_MAX_SOURCES = 1000  # lines, with those of libraries
-_MAX_LINE = 200  # characters of a line
-_MAX_FILE = 1 << 20  # bytes of a program
+_MAX_TEXT = 24_000  # maximum characters of the stacks of one process
+_MAX_TOTAL_TEXT = 1_000_000  # maximum characters of the stacks of all processes
+_MAX_RECORDS = 60  # how many of the last records of a process group are kept
+_MAX_SOURCES = 1000  # maximum lines of code, including the lines of libraries
+_MAX_LINE = 200  # maximum characters of a line of code
+_MAX_FILE = 1 << 20  # maximum bytes of a source file
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 
@@ -58,8 +58,8 @@ class GroupRecords(NamedTuple):
 class Process(NamedTuple):
     """A process of a rank.
 
-    `state` is that of proc(5), `stacks` faulthandler's text ("" without a response), `joined` whether it is
-    in torch's default group, `records` are by process group.
+    `state` is the state as in proc(5). `stacks` is faulthandler's text, or "" if the process did not respond.
+    `joined` is true if the process is in torch's default group. `records` are by process group.
     """
 
     pid: int
@@ -72,15 +72,15 @@ class Process(NamedTuple):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped the process."""
+        """True if a signal or a debugger has stopped the process."""
         return self.state in "Tt"
 
 
 class NodeStacks(NamedTuple):
     """The processes of a job on a node.
 
-    `workdir` is the project folder without links, `silent_s` the time since a rank of the node last wrote to
-    its log, `sources` the lines of code in the stacks, except of libraries, by "file:line".
+    `workdir` is the project folder with links resolved, `silent_s` the time since a rank of the node last
+    wrote to its log, `sources` the lines of code in the stacks by "file:line", without those of libraries.
     """
 
     workdir: str
@@ -97,7 +97,7 @@ read_stacks = make_reader(NodeStacks, processes=list_reader(_read_process))
 
 
 def stacks(request: Stacks | Launch) -> NodeStacks:
-    """Return the processes of a job on this node, with their stacks. Takes at most 2 s."""
+    """Return the processes of a job on this node, with their stacks. The function waits for at most 2 s."""
     folder = JobFolder(request.job)
     rank_processes = [process for process in list_processes(folder.run) if process.rank is not None]
     requests = [_StackRequest(process, folder.stacks) for process in rank_processes[:_MAX_PROCESSES]]
@@ -118,7 +118,7 @@ def stacks(request: Stacks | Launch) -> NodeStacks:
 
 
 def read_sources(workdir: str, stacks: str) -> dict[str, str]:
-    """Return the lines of code in `stacks`, except of libraries, by "file:line", without indentation."""
+    """Return the unindented lines of code in `stacks` by "file:line", without the lines of libraries."""
     lines: dict[str, str] = {}
     for file, line in list(dict.fromkeys(_FRAME.findall(stacks)))[:_MAX_SOURCES]:
         path = Path(workdir, file)
@@ -156,7 +156,7 @@ def list_processes(run: Path) -> list[Process]:
 
 
 class _StackRequest:
-    """A request for the stacks of a process: through its helper, then by SIGUSR2."""
+    """A request for the stacks of a process: sent first through the process's helper, then as SIGUSR2."""
 
     def __init__(self, process: Process, folder: Path) -> None:
         self.process = process
@@ -165,7 +165,7 @@ class _StackRequest:
         self._dump_start: int | None = None  # None: the signal was not sent
 
     def send(self) -> bool:
-        """Send a request to the helper. Return False if the process has none that listens."""
+        """Send a request to the helper. Return False if the process has no helper that listens."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._name.with_suffix(".answer").unlink()
@@ -175,7 +175,7 @@ class _StackRequest:
         return True
 
     def read_response(self) -> bool:
-        """Read the helper's response. Return True when it is complete, or never comes."""
+        """Read the helper's response. Return True if it is complete, or if the process has ended."""
         try:
             text = self._name.with_suffix(".answer").read_text("utf-8", "replace")
         except OSError:
@@ -190,14 +190,14 @@ class _StackRequest:
         return True
 
     def signal(self) -> None:
-        """Send SIGUSR2, if the process has the helper and handles it: then it writes its stacks."""
+        """Send SIGUSR2 if the process has a helper and handles the signal, so that it writes its stacks."""
         if self._dump.exists() and _handles_sigusr2(self.process.pid):
             self._dump_start = self._dump.stat().st_size
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR2)
 
     def read_dump(self) -> bool:
-        """Read stack output. Return True when it is complete."""
+        """Read the stacks that the process writes after SIGUSR2. Return True if they are complete."""
         if self._dump_start is None:
             return True
         with self._dump.open("rb") as file:
@@ -218,7 +218,7 @@ def _wait(requests: list[_StackRequest], take: Callable[[_StackRequest], bool], 
 
 
 def _truncate(selected: list[Process]) -> list[Process]:
-    """Truncate stacks, and remove the records that a forked child has from its parent."""
+    """Truncate stacks, and remove the records that a forked child inherited from its parent."""
     joined = {process.pid: process.rank for process in selected if process.joined}
     return [
         process._replace(
@@ -230,7 +230,7 @@ def _truncate(selected: list[Process]) -> list[Process]:
 
 
 def _handles_sigusr2(pid: int) -> bool:
-    """Return True if a process has a handler for SIGUSR2: without one the signal would end it."""
+    """Return True if a process has a handler for SIGUSR2. Without one the signal would end the process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
     except OSError:
@@ -255,7 +255,7 @@ def parse_flight_records(traces: Iterable[str]) -> dict[str, GroupRecords]:
 
 
 def _read_collective(entry: Any) -> Collective:
-    """Return a collective of the recorder. With gloo `state` stays "scheduled"."""
+    """Return a collective from the flight recorder. With gloo, `state` in an entry stays "scheduled"."""
     operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
     over = bool(entry["retired"]) or entry["state"] == "completed"
     return Collective(entry["collective_seq_id"], operation, json.dumps(entry["input_sizes"])[:200], over)
