@@ -1,1 +1,1 @@
-"""The client of the agent on nodes: send requests, validate and merge responses."""
+"""The client of the agent on nodes: sends requests, and validates and merges responses."""

@@ -1,4 +1,4 @@
-"""Send requests to the agents on nodes, and parse their responses. The messages are in agent/messages.py."""
+"""Send requests to the agents on nodes, and parse the responses. The requests are in agent/messages.py."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ from awsddp.util.parallel import results_or_raise
 ANSWER_S = 60.0
 """Timeout of a request."""
 EVENTS_REQUEST_BYTES = 16 << 20
-"""Bytes of a node's event files per request while its job is followed."""
+"""How many bytes of a node's event files are fetched per request while a job is followed."""
 
 
 class NameTaken(UsageError):
@@ -103,7 +103,7 @@ class ProgramOutput(Protocol):
 
 
 class RequestTransport(Protocol):
-    """Transports requests to nodes: nodes/fleet.py."""
+    """Transports requests to nodes; implemented in nodes/fleet.py."""
 
     def request(
         self,
@@ -122,7 +122,10 @@ class RequestTransport(Protocol):
 def call_nodes(
     fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, Answer]:
-    """Send each node its request and return the responses. Raises NodeError, or the error a node reports."""
+    """Send each node its request and return the responses.
+
+    Raises NodeError, or the error that a node reports.
+    """
     outcomes: dict[int, Answer | AwsddpError] = call_each_node(fleet, requests, timeout_s=timeout_s)
     return results_or_raise(outcomes)
 
@@ -130,7 +133,7 @@ def call_nodes(
 def call_each_node(
     fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, Answer | AwsddpError]:
-    """Send each node its request and return its response or its error."""
+    """Send each node its request, and return the response or the error of each node."""
     sequences = {node: [request] for node, request in requests.items()}
     outcomes = call_nodes_in_sequence(fleet, sequences, timeout_s=timeout_s)
     return {node: outcome for node, (outcome,) in outcomes.items()}
@@ -141,8 +144,8 @@ def call_nodes_in_sequence(
 ) -> dict[int, list[Any]]:
     """Send each node a sequence of requests in one round trip.
 
-    Returns, by node, the response or the error of each request. The requests after one that fails are still
-    served.
+    Returns, by node, the response or the error of each request. The requests after a request that fails are
+    still served.
     """
     output = {node: bytearray() for node in requests}
 
@@ -158,7 +161,10 @@ def call_nodes_in_sequence(
 def call_nodes_separately(
     fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float
 ) -> dict[int, Answer | AwsddpError]:
-    """Do the same with separate agent processes, while other threads use the persistent ones."""
+    """Do what `call_each_node` does, with separate agent processes.
+
+    Meant for calls while other threads use the persistent agent processes.
+    """
     argv, source = agent_program()
     commands = {node: (argv, source + encode_request(request)) for node, request in requests.items()}
     ends = fleet.run_each(commands, timeout_s=timeout_s)

@@ -20,8 +20,9 @@ _STATE_ORDER = ("running", "waiting", "failed", "cancelled", "interrupted", "suc
 def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
     """Merge the reports of a job, by node.
 
-    The state is from a report on the whole job, preferably a final one; if the first node is lost, from the
-    other nodes. The exit of a rank is from its own node. Raises NotFoundError without a report.
+    The state is taken from a report on the whole job, preferably a final one, or from the other nodes if the
+    first node is lost. The exit of a rank is taken from the report of its own node. Raises NotFoundError if
+    there is no report.
     """
     if not reports:
         raise NotFoundError("job not found on any node", "", "awsddp jobs")
@@ -34,7 +35,7 @@ def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
     }
     ranks = [ended_ranks.get((rank.node, rank.rank), rank) for rank in leading.ranks]
     machines = {machine.node: machine for machine in leading.nodes}
-    for node, report in reports.items():  # each node adds only itself: no node can omit another
+    for node, report in reports.items():  # each node adds only itself, so none can omit another
         machines |= {machine.node: machine for machine in report.nodes if machine.node == node}
     started, ended_at = _times(leading.state, ranks)
     running = [report for _, report in sorted(reports.items())] if leading.state == "running" else []
@@ -59,7 +60,7 @@ def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
 
 
 def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[int]) -> Saving | None:
-    """Return the merged state of the nodes' uploads to S3, None if no node uploads."""
+    """Return the merged state of the nodes' uploads to S3, or None if no node uploads."""
     uploads = [report.saving for report in reports.values() if report.saving is not None]
     if not uploads:
         return None
@@ -78,9 +79,9 @@ def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[i
 def sanitize_cause(cause: Cause, *, job: str) -> Cause:
     """Return a cause from a node, made safe to display.
 
-    `next` is not taken from the untrusted node, but from the table of causes by `kind`; it is empty for an
-    unknown kind, and if the node sent none. The explanation is reduced to one line, and the tail is split
-    into lines, so that no part of them can look like output of awsddp.
+    `next` is not taken from the untrusted node, but from the table of causes by `kind`; `next` is empty for
+    an unknown kind, or if the node sent no next step. The explanation is reduced to one line, and the tail is
+    split into lines, so that neither can look like output of awsddp.
     """
     from awsddp.agent.diagnosis.causes import TABLE
     from awsddp.agent.diagnosis.job_causes import JOB_TABLE
@@ -95,7 +96,10 @@ def sanitize_cause(cause: Cause, *, job: str) -> Cause:
 
 
 def find_slowest_rank(progress: Sequence[RankProgress]) -> int | None:
-    """Return the rank furthest behind the best one in steps or steps per second, None within 10 %."""
+    """Return the rank furthest behind the best rank in steps or steps per second.
+
+    Return None if all ranks are within 10 % of the best.
+    """
     best = {key: max((getattr(rank, key) or 0 for rank in progress), default=0) for key in _PACE}
 
     def pace(rank: RankProgress) -> float:
@@ -124,7 +128,7 @@ def encode_job(job: JobRecord) -> bytes:
 
 
 def decode_job(data: bytes) -> JobRecord:
-    """Return the job in a job.json. Raises ConfigError if it is invalid."""
+    """Return the job in the content of a job.json. Raises ConfigError if the content is invalid."""
     try:
         return msgspec.json.decode(data, type=JobRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -132,7 +136,7 @@ def decode_job(data: bytes) -> JobRecord:
 
 
 def _report_order(report: NodeJob) -> tuple[bool, bool, int]:
-    """Return a sort key: reports on the whole job first, then final ones, then by state."""
+    """Return a sort key: reports on the whole job first, then final reports, then by state."""
     return not report.complete, report.state in ACTIVE, _STATE_ORDER.index(report.state)
 
 

@@ -20,7 +20,7 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.model.node_answers import FailureResponse, NodeJob, read_node_job
 
 _PROGRESS_SECONDS = 1.0
-"""How often a line that overwrites itself, such as a progress bar, is shown."""
+"""The interval at which a line that overwrites itself, such as a progress bar, is shown."""
 _LONGEST_LINE = 32 << 20
 _MAGIC_WITHIN = 1 << 20
 _FRAME_BYTES = 16 << 20  # a document of 10,000 ranks has 2 MB
@@ -73,7 +73,7 @@ class Stream:
         return frames
 
     def _unexpected(self, data: bytes) -> NodeError:
-        """Return the error for data that is not a frame, such as an error document."""
+        """Return the error to raise for data that is not a frame, such as an error document."""
         text = data.decode("utf-8", "replace").strip()
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             text = msgspec.json.decode(text, type=FailureResponse).error.message
@@ -103,7 +103,7 @@ def parse_lines(labelled: bytes) -> list[LogLine]:
 
 
 def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
-    """Return the last `count` lines of a Merger's output, about equally many of each rank."""
+    """Return the last `count` lines of a Merger's output, with about equally many lines of each rank."""
     lines: dict[bytes, deque[bytes]] = {}
     for line in (line for piece in pieces for line in piece.splitlines(keepends=True)):
         lines.setdefault(line.partition(b"]")[0], deque(maxlen=count)).append(line)
@@ -116,18 +116,18 @@ def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
 
 
 class Labeller:
-    """Prepends the label of a rank to each of its lines.
+    """Prepends the label of a rank to each line of the rank's log.
 
-    A line is returned when it is complete. An unfinished line is returned when the node reports that its rank
-    paused in it (a prompt), or when it has 32 MB. For a line that overwrites itself with \\r the latest state
-    is returned, about once a second.
+    A line is returned when it is complete. An unfinished line is returned when the node reports that the rank
+    paused in this line (for example after a prompt), or when the line has 32 MB. If a line overwrites itself
+    with \\r, its latest state is returned about once a second.
     """
 
     def __init__(self, label: bytes) -> None:
         self._label = label
-        self._chunks: list[bytes] = []  # of the unfinished line; joined once
-        self._since = 0.0  # when it began, or when a part of it was returned
-        self._broken = False  # the beginning of the next line was already returned
+        self._chunks: list[bytes] = []  # the pieces of the unfinished line, joined only once
+        self._since = 0.0  # when the unfinished line began, or when a part of the line was returned
+        self._broken = False  # True if the beginning of the next line was already returned
 
     def feed(self, data: bytes, *, now: float) -> bytes:
         """Add bytes of the rank and return the lines that they complete, labelled."""
@@ -155,7 +155,7 @@ class Labeller:
         return self._partial(body)
 
     def _progress(self, now: float) -> bytes:
-        """Return the latest complete state of a line that overwrites itself, if due, or a line over 32 MB."""
+        """Return a line over 32 MB, or the latest complete state of a line that overwrites itself, if due."""
         if sum(map(len, self._chunks)) >= _LONGEST_LINE:
             return self.pause(now=now)
         if now - self._since < _PROGRESS_SECONDS or not any(b"\r" in chunk for chunk in self._chunks):
@@ -187,10 +187,10 @@ class Labeller:
 class Merger:
     """Writes the complete logs of a job to a local folder, and returns them labelled and merged for display.
 
-    `feed` takes the streams of the nodes, over any number of connections; each byte of a rank is written and
-    displayed once. `nodes`: node by rank. `folder`: folder of rank3.log. `shown_ranks`: ranks to display
-    (None: all). `documents`: the latest report of each node. With `tail`, display begins that many lines
-    before the end of each log, and nothing is written.
+    `feed` takes the streams of the nodes, over any number of connections; each byte of a rank's log is
+    written and displayed once. `nodes` has the node of each rank; `folder` is the folder of the logs
+    (rank3.log); `shown_ranks` are the ranks to display (None: all); `documents` has the latest report of each
+    node. With `tail`, the display begins that many lines before the end of each log, and nothing is written.
     """
 
     nodes: Mapping[int, int]
@@ -212,15 +212,15 @@ class Merger:
         }
 
     def has_ended(self, node: int) -> bool:
-        """Return True if `node` has sent everything and its part of the job has ended."""
+        """Return True if the part of the job on `node` has ended and the node has sent all of its logs."""
         return node in self._ended
 
     def clear_ended(self) -> None:
-        """Mark all nodes as not ended, to follow them again from their offsets."""
+        """Mark all nodes as not ended, so that they are followed again from their offsets."""
         self._ended.clear()
 
     def replay(self) -> Iterator[bytes]:
-        """Yield the lines of existing local files; `attach` then returns the offsets after them."""
+        """Yield the lines of existing local files; afterwards `attach` returns the offsets of their ends."""
         for rank, labeller in self._labellers.items():
             path = self._path(rank)
             if not path.exists():
@@ -286,7 +286,7 @@ class Merger:
         return self._label(frame.rank, self._labellers[frame.rank], data)
 
     def _label(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
-        """Return the labelled lines of new data, b"" for a rank that is not displayed."""
+        """Return the labelled lines of new data, or b"" for a rank that is not displayed."""
         if not data or (self.shown_ranks is not None and rank not in self.shown_ranks):
             return b""
         return labeller.feed(data, now=self.clock())

@@ -26,16 +26,16 @@ LEAST_BYTES = 1_000_000_000
 ALIKE = 0.75
 """Memory sizes count as equal if they differ by less than this factor."""
 SLOW = 1 / 3
-"""A node is slow below this fraction of the usual rate."""
+"""A node is slow if its rate is below this fraction of the usual rate."""
 
 Dial = tuple[int, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """The nodes' responses to `probe`, and this machine's clock before and after (Unix time).
+    """The nodes' responses to `probe`, and the time on this machine before and after (Unix time).
 
-    `unanswered` holds the errors of the other nodes.
+    `unanswered` holds the errors of the nodes that did not respond.
     """
 
     nodes: Mapping[int, Node]
@@ -51,7 +51,7 @@ def replace_command(node: Node) -> str:
 
 
 def node_check(node: Node, name: str, ok: bool | None, value: str, expected: str = "") -> Check:
-    """Return a check of a node; the hint of a failed check is to replace the node."""
+    """Return a check of a node. If the check failed, its hint is to replace the node."""
     hint = replace_command(node) if ok is False else ""
     return Check(name=name, node=node.node, ok=ok, value=value, expected=expected, hint=hint)
 
@@ -71,7 +71,7 @@ def preflight(
     prepared: Mapping[int, PreparedNode],
     launches: Mapping[int, messages.Launch],
 ) -> None:
-    """Check the nodes of a job before its launch: connections, GPUs, disk, memory, clock.
+    """Check the nodes of a job before the job is launched: connections, GPUs, disk, memory, clock.
 
     Raises NodeError with the failed checks.
     """
@@ -100,7 +100,7 @@ def probe_nodes(
     ports: tuple[int, ...] = (),
     thorough: bool = False,
 ) -> Probes:
-    """Send a probe request to each node; `ports` are the job's ports on its first node."""
+    """Send a probe request to each node. `ports` are the job's ports on the job's first node."""
     numbers = {node.node: node for node in nodes}
     requests = {
         number: messages.Probe(
@@ -144,7 +144,7 @@ def quick_checks(probes: Probes) -> list[Check]:
     checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.unanswered.items())]
     client_time = sum(probes.request_times) / 2
     ahead = {node: answer.time - client_time for node, answer in probes.answers.items()}
-    middle = statistics.median([0.0, *ahead.values()])  # of all clocks including this machine's
+    middle = statistics.median([0.0, *ahead.values()])  # over all clocks, including this machine's
     for node, answer in sorted(probes.answers.items()):
         checks += _gpus(probes, node)
         for name, free in (("disk", answer.disk_free), ("memory", answer.memory_free)):
@@ -155,7 +155,7 @@ def quick_checks(probes: Probes) -> list[Check]:
 
 
 def thorough_checks(probes: Probes) -> list[Check]:
-    """Return the checks that need a thorough probe: ECC, Xid, NVLink, and equal nodes."""
+    """Return the checks that need a thorough probe: ECC, Xid, NVLink, and if the nodes are alike."""
     checks = []
     for node, answer in sorted(probes.answers.items()):
         for name, problems in _gpu_problems(answer).items() if answer.smi else ():
@@ -164,7 +164,7 @@ def thorough_checks(probes: Probes) -> list[Check]:
 
 
 def _gpus(probes: Probes, node: int) -> list[Check]:
-    """Return the check of the GPU count of the driver, [] for a node without GPUs or with rehearsed ones."""
+    """Return the check of the driver's GPU count, or [] for a node with no GPUs or rehearsed GPUs."""
     prepared, answer = probes.prepared[node], probes.answers[node]
     if prepared.driver is None:
         return []
@@ -193,9 +193,9 @@ def _gpu_problems(answer: ProbeResult) -> dict[str, list[str]]:
 
 
 def _equality_checks(probes: Probes) -> list[Check]:
-    """Return failed checks of the nodes that differ from the majority in a property.
+    """Return a failed check for each property in which a node differs from the majority.
 
-    If several values are equally frequent, the greatest one is expected.
+    If several values are equally frequent, the greatest value is expected.
     """
     if len(probes.answers) < 2:
         return []
@@ -221,7 +221,7 @@ def _equality_checks(probes: Probes) -> list[Check]:
 
 
 def _memory(probes: Probes, size: int) -> str:
-    """Return a node's memory as text; nearly equal sizes, which vary from boot to boot, are made equal."""
+    """Return a node's memory as text. Nearly equal sizes give the same text, as they vary between boots."""
     usual = statistics.median_high(answer.memory_size for answer in probes.answers.values())
     return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
@@ -232,13 +232,13 @@ def _models(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def slow_nodes(rates: Mapping[int, float]) -> list[int]:
-    """Return the nodes with a rate of 0 or under a third of the median (of two nodes, the faster)."""
+    """Return the nodes whose rate is 0 or less than a third of the median (of two nodes, the faster rate)."""
     usual = statistics.median_high(rates.values())
     return [node for node, rate in sorted(rates.items()) if rate < usual * SLOW or not rate]
 
 
 def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[Check]:
-    """Return the checks of a measured rate (MB/s): one for each slow node, and one for the others."""
+    """Return the checks of a measured rate (MB/s): one check for each slow node, one for all other nodes."""
     usual, slow = statistics.median_high(rates.values()), slow_nodes(rates)
     checks = [
         _check(probes, node, name, False, f"{rates[node]:.1f} MB/s", f"about {usual:.1f} MB/s")
@@ -253,7 +253,8 @@ def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[C
 def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
     """Return the checks of the connections between nodes; `dials` are the responses to `dial` by node.
 
-    The failed pairs are attributed to few nodes: repeatedly to the node with the most failed pairs left.
+    The failed pairs are blamed on as few nodes as possible: repeatedly on the node that has the most failed
+    pairs left.
     """
     failed = {(node, peer): why for node, results in dials.items() for peer, _, why in results if why}
     pairs = {frozenset(pair) for pair in failed}
@@ -301,21 +302,21 @@ _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
 class GroupProgress:
-    """The ranks of a process group, and the last reported step of each, in the order of the reports."""
+    """The ranks of a process group, and the last reported step of each rank, in the order of the reports."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
         self.steps = {rank.rank: RankStep(rank=rank.rank) for rank in ranks}
 
     def record(self, step: RankStep) -> None:
-        """Record a step of a rank; steps after its all-reduce are ignored."""
+        """Record a step of a rank. Steps that follow the rank's all-reduce are ignored."""
         if self.steps[step.rank].at != "reduced":
             del self.steps[step.rank]
             self.steps[step.rank] = step
 
     @property
     def gbyte_s(self) -> float | None:
-        """The bus bandwidth, None unless all ranks have timed an all-reduce."""
+        """The bus bandwidth (GB/s), or None unless all ranks have timed an all-reduce."""
         if any(step.at != "reduced" for step in self.steps.values()):
             return None
         return min(step.gbyte_s for step in self.steps.values())
@@ -324,7 +325,7 @@ class GroupProgress:
 def group_check(probes: Probes, group: GroupProgress) -> Check:
     """Return the check of a process group, with the ranks that are furthest behind and why.
 
-    It is a check of their node if they are all on one node and other ranks got further.
+    If those ranks are all on one node, and other ranks got further, the check is a check of that node.
     """
     if group.gbyte_s is not None:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")

@@ -29,7 +29,7 @@ UPLOADER_MODULES = (
     *("s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
 )
 _PACKAGE = "awsddp.agent"
-# Nodes store no copy of the program, which could be outdated: its source is sent first on stdin.
+# Nodes store no copy of the program, because the copy could be outdated. The source is sent first on stdin.
 _BOOT = """\
 import bz2, json, sys, types
 stdin = sys.stdin.buffer
@@ -52,9 +52,9 @@ def agent_program() -> tuple[list[str], bytes]:
 
 
 def node_program(python: str, modules: tuple[str, ...], document: object) -> tuple[list[str], bytes]:
-    """Return the command and stdin of a separate program on a node, as `agent_program` does.
+    """Return the command and stdin of a separate program on a node, as `agent_program` does for the agent.
 
-    `python` is its interpreter. The last of `modules` has main(), which reads `document`.
+    `python` is the program's interpreter. The last of `modules` has main(), which reads `document`.
     """
     return [python, "-I", "-c", _BOOT], encode_part(pack(modules)) + encode_part(
         json.dumps(document).encode()

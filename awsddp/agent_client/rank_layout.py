@@ -31,7 +31,7 @@ PLACEHOLDERS = {
     "resume": "",
     "data": "",
 }
-"""Placeholders of a job, and the variable of a rank's environment that has the value ("": none)."""
+"""Placeholders of a job, each with the rank's environment variable that has the value ("": no variable)."""
 DATA = "awsddp/data"
 """The folder of data sets in the home folder of a node."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -43,7 +43,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One process of a job. `node` is the number of its node in the cluster, `node_rank` in the job."""
+    """One process of a job. `node` is the number of its node in the cluster, `node_rank` that in the job."""
 
     rank: int
     local_rank: int
@@ -65,11 +65,11 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A node of a job: its record, the facts from its preparation, and its project folder (absolute).
+    """A node of a job: its record, the facts from its preparation, and the project folder (absolute path).
 
-    `gpus`: indices of the GPUs that the job may use (empty: all). `resume`: path of the checkpoint.
-    `sources`: folders of the project folder that packages are imported from. `data`: names of the data sets
-    on the node.
+    `gpus` are the indices of the GPUs that the job may use (empty: all); `resume` is the path of the
+    checkpoint; `sources` are the folders in the project folder from which packages are imported; `data` are
+    the names of the data sets on the node.
     """
 
     node: Node
@@ -82,15 +82,15 @@ class Host:
 
     @property
     def only_data(self) -> str | None:
-        """The path of the only data set, None unless there is exactly one."""
+        """The path of the data set if there is exactly one, or else None."""
         return posixpath.join(self.prepared.home, DATA, self.data[0]) if len(self.data) == 1 else None
 
     def environment(self, job: str, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that all ranks of the job have on the node.
 
-        The user's `variables` override all but the run folder, the checkpoint, the data, the GPUs, and the
-        PYTHONPATH, to which the job's packages are appended. NCCL treats `=nic` as an exact name, `nic` as a
-        prefix
+        The user's `variables` override everything except the run folder, the checkpoint, the data, the GPUs,
+        and PYTHONPATH, to which the folders of the job's packages are appended. NCCL treats `=nic` as an
+        exact name, `nic` as a prefix
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
         """
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
@@ -125,7 +125,7 @@ def make_hosts(
 ) -> list[Host]:
     """Return the hosts of a job; `prepared` is by node number.
 
-    `folder`: the job's project folder. `resume`: its checkpoint. Both are relative to REMOTE_DIR.
+    `folder` is the job's project folder, `resume` the job's checkpoint; both are relative to REMOTE_DIR.
     """
     sources = source_folders(Path(spec.sync.workdir))
     data = tuple(source.name for source in parse_data_sources(spec.data.sources))
@@ -154,8 +154,8 @@ def layout_ranks(
 ) -> tuple[Rank, ...]:
     """Return `world_size` ranks distributed over `nodes`, contiguous by node and equally many on each.
 
-    `gpus`: number of GPUs per node for the job; 0 sets no limit. Without a world size all nodes are used,
-    with a small one the first nodes. Raises UsageError, with values that fit.
+    `gpus` is the number of GPUs per node for the job; 0 sets no limit. Without a world size all nodes are
+    used; if the world size is small, only the first nodes are used. Raises UsageError with values that fit.
     """
     limits = dict.fromkeys(nodes, gpus) if isinstance(gpus, int) else gpus
     default_ranks = min((limits[node] for node in nodes if limits[node]), default=CPU_RANKS_PER_NODE)
@@ -211,9 +211,10 @@ def _select_gpus(text: str | None, gpu_counts: Mapping[int, int]) -> Mapping[int
 
 
 def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
-    """Return the number of ranks and its reason as text: "4 ranks: 2 nodes x 2 GPUs".
+    """Return the number of ranks, and the reason for it, as text: "4 ranks: 2 nodes x 2 GPUs".
 
-    `gpus`: GPUs per node. `on_ec2`: ranks per node on EC2, which is added if it differs.
+    `gpus` is the number of GPUs per node. `on_ec2` is the number of ranks per node on EC2, which the text
+    mentions if it differs.
     """
     nodes, per_node = ranks[0].nnodes, ranks[0].local_world_size
     options = {f"job.{key}": getattr(job.job, key) for key in ("world_size", "nproc_per_node")}
@@ -227,9 +228,9 @@ def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: in
 
 
 def sort_for_torchrun(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
-    """Return `ranks` renumbered in the node order of torch's rendezvous: by address.
+    """Return `ranks` renumbered in the order in which torch's rendezvous sorts nodes, which is by address.
 
-    torch compares addresses as text: 10.0.0.10 is before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
+    torch compares addresses as text, so that 10.0.0.10 is before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
     """
     nodes = sorted({rank.node for rank in ranks}, key=addresses.__getitem__)
     reordered = sorted(ranks, key=lambda rank: (nodes.index(rank.node), rank.local_rank))
@@ -241,7 +242,7 @@ def sort_for_torchrun(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tu
 def _shape(
     available: int, default: int, world_size: int | None, ranks_per_node: int | None
 ) -> tuple[int, int]:
-    """Return the number of nodes to use and of ranks per node. Raises UsageError."""
+    """Return the number of nodes to use and the number of ranks per node. Raises UsageError."""
     if world_size is None:
         return available, default if ranks_per_node is None else ranks_per_node
     if ranks_per_node is None:
@@ -295,7 +296,7 @@ def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tup
     """Return the command that runs `script` on a node, and the prefix of the script's path ("./" or "").
 
     The command is `python`, or depends on the first line "#!", the suffix .sh and the x bit of the script.
-    "./" is needed because Python reads "-c.py" as an option. After `job.prefix` Python is found by the PATH,
+    "./" is needed because Python reads "-c.py" as an option. After `job.prefix`, Python is looked up on PATH,
     because a container has its own Python.
     """
     command: tuple[str, ...] = (posixpath.basename(python) if spec.job.prefix else python,)
@@ -316,7 +317,7 @@ def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tup
 
 
 def default_environment(local_world_size: int) -> dict[str, str]:
-    """Return default variables that the node's environment overrides, as with torchrun."""
+    """Return default variables, which the node's environment overrides, as torchrun does."""
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **({"OMP_NUM_THREADS": "1"} if local_world_size > 1 else {}),

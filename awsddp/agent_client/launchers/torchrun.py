@@ -38,11 +38,12 @@ def processes(
             ranks=tuple(rank.rank for rank in ranks),
             argv=(*_agent(spec, len(ranks), host, rendezvous, first.nnodes), python, *worker),
             environment={
-                # A store that outlives its round passes its keys to the next one: restarts over several nodes
-                # hang or use addresses of ended ranks. https://github.com/pytorch/pytorch/issues/135712
+                # A shared store outlives a rendezvous round and passes its keys to the next round. Restarts
+                # on several nodes then hang or use addresses of ended ranks:
+                # https://github.com/pytorch/pytorch/issues/135712
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 **host.environment(rendezvous.job, spec.env.variables),
-                # Time between TERM and KILL for torch's workers, which end their ranks earlier.
+                # Time between TERM and KILL for torch's workers. It is longer than the grace of their ranks.
                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(parse_duration(spec.job.grace)) + 5),
             },
             log=f"launcher{host.node.node}.log",
@@ -66,7 +67,7 @@ def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes:
 
 
 def _rendezvous_conf(spec: JobSpec, *, is_first: bool) -> str:
-    """Return the --rdzv-conf with which torch gives up a node after `job.heartbeat_timeout`, not 15 s.
+    """Return the --rdzv-conf with which torch gives up a node after `job.heartbeat_timeout` instead of 15 s.
 
     https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
     """
