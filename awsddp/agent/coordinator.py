@@ -236,7 +236,7 @@ class Coordinator:
             self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> None:
-        """Order the start of the ranks, once all nodes have joined and all earlier jobs have ended."""
+        """Order the start of the ranks once all nodes have joined and the jobs to wait for have ended."""
         if self._absent or self._busy or self._stopping or self._has_begun:
             return
         self._has_begun, self._output_at = True, now

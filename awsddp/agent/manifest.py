@@ -300,7 +300,7 @@ class _ResultsList:
     def make_result_paths_unique(self) -> None:
         """Make the results path of each file and link unique by a suffix: model.pt, model.pt~2, model.pt~3.
 
-        Files come before links, then the order is that of their paths.
+        Files come before links; both are in the order of their paths.
         """
         result_paths = [line.home for line in self._lines] + [path for _, path, _ in self._links]
         taken: set[str] = set()

@@ -1,7 +1,7 @@
 """Check this node's hardware and its connections to other nodes, for `doctor` and before a launch.
 
-`probe` opens ports, `dial` connects to those of other nodes. Ports are closed by the next request of another
-kind, so that a launch can use them.
+`probe` opens ports, and `dial` connects to the ports of other nodes. The next request of another kind closes
+the ports, so that a launch can use them.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def run_command(command: list[str], *, seconds: float) -> str | None:
 def read_kernel_log(since: float, *, seconds: float = 1.0) -> str:
     """Return the kernel's log since `since` (a value of time.monotonic()), or "" if it cannot be read.
 
-    Each command may take `seconds`. On Ubuntu only root can read the kernel's log:
+    Each command may take up to `seconds`. On Ubuntu only root can read the kernel's log:
     https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for command in (["dmesg"], ["sudo", "-n", "dmesg"]):

@@ -115,7 +115,7 @@ def with_node(request: Launch, node: int | None, cause: Cause) -> Cause:
 
 
 def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
-    """Return the cause. If it is a rendezvous timeout, a master_unreachable in `causes` replaces it."""
+    """Return `cause`, or for a rendezvous timeout the first master_unreachable in `causes`, if any."""
     unreachable = next((other for other in causes if other.kind == "master_unreachable"), None)
     if cause.kind != "rendezvous_timeout" or unreachable is None:
         return cause

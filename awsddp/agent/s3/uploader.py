@@ -750,7 +750,7 @@ class Uploader:
         self._index.update(documents, rows["files"], rows["links"])
 
     def _read_lists(self, now: float) -> None:
-        """Read the lists of the other nodes. If a list changes meanwhile, its former version is used."""
+        """Read the lists of the other nodes. If a list changes during the read, its old version is used."""
         for node, reader in self._readers.items():
             document = self._read_signed(f"node{node}.json")
             if document is None or document == self._node_documents.get(node):
