@@ -7,10 +7,10 @@ Reads a JSON object from stdin and writes lines of JSON: {"at": text} for progre
      "projects": [{"info", "metadata", "entry_points", "sources": []}],
      "environ": {}: variables of all commands, "install": {}: of package installers, "ca", "miniforge": URL}
 
-    {"ready": bool, "python": path, "facts": {}, "platform": {}}     "platform" only if it is not ready
+    {"ready": bool, "python": path, "facts": {}, "platform": {}}     "platform": not if ready
     {"failed": step, "said": its last lines}
 
-An environment is in ~/awsddp/env/STAMP and complete once it has a ready.json. An interrupted build is
+An environment is in ~/awsddp/env/STAMP, and it is complete once it has a ready.json. An interrupted build is
 continued. Old environments are removed if the disk is short of space, except the latest and those in use.
 """
 
@@ -33,11 +33,11 @@ WORK = HOME / "awsddp/work"
 LOCK_S = 1800
 TAIL_LINES = 40
 PROGRESS_S = 2
-FREE_SHARE = 0.25  # of a disk, for the next environment and for results
+FREE_SHARE = 0.25  # the share of a disk to keep free for other environments and results
 POLL_MS = 500
 END_S = 5
-PIPE_BYTES = 2**20  # more than a pipe holds
-# Run by the image's python: facts for which the client resolves packages.
+PIPE_BYTES = 2**20  # larger than the buffer of a pipe
+# The image's python runs this to report the facts for which the client resolves packages.
 PLATFORM = """
 import json, platform, site, sys
 from importlib import metadata
@@ -45,7 +45,7 @@ packages = {dist.metadata["Name"]: dist.version for dist in metadata.distributio
 print(json.dumps({"version": platform.python_version(), "machine": platform.machine(),
     "libc": platform.libc_ver()[1], "packages": packages, "site": site.getsitepackages()}))
 """
-# Run by the environment's python at the end: facts that must be equal on all nodes.
+# The environment's python runs this at the end to report the facts that must be equal on all nodes.
 FACTS = """
 import json, platform
 facts = {"python": platform.python_version()}
@@ -63,7 +63,7 @@ if torch is not None:
 print(json.dumps(facts))
 """
 PROGRAM = "#!{}\nimport sys\nfrom {} import {}\nsys.exit({}())\n"
-# Run as root: waits for the locks of other package installations, as on a first boot.
+# Runs as root and waits for the locks of other package installations, such as those of a first boot.
 PACKAGE_LOCK = """
 import fcntl, sys, time
 deadline = time.monotonic() + 600
@@ -84,11 +84,11 @@ for path in ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/
 
 
 BUILD = {}
-"""What this build records for other clients that wait for it."""
+"""The state of this build, which is recorded for other clients that wait for the build."""
 
 
 class Failed(Exception):
-    """A step failed. Arguments: the step, and its last output."""
+    """A step failed. The arguments are the step and its last output."""
 
 
 def send(**fields):
@@ -116,7 +116,7 @@ def run_step(step, argv, env=None, cwd=None):
     with process.stdout:
         try:
             lines = read_output(step, process)
-        except (BrokenPipeError, SystemExit):  # the client disconnected, or SIGTERM
+        except (BrokenPipeError, SystemExit):  # the client disconnected, or SIGTERM was received
             terminate(process)
             raise
     if process.wait() != 0:
@@ -126,7 +126,7 @@ def run_step(step, argv, env=None, cwd=None):
 
 
 def read_output(step, process):
-    """Return the lines of a command until it ends; processes that it started may write more later.
+    """Return the lines that a command prints until it ends. Processes that it started may still write later.
 
     Raises SystemExit if the client has disconnected.
     """
@@ -134,7 +134,7 @@ def read_output(step, process):
     pipe, client = process.stdout.fileno(), sys.stdout.fileno()
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
-    poller.register(client, 0)  # errors and hang-ups alone
+    poller.register(client, 0)  # reports only errors and hang-ups
     while True:
         is_over = process.poll() is not None
         ready = [descriptor for descriptor, _ in poller.poll(0 if is_over else POLL_MS)]
@@ -151,7 +151,8 @@ def read_output(step, process):
                 send(at=step + ": " + text.partition(" (from ")[0].strip()[:200])
         if is_closed:
             return output
-        if is_over:  # keep reading: without a reader, the next line would end processes that it started
+        # Keep reading, because without a reader the next line would end processes that the command started.
+        if is_over:
             subprocess.Popen(["cat"], stdin=pipe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             return output
 
@@ -165,13 +166,13 @@ def terminate(process):
 
 
 def on_sigterm(number, frame):
-    """Handle SIGTERM: end the current command, then this program."""
+    """End the current command and then this program, as the handler of SIGTERM."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit("SIGTERM ended this build")
 
 
 def run_json(python, program):
-    """Run PLATFORM or FACTS by a python and return the JSON in its last line. Raises Failed."""
+    """Run PLATFORM or FACTS with a python, and return the JSON in the last line of output. Raises Failed."""
     if program == FACTS:
         send(at="importing torch, to compare the nodes")
     done = subprocess.run([str(python), "-c", program], stdin=subprocess.DEVNULL, capture_output=True)
@@ -203,7 +204,7 @@ def private_file(path, text):
 
 
 def read(path):
-    """Return the JSON of a file, None if it does not exist or is invalid."""
+    """Return the JSON of a file, or None if the file does not exist or is invalid."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -213,7 +214,7 @@ def read(path):
 def record_build(**fields):
     """Record the state of this build for clients that wait for it."""
     BUILD.update(fields)
-    with contextlib.suppress(OSError):  # a full disk, which the command reports
+    with contextlib.suppress(OSError):  # if the disk is full, the command reports that
         write(ENVIRONMENTS / "build.json", json.dumps(BUILD))
 
 
@@ -240,7 +241,7 @@ def wait_for_lock(request):
 
 
 def installer_environ(request):
-    """Return the variables of pip, uv and conda for this installation."""
+    """Return the environment variables of pip, uv and conda for this installation."""
     env = dict(request["environ"])
     if request["ca"]:
         bundle = ENVIRONMENTS / "ca.pem"
@@ -257,7 +258,7 @@ def pip_install(python):
 
 
 def install(pip, prefix, request, env, pins=()):
-    """Install the project's packages with the command `pip`; `pins` keep installed versions."""
+    """Install the project's packages with the command `pip`. `pins` fix versions of installed packages."""
     if not request["lines"]:
         return
     files = {"requirements": request["lines"], "constraints": [*request["constraints"], *pins]}
@@ -272,7 +273,7 @@ def install(pip, prefix, request, env, pins=()):
 
 
 def link_programs(prefix, folders):
-    """Write the console scripts (torchrun...) of packages in `folders`, run by the environment's python."""
+    """Write the console scripts (torchrun...) of packages in `folders` for the environment's python."""
     from importlib import metadata  # imported late, because checking for an environment does not need it
 
     python = prefix / "bin/python"
@@ -288,7 +289,7 @@ def link_programs(prefix, folders):
 def add_projects(prefix, request):
     """Add the metadata, entry points and .pth file that an installation of the synced projects would add.
 
-    The ranks' PYTHONPATH precedes the .pth file: their project folder may be another one than WORK.
+    The .pth file comes after the ranks' PYTHONPATH, because their project folder may differ from WORK.
     """
     for packages in prefix.glob("lib/python3*/site-packages") if request["projects"] else ():
         for project in request["projects"]:
@@ -300,7 +301,7 @@ def add_projects(prefix, request):
 
 
 def make_overlay(prefix, request, env):
-    """Create a venv with the image's packages added: a venv of a venv sees only the packages of the base."""
+    """Create a venv and add the image's packages, because a venv of a venv sees only the base's packages."""
     python = prefix / "bin/python"
     if not python.exists():
         run_step("making the environment", [request["image"], "-m", "venv", "--without-pip", prefix])
@@ -321,12 +322,12 @@ def make_overlay(prefix, request, env):
 
 
 def find_program(name, *paths):
-    """Return the path of a program on the PATH or among `paths`, "" if it is not installed."""
+    """Return the path of a program on the PATH or among `paths`, or "" if it is not installed."""
     return shutil.which(name) or next((str(path) for path in paths if path.exists()), "")
 
 
 def ensure_uv(request, env):
-    """Return the path of uv, which is installed if it is missing."""
+    """Return the path of uv; install uv if it is missing."""
     fallback = ENVIRONMENTS / "tools/bin/uv"
     program = find_program("uv", HOME / ".local/bin/uv", fallback)
     if not program:
@@ -336,7 +337,7 @@ def ensure_uv(request, env):
 
 
 def make_venv(prefix, request, env):
-    """Create a venv with uv: the requested Python, torch, then the packages."""
+    """Create a venv by uv with the requested Python, and install torch and then the packages."""
     program = ensure_uv(request, env)
     python = prefix / "bin/python"
     if not python.exists():
@@ -352,7 +353,7 @@ def make_venv(prefix, request, env):
 
 
 def ensure_conda(request, env):
-    """Return the path of conda; miniforge is installed if it is missing."""
+    """Return the path of conda; install miniforge if conda is missing."""
     fallback = ENVIRONMENTS / "miniforge/bin/conda"
     program = find_program(
         "conda", Path("/opt/conda/bin/conda"), *sorted(HOME.glob("mini*/bin/conda")), fallback
@@ -370,7 +371,7 @@ def ensure_conda(request, env):
 
 
 def make_conda(prefix, request, env):
-    """Create a conda environment from environment.yml or with the requested Python; then pip packages."""
+    """Create a conda environment from environment.yml or with the requested Python; install pip packages."""
     program = ensure_conda(request, env)
     python = prefix / "bin/python"
     if request["conda"]:
@@ -393,7 +394,7 @@ def make_conda(prefix, request, env):
 
 
 def copy_rehearsal(prefix, request):
-    """In the local cloud: copy the image's rehearse_gpu, if it has one, into a separate environment."""
+    """Copy rehearse_gpu, which images in the local cloud may have, into a separate environment."""
     for folder in run_json(request["image"], PLATFORM)["site"] if request["image"] else ():
         hook = Path(folder, "rehearse_gpu.pth")
         for packages in prefix.glob("lib/python3*/site-packages") if hook.exists() else ():
@@ -402,7 +403,7 @@ def copy_rehearsal(prefix, request):
 
 
 def run_setup(request, python, env):
-    """Run the commands of env.setup that have not been run, in the project folder."""
+    """Run those commands of env.setup in the project folder that have not been run yet."""
     done = ENVIRONMENTS / ("setup-" + request["setup_stamp"])
     count = read(done) or 0
     if count < len(request["setup"]):
@@ -423,10 +424,10 @@ def ready_file(request):
 
 
 def find_ready(request):
-    """Return the python and the facts of the environment, None if it or its setup is incomplete."""
+    """Return the python and facts of the environment, or None if it or its setup is incomplete."""
     ready = read(ready_file(request))
     if ready:
-        os.utime(str(ready_file(request)))  # `remove_old` removes environments by their last use
+        os.utime(str(ready_file(request)))  # `remove_old` removes the least recently used
     done = read(ENVIRONMENTS / ("setup-" + request["setup_stamp"])) or 0
     return ready if ready and done == len(request["setup"]) else None
 
@@ -450,7 +451,7 @@ def build(request):
     run_setup(request, python, env)
     if not environment:
         facts = run_json(python, FACTS)
-        facts.pop("torch_file", None)  # a path, which may differ between nodes
+        facts.pop("torch_file", None)  # this path may differ between nodes
         environment = {"python": str(python), "facts": facts}
         write(ready, json.dumps(environment))
         remove_old(prefix)
@@ -473,7 +474,7 @@ def remove_old(prefix):
 
 
 def is_used(prefix):
-    """Return True if a program of an environment is running."""
+    """Return True if a program of the environment is running."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # the process has ended
             if os.fsencode(str(prefix) + "/") in path.read_bytes():
@@ -482,7 +483,7 @@ def is_used(prefix):
 
 
 def main():
-    """Serve the request; the response is the last line."""
+    """Serve the request and print the response as the last line."""
     signal.signal(signal.SIGTERM, on_sigterm)
     request = json.loads(sys.stdin.read())
     try:

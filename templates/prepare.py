@@ -1,6 +1,6 @@
 """Prepare a node and report its facts. Runs on the node as root with its python3 (3.8 or newer).
 
-Takes a JSON object as argument, and prints the response as the last line, in JSON. May be repeated.
+Takes a JSON object as its argument, and prints the response in JSON as the last line. May be repeated.
 
     {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "idle": seconds or null,
      "patience_s", "gpus": expected number, "gpus_patience_s"}
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-# Contains etc and opt of a host without its own root (the local cloud without namespaces).
+# The folder that contains etc and opt. It is not / if the host has no own root (local cloud, loopback mode).
 ROOT = Path(os.environ.get("AWSDDP_ROOT", "/"))
 ETC = ROOT / "etc/awsddp"
 WATCHDOG = "awsddp-expiry.service"
@@ -31,7 +31,7 @@ export GLOO_SOCKET_IFNAME='{nic}'
 export TP_SOCKET_IFNAME='{nic}'
 {path}
 """
-# Commands that install rsync. apt-get may have to wait for the upgrades of the first boot.
+# The commands that install rsync. apt-get may have to wait for the upgrades of the first boot.
 INSTALL = {
     "dnf": [["dnf", "-y", "install", "rsync"]],
     "yum": [["yum", "-y", "install", "rsync"]],
@@ -41,9 +41,9 @@ INSTALL = {
     ],
 }
 GPUS_POLL_S = 1.0
-# CUDA's error until nvidia-fabricmanager has set up the NVSwitches.
+# This is in CUDA's error until nvidia-fabricmanager has set up the NVSwitches.
 NOT_YET = "system not yet initialized"
-# Reads torch's version from its file, because importing torch takes seconds; imports it only to count GPUs.
+# Reads torch's version from a file, because importing torch takes seconds. Only counting GPUs imports torch.
 TORCH_FACTS = """
 import importlib.util, json, os, sys
 spec = importlib.util.find_spec("torch")
@@ -68,12 +68,12 @@ print(json.dumps(facts))
 
 
 def is_rootless():
-    """Return True if ROOT is a folder of an ordinary user, without root rights and other users."""
+    """Return True if ROOT is a folder of an ordinary user. Then there are no root rights or other users."""
     return str(ROOT) != "/"
 
 
 def run(*argv, timeout_s=60):
-    """Return (exit code, output) of a command; 127 if it does not exist, 124 after `timeout_s`."""
+    """Return (exit code, output) of a command; 127 if the command does not exist, 124 after `timeout_s`."""
     try:
         done = subprocess.run(
             argv,
@@ -90,7 +90,7 @@ def run(*argv, timeout_s=60):
 
 
 def write(path, text, mode):
-    """Replace a file atomically, created with `mode`, unless it already has this text."""
+    """Replace a file atomically by one with `mode`, unless the file already has this text."""
     if read(path) == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def write(path, text, mode):
 
 
 def read(path):
-    """Return a file's text, None if it cannot be read."""
+    """Return the text of a file, or None if it cannot be read."""
     try:
         return path.read_text()
     except OSError:
@@ -112,11 +112,11 @@ def read(path):
 
 
 def wait_for_boot(patience_s):
-    """Wait until cloud-init has ended, and return its errors, "" for none."""
+    """Wait until cloud-init has ended, and return its errors, or "" if there are none."""
     result = ROOT / "run/cloud-init/result.json"
     deadline = time.monotonic() + patience_s
     waiting = None if result.exists() else shutil.which("cloud-init")
-    if waiting:  # it also ends if cloud-init is disabled, while result.json appears earlier
+    if waiting:  # the command ends even if cloud-init is disabled; otherwise result.json appears earlier
         waiting = subprocess.Popen(
             [waiting, "status", "--wait"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -134,17 +134,17 @@ def wait_for_boot(patience_s):
 
 
 def update_watchdog(expires, idle):
-    """Write the expiry and the idle time if they are given, and return True if the watchdog is running."""
+    """Write the expiry and the idle time unless they are None; return True if the watchdog is running."""
     if expires:
         write(ETC / "expires", "{} {}\n".format(*expires), 0o644)
     if idle is not None:
-        # The local cloud's loopback mode shares sshd and jobs with its machine, so idle time is unknown.
+        # A node in the local cloud's loopback mode shares sshd with its machine, so its idle time is unknown.
         write(ETC / "idle", f"{0 if is_rootless() else idle}\n", 0o644)
     return run("systemctl", "is-active", WATCHDOG)[1] == "active"
 
 
 def ensure_host_key():
-    """Create the node's final host key, unless it exists, and return its public half."""
+    """Create the node's final host key if it does not exist, and return the key's public half."""
     path, new = ETC / "host_key", ETC / "host_key.new"
     code, public = run("ssh-keygen", "-y", "-f", str(path))
     if code != 0:
@@ -173,7 +173,7 @@ def rekey():
 
 
 def find_interface(address, rank0):
-    """Return the interface between the nodes: of the route to rank 0, on rank 0 the one with its address."""
+    """Return the interface of the route to rank 0; on rank 0 itself, the interface with its address."""
     if address == rank0:
         for line in run("ip", "-4", "-o", "addr", "show")[1].splitlines():
             fields = line.split()
@@ -184,7 +184,7 @@ def find_interface(address, rank0):
 
 
 def torch_facts(python, mode):
-    """Return the facts of a python's torch; with `mode` "gpus" also its GPUs, with "none" without them."""
+    """Return the facts of a python's torch, including the number of GPUs if `mode` is "gpus"."""
     code, output = run(python, "-I", "-c", TORCH_FACTS, mode, timeout_s=300)
     try:
         return json.loads(output.splitlines()[-1]) if code == 0 else {"error": output[-500:]}
@@ -193,7 +193,7 @@ def torch_facts(python, mode):
 
 
 def find_environment(home):
-    """Return the facts of the first python with torch; "python" is None if there is none."""
+    """Return the facts of the first python that has torch; "python" is None if no python has torch."""
     patterns = [(ROOT, "opt/pytorch/bin/python"), *((ROOT, f"opt/conda/{python}") for python in CONDA)]
     patterns += [(home, f"{base}/{python}") for base in ("*conda*", "miniforge*") for python in CONDA]
     for folder, pattern in patterns:
@@ -205,14 +205,14 @@ def find_environment(home):
 
 
 def fabric_state():
-    """Return the state of nvidia-fabricmanager, "active" on a node without NVSwitches."""
+    """Return the state of nvidia-fabricmanager, or "active" if the node has no NVSwitches."""
     if not any((ROOT / "dev").glob("nvidia-nvswitch*")):
         return "active"
     return run("systemctl", "is-active", "nvidia-fabricmanager")[1]
 
 
 def count_gpus(python, wanted, patience_s):
-    """Return the number of GPUs that torch finds, and the evidence if they are too few.
+    """Return the number of GPUs that torch finds, and the evidence if there are too few.
 
     Waits only for the NVSwitches to be set up, before which CUDA cannot be initialized.
     """
@@ -235,7 +235,7 @@ def count_gpus(python, wanted, patience_s):
 
 
 def install_rsync():
-    """Install rsync if it is missing; return whether it is installed, and the output of the installation."""
+    """Install rsync if it is missing; return True if it is now installed, and the installation's output."""
     output = ""
     if shutil.which("rsync") is None and not is_rootless():
         manager = next(filter(shutil.which, INSTALL), None)
@@ -246,7 +246,7 @@ def install_rsync():
 
 
 def driver_version():
-    """Return the version of the node's GPU driver, None without a driver."""
+    """Return the version of the node's GPU driver, or None if there is no driver."""
     version = read(Path("/sys/module/nvidia/version"))
     if version:
         return version.strip()
@@ -262,7 +262,8 @@ def inspect(request):
         folder.mkdir(exist_ok=True)
         if not is_rootless():
             shutil.chown(folder, request["user"], pwd.getpwnam(request["user"]).pw_gid)
-    # Else shared memory of jobs is removed with the last login (RemoveIPC, logind.conf(5)).
+    # Without lingering, systemd removes the jobs' shared memory when the last login ends (RemoveIPC in
+    # logind.conf(5)).
     if not is_rootless():
         run("loginctl", "enable-linger", request["user"])
     facts = dict(
@@ -274,9 +275,9 @@ def inspect(request):
     if nic:
         path = 'export PATH={}:"$PATH"'.format(shlex.quote(str(Path(facts["python"] or "/bin/sh").parent)))
         write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
-    facts["complaint"] = wait_for_boot(request["patience_s"])  # late, because the boot continues in parallel
+    facts["complaint"] = wait_for_boot(request["patience_s"])  # this late, as the boot continues in parallel
     facts["rsync"], facts["rsync_said"] = install_rsync()
-    if request["gpus"] and facts["python"]:  # after the boot, when drivers and their services are started
+    if request["gpus"] and facts["python"]:  # after the boot, which starts drivers and their services
         facts.update(count_gpus(facts["python"], request["gpus"], request["gpus_patience_s"]))
     facts["driver"] = driver_version() if request["gpus"] else None
     facts["watched"] = update_watchdog(request["expires"], request["idle"])
@@ -284,7 +285,7 @@ def inspect(request):
 
 
 def main():
-    """Serve the request; the response is the last line."""
+    """Serve the request and print the response as the last line."""
     request = json.loads(sys.argv[1])
     response = inspect(request) if request["do"] == "inspect" else rekey()
     sys.stdout.write("\n" + json.dumps(response) + "\n")

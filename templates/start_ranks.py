@@ -1,8 +1,8 @@
-"""Start ranks on a node, with their Python, and end them after a timeout.
+"""Start ranks on a node with the Python of the ranks, and end the ranks after a timeout.
 
-Reads JSON from stdin: {"ranks": an environment for each, "seconds", "program": the source of train/probe.py}.
-Passes on the output of the ranks, and adds lines of the same kind: {"rank", "at": "started"}, and for a rank
-that fails {"rank", "at": "failed", "why": its last line on stderr}.
+Reads JSON from stdin: {"ranks": the variables of each rank, "seconds", "program": the source of probe.py}.
+Forwards the output of the ranks, and adds lines of JSON: {"rank", "at": "started"} for each rank, and
+{"rank", "at": "failed", "why": its last line on stderr} for a rank that fails.
 """
 
 import json

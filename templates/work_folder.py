@@ -1,13 +1,13 @@
 """Compare and change a project folder. Runs on a node with its python3 (3.8 or newer, standard library only).
 
 The first argument is the folder's name below ~/awsddp. Reads a record for each path of the client, and prints
-which paths differ, which may differ, and which an earlier sync sent but the client no longer has:
+the paths that differ, those that may differ, and those that an earlier sync sent but the client lacks now:
 
     in:   <kind> <mode> <size> <mtime in ns> <version> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , unsure <sha256> <path> NUL ... , missing <path> NUL ...
 
-The version of a client's file changes with every write, even if size and mtime do not. A file of equal size
-and mtime is unsure unless it was sent with that version and has not been written on the node since.
+The version of a client's file changes with every write, even if size and mtime do not. A file with the
+same size and mtime is unsure, unless it was sent with that version and the node has not written it since.
 
 With the second argument `change` it reads three parts separated by NUL NUL: paths to remove; records of paths
 that equal the client's (both lists separated by NUL); and records that are each followed by `size` bytes, the
@@ -16,9 +16,9 @@ them. Then the third part is written, each path atomically. Errors go to stderr.
 interrupted.
 """
 
-# contextlib takes 2 ms to import, on each node.
+# No contextlib, because its import takes 2 ms on each node.
 # ruff: noqa: SIM105
-# File names are bytes, which pathlib does not support.
+# No pathlib, because file names are bytes, which it does not support.
 # ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208, PTH123, PTH211
 
 import os
@@ -28,15 +28,15 @@ import sys
 HOME = os.path.expanduser(b"~")
 FOLDER = os.fsencode(sys.argv[1])
 WORK = os.path.join(HOME, b"awsddp", FOLDER)
-SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder that jobs use
-# Cannot collide with a data set, whose name does not begin with a dot.
+SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder, which jobs use
+# This name differs from any data set's, because those do not begin with a dot.
 VERSIONS = os.path.join(os.path.dirname(WORK), b"." + os.path.basename(WORK) + b".versions")
 MOST_BYTES = 4 << 30
-"""Bytes that are hashed per call; further files count as changed, and rsync compares them."""
+"""The most bytes that a call hashes. Further files count as changed, and rsync compares them."""
 
 
 def records(data, fields):
-    """Parse records: {path: its fields}."""
+    """Return the records in `data` as {path: its fields}."""
     parsed = {}
     for record in data.split(b"\0"):
         if record:
@@ -46,7 +46,7 @@ def records(data, fields):
 
 
 def read(file, fields):
-    """Read a file of records, {} if it is missing or invalid."""
+    """Return the records in a file, or {} if the file is missing or invalid."""
     try:
         with open(file, "rb") as stream:
             parsed = records(stream.read(), fields)
@@ -74,7 +74,7 @@ def read_versions():
 
 
 def status(path):
-    """Return the lstat of a path, None if it does not exist."""
+    """Return the lstat of a path, or None if the path does not exist."""
     try:
         return os.lstat(os.path.join(WORK, path))
     except (OSError, ValueError):
@@ -82,7 +82,7 @@ def status(path):
 
 
 def stamp(info):
-    """Return ctime and inode: no program can set the ctime, so that every write changes the stamp."""
+    """Return ctime and inode. No program can set the ctime, so every write changes this stamp."""
     return b"%d.%d" % (info.st_ctime_ns, info.st_ino)
 
 
@@ -96,7 +96,7 @@ def describe(info):
 
 
 def is_same(info, record):
-    """Return True if an lstat matches a record; a file system may store only whole seconds."""
+    """Return True if an lstat matches a record, even if the file system stores only whole seconds."""
     if info is None:
         return False
     actual = describe(info)
@@ -107,7 +107,7 @@ def is_same(info, record):
 
 
 def compare(wanted):
-    """Return the changed, the unsure (with their digests) and the missing paths.
+    """Return the changed paths, the unsure paths with their digests, and the missing paths.
 
     The wanted paths are recorded as sent.
     """
@@ -130,7 +130,7 @@ def compare(wanted):
     if updated != sent:
         write(SENT, updated)
     stale = [path for path in changed if path in versions]
-    for path in stale:  # it is sent next: its old stamp would make it look changed by the node
+    for path in stale:  # they are sent next, and with an old stamp the node would seem to have changed them
         del versions[path]
     if stale:
         write(VERSIONS, versions)
@@ -138,8 +138,8 @@ def compare(wanted):
 
 
 def digest(path):
-    """Return the SHA-256 of the content of a file or link, "-" if it cannot be read."""
-    import hashlib  # takes 5 ms, and most syncs do not need it
+    """Return the SHA-256 of the content of a file or link, or "-" if the content cannot be read."""
+    import hashlib  # imported late, because it takes 5 ms and most syncs do not need it
 
     checksum, full_path = hashlib.sha256(), os.path.join(WORK, path)
     try:
@@ -155,7 +155,7 @@ def digest(path):
 
 
 def remove(paths):
-    """Remove paths that were sent and not changed since, and the folders that become empty."""
+    """Remove the paths that were sent and have not changed since, and the folders that become empty."""
     sent, versions = read_sent(), read_versions()
     parents = set()
     for path in paths:
@@ -182,7 +182,7 @@ def remove(paths):
 
 
 def record_versions(received):
-    """Record the client's versions of received paths, {path: record}, unless they have changed since."""
+    """Record the client's versions of received paths, {path: record}, except of paths that changed since."""
     versions = read_versions()
     for path, record in received.items():
         info = status(path)
@@ -193,7 +193,7 @@ def record_versions(received):
 
 
 def remove_bytecode(path):
-    """Remove the bytecode of a module, because Python detects changes only by size and mtime."""
+    """Remove a module's bytecode, because Python detects a changed module only by its size and mtime."""
     name, dot, suffix = os.path.basename(path).rpartition(b".")
     cache = os.path.join(WORK, os.path.dirname(path), b"__pycache__")
     if suffix != b"py" or not dot:
@@ -219,7 +219,7 @@ def receive(data):
 
 
 def put(path, kind, mode, mtime, content):
-    """Replace a path; a folder is replaced only if it is empty."""
+    """Write a path atomically. A folder at the path is replaced only if it is empty."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if kind == b"d":
         if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
@@ -261,7 +261,7 @@ def main():
         return
     changed, unsure, missing = compare(records(data, 5))
     out = sys.stdout.buffer
-    out.write(b"\0")  # ends output of the login shell's startup files
+    out.write(b"\0")  # ends the output of the login shell's startup files
     for prefix, paths in ((b"changed ", changed), (b"unsure ", unsure), (b"missing ", missing)):
         for path in paths:
             out.write(prefix + path + b"\0")

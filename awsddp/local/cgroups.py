@@ -1,4 +1,4 @@
-"""Cgroups of the nodes, below one cgroup of the local cloud: limits, and finding and killing processes."""
+"""The cgroups of the nodes, below one cgroup of the local cloud: set limits, find and kill processes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ MEMORY_SHARE = 0.9
 SLOW_CPU_US = (5_000, 100_000)
 """The CPU quota of all processes of a slow node, and its period, in microseconds."""
 TIGHT_BYTES = 96 << 20
-"""How much more than its current use a node that is short of memory may take."""
+"""The memory that a node may use in addition to its current use if a fault makes it short of memory."""
 _DIVIDE_LOCK = threading.Lock()
-"""Held while the memory is divided: nodes that boot or end at the same time would get unequal shares."""
+"""Held while the memory is divided, because nodes that boot or end at once would get unequal shares."""
 
 
 def list_hierarchies() -> list[Path]:
-    """Return the mounted trees that systemd and the limits need: one with cgroup v2, else several."""
+    """Return the mounted cgroup trees that systemd and the limits need: one in cgroup v2, several in v1."""
     if (ROOT / "cgroup.controllers").exists():
         return [ROOT]
     return [ROOT / name for name in ("unified", "systemd", "memory", "pids") if (ROOT / name).is_dir()]
 
 
 def _find_files(paths: CloudPaths, name: str, *file_names: str) -> list[Path]:
-    """Return the files of these names that the cgroups called `name` have."""
+    """Return the existing files with these names in the cgroups called `name`."""
     folders = [tree / paths.cgroup / name for tree in list_hierarchies()]
     return [folder / file for folder in folders for file in file_names if (folder / file).exists()]
 
@@ -68,7 +68,8 @@ def create(paths: CloudPaths, instance_id: str) -> list[Path]:
 def _divide_memory(limit_file: Path) -> None:
     """Set the memory limit of each node to its share of the limit in this file."""
     for node in _list_nodes(limit_file.parent):
-        with suppress(OSError):  # v1: it uses more, and none can be freed; or the node is just ending
+        # A node that is just ending has no such file, and v1 refuses a limit below the memory in use.
+        with suppress(OSError):
             limit = max(_node_share(limit_file), _used_bytes(node) + TIGHT_BYTES)
             (node / limit_file.name).write_text(str(limit))
 
@@ -84,7 +85,7 @@ def _node_share(limit_file: Path) -> int:
 
 
 def _used_bytes(folder: Path) -> int:
-    """Return the memory that a cgroup's processes use, 0 in a tree that does not count it."""
+    """Return the bytes that a cgroup's processes use, or 0 in a tree that does not count memory."""
     with suppress(OSError):
         stat = (folder / "memory.stat").read_text()
         return sum(map(int, re.findall(r"^(?:anon|total_rss) (\d+)$", stat, re.MULTILINE)))
@@ -92,7 +93,7 @@ def _used_bytes(folder: Path) -> int:
 
 
 def spare_bytes() -> int:
-    """Return how much of this machine's free memory the local cloud may use."""
+    """Return how many bytes of this machine's free memory the local cloud may use."""
     match = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     return int(int(match[1]) * 1024 * MEMORY_SHARE) if match else 0
 
@@ -114,7 +115,7 @@ def can_freeze() -> bool:
 
 
 def set_frozen(paths: CloudPaths, instance_id: str, *, frozen: bool) -> None:
-    """Freeze or thaw all processes of a node. Signals wait until it is thawed, except SIGKILL."""
+    """Freeze or thaw all processes of a node. Signals except SIGKILL wait until the node is thawed."""
     for file in _find_files(paths, instance_id, "cgroup.freeze"):
         file.write_text(str(int(frozen)))
 
@@ -122,12 +123,12 @@ def set_frozen(paths: CloudPaths, instance_id: str, *, frozen: bool) -> None:
 def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
     """Limit the CPU time of all processes of a node, or remove the limit.
 
-    With cgroup v1 this creates the node's CPU cgroup. Not before: v1 divides the machine's CPUs by cgroup,
-    not by process.
+    With cgroup v1 the node's CPU cgroup is created only here, because v1 divides the machine's CPUs by
+    cgroup, not by process.
     """
     quota, period = SLOW_CPU_US
     for parent in [folder for tree in list_hierarchies() for folder in (tree, tree / paths.cgroup) if slow]:
-        with suppress(OSError):  # cgroup v1 has none
+        with suppress(OSError):  # cgroup v1 has no such file
             (parent / "cgroup.subtree_control").write_text("+cpu")
     for file in _find_files(paths, instance_id, "cpu.max"):
         file.write_text(f"{quota if slow else 'max'} {period}")
@@ -139,7 +140,7 @@ def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
     if folder.exists():
         (folder / "cpu.cfs_quota_us").write_text(str(quota if slow else -1))
     moved: set[int] = set()
-    # Repeated for processes that start during the loop.
+    # The loop is repeated, because processes may start while it runs.
     while slow and (remaining := list_processes(paths, instance_id) - moved):
         for pid in remaining:
             with suppress(OSError):
@@ -148,17 +149,17 @@ def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
 
 
 def limit_memory(paths: CloudPaths, instance_id: str, *, tight: bool) -> None:
-    """Limit a node's memory to little more than it uses (`tight`), or to its share."""
+    """Limit a node's memory to little more than the node uses (`tight`), or to the node's share."""
     for file in _find_files(paths, instance_id, *MEMORY):
         share = _node_share(file.parent.parent / file.name)
         file.write_text(str(_used_bytes(file.parent) + TIGHT_BYTES if tight else share))
 
 
 def remove(paths: CloudPaths, instance_id: str = "", *, deadline_s: float = 10) -> bool:
-    """Kill the processes in a node's cgroups and remove these, by default those of the whole local cloud.
+    """Kill the processes in a node's cgroups and remove the cgroups; by default, in the whole local cloud.
 
-    Return False if any are left at the deadline. A cgroup stays busy for a moment after its last process
-    ends. The memory of a removed node is divided among the others.
+    Return False if any cgroup is left at the deadline. A cgroup stays busy for a moment after its last
+    process ends. The memory of a removed node is divided among the others.
     """
     deadline = time.monotonic() + deadline_s
     trees = [tree / paths.cgroup / instance_id for tree in (*list_hierarchies(), CPU)]

@@ -25,7 +25,7 @@ RANK_BYTES = 400_000_000
 
 
 def resolve_home(awsddp_home: Path, recorded_home: str | None = None) -> Path:
-    """Return the AWSDDP_HOME of the local cloud: $AWSDDP_LOCAL, else `awsddp_home`.
+    """Return the AWSDDP_HOME of the local cloud: $AWSDDP_LOCAL, or `awsddp_home` if that is not set.
 
     `recorded_home`, which a cluster's record names, takes precedence if it has a local cloud.
     """
@@ -67,13 +67,13 @@ def open_cloud(
     may_stop: bool = True,
     recorded_home: str | None = None,
 ) -> Iterator[Target | None]:
-    """Yield the local cloud as a target. If it is not running, start it, or without `start` yield None.
+    """Yield the local cloud as a target. If it is not running, start it, or yield None if `start` is False.
 
     `recorded_home` is the AWSDDP_HOME that a cluster's record names.
 
-    A daemon that was started only because a command needed it is stopped with the last command, unless it
-    has instances. Without `may_stop` this is not checked: for commands that terminate no instance. Raises
-    LocalCloudError if this machine cannot run it.
+    A daemon that was started only because a command needed it is stopped when the last command ends, unless
+    it has instances. Commands that terminate no instance set `may_stop` to False and skip this check. Raises
+    LocalCloudError if this machine cannot run the local cloud.
     """
     cloud_home = resolve_home(awsddp_home, recorded_home)
     with _hold_presence_lock(cloud_home) as is_last_client:
@@ -100,13 +100,13 @@ def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> "L
 
 
 def status(awsddp_home: Path) -> "LocalDocument":
-    """Return the status of the local cloud, restarting its daemon if that died. Raises NotFoundError."""
+    """Return the status of the local cloud; restart its daemon if it died. Raises NotFoundError."""
     with _connect(awsddp_home) as info:
         return control.send_command(info)
 
 
 def is_running(awsddp_home: Path) -> bool:
-    """Return True if there is a local cloud; send it no request."""
+    """Return True if there is a local cloud, without sending a request to it."""
     try:
         return control.find_cloud(resolve_home(awsddp_home)) is not None
     except LocalCloudError:  # of another version
@@ -114,7 +114,7 @@ def is_running(awsddp_home: Path) -> bool:
 
 
 def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> list[str]:
-    """Return the variables, NAME=VALUE, with which any AWS client reaches the local cloud, [] if none runs.
+    """Return the variables, NAME=VALUE, with which any AWS client reaches the local cloud; [] if none runs.
 
     `recorded_home` is the AWSDDP_HOME that a cluster's record names.
     """
@@ -129,11 +129,12 @@ def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> l
 
 
 def add_fault(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> "list[Fault]":
-    """Add a fault (faults.py) to calls of `operation`, or to the instance of that id; return all active ones.
+    """Add a fault (faults.py) to calls of `operation`, or to the instance with that id; return active faults.
 
-    `choices` are `for_s`, after which the fault ends by itself; `notice_s` for "reclaim"; and for calls
-    `times` (by default until it is cleared), `seconds`, and `only`, a parameter value that a request must
-    have (a launch also has its zone). Raises UsageError, and NotFoundError if no local cloud is running.
+    `choices` are: `for_s`, after which the fault ends by itself; `notice_s` for "reclaim"; for calls also
+    `times` (default: until the fault is cleared), `seconds`, and `only`, a parameter value that a request
+    must have (the zone of a launch counts as one). Raises UsageError, and NotFoundError if no local cloud
+    is running.
     """
     with _connect(awsddp_home) as info:
         command = {"add": {"operation": operation, "effect": effect, **choices}}
@@ -153,13 +154,13 @@ def find_instance_id(awsddp_home: Path, cluster: str, node: int) -> str:
 
 
 def clear_faults(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
-    """Remove one fault, or all; return the others. Raises UsageError and NotFoundError as `add_fault`."""
+    """Remove one fault, or all; return the others. Raises the same errors as `add_fault`."""
     with _connect(awsddp_home) as info:
         return [*control.send_command(info, {"clear": number}).faults]
 
 
 def stop(awsddp_home: Path) -> bool:
-    """Stop the daemon and remove all it created; return False if there was none. Raises LocalCloudError."""
+    """Stop the local cloud and remove all it created; return False if none exists. Raises LocalCloudError."""
     existed = control.stop(resolve_home(awsddp_home))
     for path in awsddp_home.glob("clusters/*/hosts"):
         folder = ClusterFolder(awsddp_home, path.parent.name)
@@ -171,7 +172,7 @@ def stop(awsddp_home: Path) -> bool:
 
 @contextlib.contextmanager
 def _connect(awsddp_home: Path) -> Iterator[control.LocalInfo]:
-    """Yield the local cloud, restarting its daemon if that died. Raises NotFoundError."""
+    """Yield the local cloud; restart its daemon if it died. Raises NotFoundError."""
     cloud_home = resolve_home(awsddp_home)
     with _hold_presence_lock(cloud_home):
         if control.find_cloud(cloud_home) is None:
@@ -185,7 +186,7 @@ def _has_instances(info: control.LocalInfo) -> bool:
 
 @contextlib.contextmanager
 def _hold_presence_lock(cloud_home: Path) -> Iterator[Any]:
-    """Hold the lock that each client shares; yield a function that returns whether this one is the last."""
+    """Hold the lock that all clients share; yield a function that returns True in the last client."""
     make_folder(cloud_home)
     with open_to_append(cloud_home / "local.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)

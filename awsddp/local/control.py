@@ -1,4 +1,4 @@
-"""Start, find and stop the local cloud of an AWSDDP_HOME. Heavy imports are left to the daemon."""
+"""Start, find and stop the local cloud of an AWSDDP_HOME. Only the daemon imports large packages."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
-"""How long an automatic local cloud keeps running without instances and clients."""
+"""How long a local cloud that a command started automatically runs on without instances and clients."""
 VERSION = 8
-"""Version of the files and responses: raised when an earlier client or daemon could not read them."""
+"""The version of the files and responses. Increase it when earlier clients or daemons cannot read them."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class LocalInfo:
     pid: int | None
     """None if its daemon died; `start` restarts it."""
     node_s3: str | None = None
-    """The endpoint of S3 for its hosts; None if nothing boots."""
+    """The endpoint of S3 for the hosts; None if instances are records only."""
 
 
 def start(
     home: Path, *, auto: bool = False, mode: str | None = None, share: tuple[Path, ...] = ()
 ) -> LocalInfo:
-    """Start the local cloud of an AWSDDP_HOME if it is not running, and return it; a dead one resumes.
+    """Start or resume the local cloud of an AWSDDP_HOME if it is not running, and return it.
 
-    :param auto: not started by the user's `local start`: it ends once it has no instance and no client.
-    :param mode: "loopback" or "records"; None takes the mode of an existing one, else the best possible.
+    :param auto: a command starts it, not the user's `local start`: it ends once it has no instance or client.
+    :param mode: "loopback" or "records"; None for the mode of the existing local cloud, or the best mode.
     :param share: folders of the machine to mount read-only in nodes that boot from now on.
-    :raises LocalCloudError: this machine cannot run it, or the daemon did not start; `why` has the reason.
+    :raises LocalCloudError: this machine cannot run it, or the daemon did not start; `why` is the reason.
     """
     paths = CloudPaths(home)
     try:
@@ -76,9 +76,10 @@ def start(
 
 
 def find_cloud(home: Path) -> LocalInfo | None:
-    """Return the local cloud of an AWSDDP_HOME, or None if there is none. Wait for one that is starting.
+    """Return the local cloud of an AWSDDP_HOME, or None if there is none. Wait while it is starting.
 
-    One whose daemon died is returned, with `pid` None, if `local start` started it or it has instances.
+    If its daemon died, it is returned with `pid` None, but only if `local start` started it or it has
+    instances.
 
     :raises LocalCloudError: it was made by another version of awsddp.
     """
@@ -103,7 +104,7 @@ def stop(home: Path, *, keep_s3: bool = False) -> bool:
     :raises LocalCloudError: something could not be removed.
     """
     paths = CloudPaths(home)
-    # Its files may have been removed before its processes and namespaces.
+    # Processes and namespaces may be left even if the files were removed.
     has_remains = bool(
         cgroups.list_processes(paths)
         or loopback_cleanup.find_processes(f"{paths.tag}-")
@@ -121,16 +122,16 @@ def stop(home: Path, *, keep_s3: bool = False) -> bool:
 
 
 def sweep(paths: CloudPaths) -> None:
-    """Remove everything of a local cloud by name: this needs neither its daemon nor its state.
+    """Find everything of a local cloud by name and remove it, without its daemon and its state.
 
-    Kill every process of its hosts; remove namespaces, interfaces, cgroups and files.
+    Kills every process of its hosts; removes namespaces, interfaces, cgroups and files.
 
     :raises LocalCloudError: something could not be removed.
     """
     from awsddp.local import nspawn
 
     mark = f"{paths.tag}-"
-    # The daemon first: it could boot more hosts.
+    # The daemon ends first, because it could boot more hosts.
     if not (loopback_cleanup.kill_processes(mark) and cgroups.remove(paths)):
         pids = {*cgroups.list_processes(paths), *loopback_cleanup.find_processes(mark)}
         raise LocalCloudError(
@@ -159,7 +160,7 @@ def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> Loca
 
     from awsddp.model.documents import LocalDocument
 
-    connection = HTTPConnection(info.endpoint.removeprefix("http://"), timeout=10)  # never through a proxy
+    connection = HTTPConnection(info.endpoint.removeprefix("http://"), timeout=10)  # this ignores proxies
     try:
         secret = {"X-Awsddp-Secret": info.secret_access_key}
         connection.request("POST", "/_awsddp/", json.dumps(command) if command else None, secret)
@@ -170,7 +171,7 @@ def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> Loca
             raise UsageError(error["message"], error["why"], error["next"])
         return msgspec.convert({**document, **vars(info)}, LocalDocument)
     except (OSError, HTTPException, ValueError, LookupError, TypeError, msgspec.ValidationError) as failure:
-        # A daemon that ends may cut its response; another program may have its port by then.
+        # A daemon may end during its response, and another program may have taken its port by now.
         raise LocalCloudError(
             f"the local cloud at {info.endpoint} does not answer",
             why=str(failure),
@@ -183,7 +184,7 @@ def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> Loca
 def _merge_settings(
     paths: CloudPaths, *, auto: bool, mode: str | None, share: tuple[Path, ...]
 ) -> dict[str, Any]:
-    """Return the settings: those of the existing local cloud, with the requested ones added."""
+    """Return the settings of the existing local cloud, with the requested settings added."""
     earlier = _read_settings(paths) if paths.settings.exists() else {}
     if earlier and mode not in (None, earlier["mode"]):
         flag = "--no-hosts" if mode == "records" else "--loopback"
@@ -225,9 +226,9 @@ def _read_info(paths: CloudPaths, *, alive: bool) -> LocalInfo:
 
 @contextmanager
 def hold_client_lock(paths: CloudPaths, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock that one client at a time may have.
+    """Hold the client lock, which only one client at a time may hold.
 
-    `stop` removes the file: after waiting for the lock this checks that the file is still the same one.
+    `stop` removes the lock file, so after waiting for the lock check that the path still names this file.
 
     :raises BlockingIOError: another client holds it, and `wait` is false.
     """
@@ -246,7 +247,7 @@ def hold_client_lock(paths: CloudPaths, *, wait: bool = True) -> Iterator[None]:
 
 
 def read_report(paths: CloudPaths) -> dict[str, Any]:
-    """Return the report that the daemon wrote, empty if there is none."""
+    """Return the report that the daemon wrote, or {} if there is none."""
     with suppress(FileNotFoundError):
         report: dict[str, Any] = json.loads(paths.report.read_text())
         return report
@@ -262,7 +263,7 @@ def _is_daemon_alive(paths: CloudPaths) -> bool:
 
 
 def _spawn(paths: CloudPaths) -> bool:
-    """Start the daemon in a session of its own and pass it the daemon lock; False if one is alive already."""
+    """Start the daemon in its own session and pass it the daemon lock; return False if a daemon is alive."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     with paths.daemon_lock.open("a") as lock, paths.log.open("ab") as log:
@@ -272,7 +273,7 @@ def _spawn(paths: CloudPaths) -> bool:
         if report := read_report(paths):
             write_json(paths.report, {key: report[key] for key in report if key not in ("pid", "error")})
         daemon = [sys.executable, "-m", "awsddp.local.daemon", str(paths.home.resolve()), str(lock.fileno())]
-        # The mark identifies it once its files are removed.
+        # The mark identifies the daemon even after its files are removed.
         mark = {"AWSDDP_HOST": paths.daemon_mark}
         environ = {**os.environ, **mark, "PYTHONPATH": path, "PATH": machine.SEARCH}
         run_to_log(log, "setsid", "--fork", *daemon, env=environ, pass_fds=[lock.fileno()], check=True)
@@ -280,7 +281,7 @@ def _spawn(paths: CloudPaths) -> bool:
 
 
 def _wait_until_running(paths: CloudPaths) -> LocalInfo:
-    """Wait until the daemon answers; start it if none is alive, also if one ends during the wait."""
+    """Wait until the daemon answers; start it if it is not alive or ends during the wait."""
     deadline = time.monotonic() + START_S
     spawned = False
     while time.monotonic() < deadline:
@@ -310,7 +311,7 @@ def _end_daemon(paths: CloudPaths) -> None:
     deadline = time.monotonic() + 10
     while _is_daemon_alive(paths):
         with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-            # A daemon writes its pid first: one that is starting can be killed as well.
+            # A daemon first writes its pid, so that it can be killed even while it starts.
             os.kill(int(paths.daemon_lock.read_text()), signal.SIGKILL)
         if time.monotonic() > deadline:
             raise LocalCloudError(

@@ -1,9 +1,9 @@
 """The process of a local cloud: `python -m awsddp.local.daemon HOME LOCK`.
 
 It reads its settings (`settings.json`), loads the state of an earlier run, sets up the network, serves the
-endpoint and reports its address (`daemon.json`). However it ends, it leaves its hosts and files: a new daemon
-resumes with them, and `control.stop` removes them. A daemon that a command started automatically removes them
-itself once it is unused.
+endpoint and reports its address (`daemon.json`). However it ends, its hosts and files stay: a new daemon
+resumes with them, and `control.stop` removes them. A daemon that a command started automatically removes its
+hosts and files itself once it is unused.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 S3_PORT = 9000  # at the address of the metadata service
-LOOK_S = 1.0  # between two checks whether it is still used
+LOOK_S = 1.0  # how often the daemon checks if it is still used
 QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
 
 
 def main() -> None:
     paths = CloudPaths(Path(sys.argv[1]))
-    # The daemon lock, which the parent process took: this process holds it until it ends, no child does.
+    # The parent process took the daemon lock. This process holds it until it ends, and no child inherits it.
     lock = int(sys.argv[2])
     os.set_inheritable(lock, False)
     os.write(lock, str(os.getpid()).encode())
-    # Kill an earlier daemon whose files were removed, and commands that a killed one left running: it and
-    # they have this mark in AWSDDP_HOST.
+    # Kill an earlier daemon whose files were removed, and commands that a killed daemon left running. All of
+    # these processes have this mark in AWSDDP_HOST.
     loopback_cleanup.kill_processes(paths.daemon_mark)
     try:
         serve(paths)
@@ -71,7 +71,7 @@ def serve(paths: CloudPaths) -> None:
     hosts = {"nspawn": NspawnHosts, "loopback": LoopbackHosts, "records": Hosts}[mode](paths)
     block = block or NO_HOSTS_BLOCK
 
-    gc.disable()  # moto's tables are read once and never dropped
+    gc.disable()  # a collection would scan moto's large tables, which stay in memory
     from werkzeug.serving import make_server
 
     from awsddp.local.emulator import Emulator, Store
@@ -97,7 +97,7 @@ def serve(paths: CloudPaths) -> None:
         serve_nodes(app.respond_metadata, paths.switch, 80)
         serve_nodes(buckets, paths.switch, S3_PORT)
     port = int(earlier.get("port", 0))
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # werkzeug logs each request
     try:
         server = make_server("127.0.0.1", port, app, threaded=True, request_handler=KeepAliveHandler)
     except (OSError, SystemExit) as error:  # werkzeug prints the error and exits
@@ -127,16 +127,16 @@ def serve(paths: CloudPaths) -> None:
 
 
 def _watch(paths: CloudPaths, app: EndpointApp, server: Any) -> None:
-    """End this daemon and remove its hosts once it is unused, or its files were removed.
+    """End this daemon and remove its hosts once it is unused or its files were removed.
 
-    Clients stop the daemon that they started; this ends the daemon of a client that was killed.
+    Clients stop a daemon that they started; this function ends the daemon of a client that was killed.
     """
     used_at = time.monotonic()
     while True:
         time.sleep(LOOK_S)
         try:
             settings = json.loads(paths.settings.read_text())
-        except FileNotFoundError:  # exec: no thread of this process may boot another host
+        except FileNotFoundError:  # exec ends all threads, which might boot another host
             os.environ["AWSDDP_HOME"] = str(paths.home)
             os.execv(sys.executable, [sys.executable, "-m", "awsddp", "local", "stop"])
         if not settings["auto"] or _is_used(paths, app):
@@ -152,7 +152,7 @@ def _watch(paths: CloudPaths, app: EndpointApp, server: Any) -> None:
 
 
 def _is_used(paths: CloudPaths, app: EndpointApp) -> bool:
-    """Return True if an instance is alive, or a client connected: awsddp's own clients share a lock."""
+    """Return True if an instance is alive or a client is connected. awsddp's own clients share a lock."""
     if paths.live_mark.exists() or time.monotonic() - app.last_call_at < QUIET_S:
         return True
     with paths.presence_lock.open("a") as lock:
@@ -160,7 +160,7 @@ def _is_used(paths: CloudPaths, app: EndpointApp) -> bool:
 
 
 def _image_tags(mode: str) -> dict[str, str]:
-    """Return the tags of the images that describe the hosts of this mode to clients."""
+    """Return the image tags that tell clients which kind of host this mode has."""
     if mode == "records":
         return {"awsddp:hosts": "none"}
     if mode == "loopback":

@@ -35,11 +35,11 @@ SCOPE = re.compile(
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
 
-# Error codes of the local cloud are in no service model.
+# botocore warns about the error codes of the local cloud, which are in no service model.
 warnings.filterwarnings("ignore", message="Exception.* does not match an error shape")
 
 JSON = "application/x-amz-json-1.1"
-SIGNED_FOR_S = 900  # how far the time of a signature may be from now
+SIGNED_FOR_S = 900  # the largest difference between the time of a signature and now
 
 
 class Refusal(ServiceException):
@@ -52,7 +52,7 @@ class Refusal(ServiceException):
 
 @dataclass(frozen=True)
 class Request:
-    """One API call. `parameters` are as they were sent, as GET, POST or JSON."""
+    """One API call. `parameters` are as the client sent them, by GET, POST or JSON."""
 
     service: str
     region: str
@@ -73,7 +73,7 @@ class Request:
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """The parsed parameters, as boto3 names them: numbers and lists as such.
+        """The parsed parameters, named as in boto3, with numbers and lists in place of strings.
 
         :raises Refusal: a parameter is invalid.
         """
@@ -99,7 +99,7 @@ class Request:
 
 
 def get_records(backend: Any, name: str) -> dict[str, Any]:
-    """Return the records of a region that moto does not have, by id; they are saved with its back end."""
+    """Return records of a region that moto lacks, by id; they are saved with the region's back end."""
     records: dict[str, Any] = backend.__dict__.setdefault(name, {})
     return records
 
@@ -107,7 +107,7 @@ def get_records(backend: Any, name: str) -> dict[str, Any]:
 def read_request(environ: dict[str, Any]) -> Request:
     """Parse a request and read its body.
 
-    :raises Refusal: it is not signed, or not an API call.
+    :raises Refusal: the request is not signed, or is not an API call.
     """
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length) if length else b""
@@ -127,11 +127,11 @@ def read_request(environ: dict[str, Any]) -> Request:
 
 
 def check_signature(request: Request) -> None:
-    """Raise Refusal if a request is not signed with the credentials; any user of the machine can connect.
+    """Check that a request is signed with the credentials, because any user of the machine can connect.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 
-    :raises Refusal: unknown key, wrong or expired signature.
+    :raises Refusal: the key is unknown, or the signature is wrong or expired.
     """
     environ, age_s = request.environ, signature_age_s(request.environ)
     if age_s > SIGNED_FOR_S and request.service == "ec2":
@@ -147,7 +147,7 @@ def check_signature(request: Request) -> None:
 
 
 def signature_age_s(environ: Mapping[str, Any]) -> float:
-    """Return how long ago a request was signed, minus infinity if it has no date."""
+    """Return how many seconds ago a request was signed, or minus infinity if it has no date."""
     with suppress(ValueError):
         signed_at = datetime.strptime(environ.get("HTTP_X_AMZ_DATE", ""), "%Y%m%dT%H%M%S%z")
         return time.time() - signed_at.timestamp()
@@ -172,7 +172,7 @@ def find_signer(
 
 
 def unsupported_error(feature: str, *, service: str = "ec2") -> Refusal:
-    """Return the error for a feature of EC2 or of another service that the local cloud does not have."""
+    """Return the error for a feature of `service` that the local cloud does not have."""
     if service != "ec2":
         message = f"The local cloud does not carry out {service}:{feature}."
         return Refusal("UnknownOperationException", message)
@@ -197,14 +197,14 @@ def internal_error(message: str) -> Refusal:
 
 
 def make_response(request: Request, result: object) -> Response:
-    """Return the response for a result as boto3 shows it, or for moto's resources, as JSON or XML."""
+    """Return the JSON or XML response for a result, which is a dict as in boto3 or resources of moto."""
     if request.service not in ("ec2", "iam"):
         return Response(json.dumps(result), content_type=JSON)
     return _as_xml(request.service, request.action, result)
 
 
 def finish_response(response: Response) -> Response:
-    """Return moto's XML as EC2 sends it: with a trailing slash in the namespace, and a new request id."""
+    """Make moto's XML like EC2's: with a trailing slash in the namespace, and a new request id."""
     body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', response.data, count=1)
     request_id = str(uuid.uuid4()).encode()
     response.data = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
@@ -212,7 +212,7 @@ def finish_response(response: Response) -> Response:
 
 
 def make_error_response(refusal: ServiceException, *, service: str, target: bool) -> Response:
-    """Return the error response in the service's format: JSON (`target`), or the XML of EC2 or STS."""
+    """Return the error response in the service's format: JSON if `target`, otherwise EC2's or STS's XML."""
     status = getattr(refusal, "status", "400 Bad Request")
     if target:
         body = json.dumps({"__type": refusal.code, "message": refusal.message})

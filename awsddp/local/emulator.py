@@ -41,7 +41,7 @@ from awsddp.local.network import make_mac_address
 BACKENDS: dict[str, Any] = {name: get_backend(name) for name in ("ec2", "iam", "kms", "sts")}
 USER = "local"
 STATES = ("pending", "running", "shutting-down", "terminated", "stopping", "stopped")
-"""In the order of EC2's codes: 0, 16, 32 and so on."""
+"""The states of an instance, in the order of EC2's codes: 0, 16, 32 and so on."""
 USER_SHUTDOWN = ("Client.UserInitiatedShutdown", "User initiated shutdown")
 INSTANCE_SHUTDOWN = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 RECLAIMED = ("Server.SpotInstanceTermination", "Spot instance termination")
@@ -55,16 +55,16 @@ _original_disks: Any = vars(Ami)["block_device_mappings"].fget
 
 
 class Emulator:
-    """The records of the cloud. Hold `lock` to read or change them."""
+    """The records of the cloud. Callers hold `lock` while they read or change records."""
 
     def __init__(self, block: ipaddress.IPv4Network, *, image_tags: dict[str, str]) -> None:
         self.lock = threading.RLock()
         _patch(block, image_tags)
 
     def backend(self, region: str) -> Any:
-        """Return moto's EC2 back end of a region; created on first use.
+        """Return moto's EC2 back end of a region; it is created on first use.
 
-        :raises KeyError: no such region.
+        :raises KeyError: there is no such region.
         """
         return BACKENDS["ec2"][DEFAULT_ACCOUNT_ID][region]
 
@@ -74,7 +74,7 @@ class Emulator:
             yield from backend.all_instances()
 
     def credentials(self) -> tuple[str, str]:
-        """Return access key id and secret of the account's first user, which is created on first use."""
+        """Return the access key id and secret of the account's first user, who is created on first use."""
         iam = BACKENDS["iam"][DEFAULT_ACCOUNT_ID]["aws"]
         if USER not in iam.users:
             user = iam.create_user("us-east-1", USER)
@@ -124,7 +124,7 @@ def finish_terminate(instance: Any) -> None:
 def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
     changes: list[tuple[Any, str, Any]] = [
         (Instance, "__init__", _instance_init),
-        (Instance, "capacity_reservation_id", None),  # of a stopped instance: the last one
+        (Instance, "capacity_reservation_id", None),  # a stopped instance keeps its last id
         (Attachment, "__init__", _attachment_init),
         (Instance, "terminate", _change_state("shutting-down", "pending", "running", "stopping", "stopped")),
         (Instance, "stop", _change_state("stopping", "pending", "running")),
@@ -136,10 +136,10 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
         (Ami, "block_device_mappings", property(_image_disks)),
         (VPCBackend, "create_vpc_endpoint", _create_endpoint),
         (VPCBackend, "create_default_vpc", lambda self: _create_default_vpc(self, block)),
-        # moto counts IPv4 and IPv6 rules together, and adds the first rules of a request that it refuses.
+        # moto counts IPv4 and IPv6 rules together, and it keeps the first rules of a request that it refuses.
         (SecurityGroupBackend, "_verify_group_will_respect_rule_count_limit", lambda *_, **__: None),
         (ec2_utils, "instance_value_in_filter_values", _matches_filter),
-        (kms_models, "generate_private_key", lambda _: None),  # unused, and cannot be pickled
+        (kms_models, "generate_private_key", lambda _: None),  # the key is unused and cannot be pickled
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)
@@ -155,7 +155,7 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
     for nic in self.nics.values():
         nic.delete_on_termination = True
     self.nics[0].mac_address = make_mac_address(self.private_ip)
-    if not self.security_groups:  # those of the interface, which may be the default one
+    if not self.security_groups:  # then the interface's groups, or the default group, apply
         self.security_groups = list(self.nics[0].group_set)
 
 
@@ -166,7 +166,7 @@ def _attachment_init(self: Any, eni: Any) -> None:
 
 
 def _change_state(state: str, *from_states: str) -> Callable[[Any], Any]:
-    """Return a method that sets an instance in one of `from_states` to `state`, and returns its old state."""
+    """Return a method that changes an instance in `from_states` to `state` and returns its old state."""
 
     def change(self: Any) -> Any:
         previous = copy.copy(self._state)
@@ -185,7 +185,7 @@ def _start(self: Any) -> Any:
             nic.start()
         reservation = offers.get_reservations(self.ec2_backend).get(self.capacity_reservation_id)
         if reservation is not None and not reservation.available_instance_count:
-            self.capacity_reservation_id = None  # it starts outside the full reservation
+            self.capacity_reservation_id = None  # the reservation is full
         set_state(self, "pending")
         self._reason, self.state_reason = "", StateReason()
     return previous
@@ -196,7 +196,7 @@ def _reboot(self: Any) -> None:
 
 
 def _set_public_ip(self: Any) -> None:
-    """Set the public address to the private one, which is reachable from the machine."""
+    """Set the public address to the private address, because the machine can reach the private one."""
     if str(self.public_ip_auto_assign).lower() == "true":
         self.public_ip = self.private_ip_address
 
@@ -220,18 +220,18 @@ def _allocate_subnet_ip(self: Any, instance: Any) -> str:
 
 
 def _matches_filter(value: Any, patterns: list[str]) -> bool:
-    """Return True if an attribute of an instance matches a filter; `*` and `?` are wildcards, as on EC2."""
+    """Return True if an attribute of an instance matches a pattern; `*` and `?` are wildcards, as on EC2."""
     values = value if isinstance(value, list) else [value]
     return any(fnmatchcase(str(item), pattern) for item in values for pattern in patterns)
 
 
 def _create_endpoint(self: Any, **options: Any) -> Any:
-    """Create a gateway endpoint by default, as EC2 does; moto cannot delete one without a type."""
+    """Create an endpoint of EC2's default type, Gateway; moto cannot delete an endpoint without a type."""
     return _original_endpoint(self, **{**options, "endpoint_type": options.get("endpoint_type") or "Gateway"})
 
 
 def _create_default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
-    """Create a default VPC with a default subnet in each zone; each zone of all regions has its own /24."""
+    """Create a default VPC with a default subnet in each zone. No two zones of any regions share a /24."""
     vpc = self.create_vpc(cidr_block=str(block), is_default=True)
     networks = list(block.subnets(new_prefix=24))
     all_zones = [zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones]
@@ -282,7 +282,7 @@ MAX_PAST_STATES = 1000
 
 @dataclass
 class Store:
-    """The pickled state in one file; past states are kept in memory while `keeps_history` returns True."""
+    """Stores the pickled state in one file. Past states stay in memory while `keeps_history` returns True."""
 
     path: Path
     live_mark: Path
@@ -291,7 +291,7 @@ class Store:
 
     @contextmanager
     def show_past(self, region: str, *, seconds: float) -> Iterator[None]:
-        """Within the context, EC2 shows this region as it was `seconds` ago, or in the oldest known state."""
+        """Within the context, EC2 shows the region as it was `seconds` ago, or in the oldest saved state."""
         states = [data for moment, data in self._past if moment <= time.time() - seconds]
         data = [self._past[0][1], *states][-1]
         regions = BACKENDS["ec2"][DEFAULT_ACCOUNT_ID]
@@ -315,7 +315,7 @@ class Store:
             saved = pickle.loads(self.path.read_bytes())
             if saved["moto"] != moto.__version__:
                 why = f"it was made with moto {saved['moto']}, and moto {moto.__version__} is installed"
-        except Exception as error:  # a cut or foreign pickle may raise anything
+        except Exception as error:  # a truncated or foreign pickle may raise anything
             why = f"{self.path} cannot be read: {type(error).__name__}: {error}"
         if why:
             stop = "awsddp local stop   # it ends all instances"
@@ -325,7 +325,7 @@ class Store:
                 dict.__setitem__(BACKENDS[service][account], region, backend)
 
     def save(self) -> None:
-        """Write the state to the disk, synced: after it returns a power cut loses nothing."""
+        """Write the state to the disk and sync it, so that a later power cut loses nothing."""
         data = self._pickled()
         self._past = [*(self._past[-MAX_PAST_STATES:] if self.keeps_history() else ()), (time.time(), data)]
         backends: list[Any] = [backend for _, _, backend in BACKENDS["ec2"].iter_backends()]
@@ -348,5 +348,5 @@ class Store:
         return pickle.dumps({"moto": moto.__version__, "backends": regions}, pickle.HIGHEST_PROTOCOL)
 
     def count_backends(self) -> int:
-        """Return the number of EC2 back ends: even a read creates that of its region on first use."""
+        """Return the number of EC2 back ends, because even a read may create the back end of its region."""
         return sum(1 for _ in BACKENDS["ec2"].iter_backends())

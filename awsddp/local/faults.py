@@ -41,9 +41,9 @@ PLACEMENT_GROUP = "placement-group"
 class Faults:
     """The active faults. Callers hold the emulator's lock.
 
-    A fault's `operation` is an API operation, or the id of the instance that has the fault; `times`: how many
-    more calls it affects, None for all; `only`: a parameter value that the request must have; `heals_at`: the
-    time when it ends by itself.
+    A fault's `operation` is an API operation, or the id of the instance that has the fault. `times` is how
+    many more calls the fault affects (None: all). `only` is a parameter value that the request must have.
+    `heals_at` is the time at which the fault ends by itself.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,9 +51,9 @@ class Faults:
         self._faults = msgspec.json.decode(path.read_bytes(), type=list[Fault]) if path.exists() else []
 
     def apply_command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
-        """Add a fault (`add`: its fields) or clear one or all (`clear`: id or null); return the active ones.
+        """Add a fault (`add`: its fields) or clear faults (`clear`: an id or null); return the active faults.
 
-        :raises UsageError: no such operation or effect.
+        :raises UsageError: there is no such operation, effect or fault.
         """
         numbers = [fault.id for fault in self._faults]
         if "add" in command:
@@ -67,7 +67,7 @@ class Faults:
         return active
 
     def get_effects(self, instance_id: str) -> frozenset[str]:
-        """Return the effects of the faults that an instance has."""
+        """Return the effects of an instance's active faults."""
         return frozenset(fault.effect for fault in self._list_active() if fault.operation == instance_id)
 
     def remove_gone_nodes(self, living: set[str]) -> None:
@@ -85,9 +85,9 @@ class Faults:
         return any(fault.effect == effect for fault in self._faults)
 
     def take_fault(self, operation: str, values: tuple[str, ...]) -> Fault | None:
-        """Return the first fault that affects this request, None if none does, and decrement its `times`.
+        """Return the first fault that affects this request, or None, and decrement the fault's `times`.
 
-        `values` are those that the `only` of a fault may match.
+        `values` are the values of the request that a fault's `only` may match.
         """
         for fault in self._list_active():
             if fault.operation in ("*", operation) and fault.only in ("", *values):
@@ -152,7 +152,7 @@ def _collections(backend: Any) -> list[dict[str, Any]]:
 
 
 def _make_fault(options: dict[str, Any], *, number: int) -> Fault:
-    """Return the fault with these fields and options. Raises UsageError if one is invalid."""
+    """Return the fault with these fields and options. Raises UsageError if any of them is invalid."""
     fields = {"times": None, "seconds": 5.0, "only": "", **options}
     lasts_s = fields.pop("for_s", None)
     if lasts_s is not None and lasts_s <= 0:
@@ -162,7 +162,7 @@ def _make_fault(options: dict[str, Any], *, number: int) -> Fault:
         return Fault(id=number, heals_at=heals_at, **fields)
     check_options(options, {"times", "seconds", "only", "for_s"})
     fault = Fault(id=number, heals_at=heals_at, **fields)
-    # GetProducts: awsddp requests prices, though the local cloud has no price service.
+    # GetProducts is valid too: awsddp requests prices, although the local cloud has no price service.
     operations = ["*", "GetProducts", *(name for rows in OPERATIONS.values() for name in rows)]
     if fault.operation not in operations:
         similar = difflib.get_close_matches(fault.operation, operations, n=1)
@@ -182,13 +182,13 @@ LASTING_EFFECTS = (
     *("full-disk", "oom", "clock", "hostkey"),
 )
 ONE_TIME_EFFECTS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
-"""The effects that happen once, with their options; lasting ones take `--for`."""
+"""The effects that happen once, with their options. The only option of a lasting effect is `--for`."""
 NOTICE_S = 120.0
-"""How long before a spot reclaim EC2 sends the spot notice."""
+"""How long before a spot reclaim EC2 sends the spot notice (default of `notice_s`)."""
 
 
 def is_instance_id(operation: str) -> bool:
-    """Return True if the operation of a fault is an instance id: it is a fault of a node, not of calls."""
+    """Return True if a fault's operation is an instance id, so that the fault is of a node, not of calls."""
     return operation.startswith("i-")
 
 
@@ -196,8 +196,9 @@ def check_node_fault(options: Mapping[str, Any], instances: Mapping[str, Any], *
     """Check a fault of a node before it is added.
 
     :param options: the fields of the fault.
-    :param instances: those of all regions by id, including terminated ones.
-    :raises UsageError: no such instance or effect, options for calls, or a mode without this effect.
+    :param instances: the instances of all regions by id, including terminated ones.
+    :raises UsageError: there is no such instance or effect, an option is for calls only, or the mode does
+        not have this effect.
     """
     instance_id, effect = options["operation"], options["effect"]
     if effect not in (*LASTING_EFFECTS, *ONE_TIME_EFFECTS):

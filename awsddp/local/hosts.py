@@ -1,10 +1,10 @@
-"""Hosts of instances: records only, or an sshd without root; nspawn.py has hosts in containers.
+"""Hosts of instances: records only, or an sshd that needs no root rights; nspawn.py has container hosts.
 
-Without root a host is an sshd on an address of 127.0.0.0/8, and a folder. The folder has `root` (its etc, opt
-and run; processes on the host get its path in AWSDDP_ROOT), `home`, and `bin`, which comes first in the PATH
-and has replacements for sudo and systemctl. Hosts see each other's files and processes, security groups are
-not enforced, and there is no metadata service. Of user data, plain scripts run, and the cloud-config that
-awsddp sends.
+Without root rights a host is an sshd on an address of 127.0.0.0/8, and a folder. The folder has `root` (the
+host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and `bin`, which comes
+first in the PATH and has replacements for sudo and systemctl. Hosts see each other's files and processes,
+security groups are not enforced, and there is no metadata service. User data may be a plain script or the
+cloud-config that awsddp sends.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from typing import IO, Any
 from awsddp.local import image, loopback_cleanup
 from awsddp.local.machine import SEARCH, CloudPaths, run_to_log
 
-MOMENT_S = 0.1  # how long a change of state takes if nothing boots
+MOMENT_S = 0.1  # how long a change of state takes if hosts are records only
 
 
 class Condition(Enum):
     """The state of a host."""
 
-    ABSENT = "absent"  # never created, or its machine was restarted: boot it
+    ABSENT = "absent"  # never created, or this machine was restarted: boot the host
     STARTING = "starting"
     UP = "up"  # answers
     OFF = "off"  # powered off from inside, or on request
-    RESTARTING = "restarting"  # rebooted from inside: boot it again
+    RESTARTING = "restarting"  # rebooted from inside: boot the host again
     BROKEN = "broken"  # could not be started; `Hosts.failure_reason` returns why
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What a host needs of its instance. `rehearsal`: the instance type whose GPUs torch simulates."""
+    """The facts of an instance that its host needs. `rehearsal`: the type whose GPUs torch simulates."""
 
     instance_id: str
     address: str
@@ -58,9 +58,9 @@ class HostSpec:
 
 
 class Hosts:
-    """All hosts of a local cloud; in this class records only, whose states change after a moment.
+    """All hosts of a local cloud. Hosts of this class are records whose states change after a moment.
 
-    Calls for one instance come one at a time. Each call may be repeated.
+    Calls for the same instance are never concurrent. Each call may be repeated.
     """
 
     ssh_port = 22
@@ -70,23 +70,23 @@ class Hosts:
         self._conditions: dict[str, tuple[Condition, float]] = {}
 
     def folder(self, instance_id: str) -> Path:
-        """Return the folder of its files."""
+        """Return the folder with a host's files."""
         return self._paths.nodes / instance_id
 
     def boot(self, spec: HostSpec) -> None:
-        """Start the host, after creating it if necessary; return before it answers."""
+        """Start a host, after creating it if necessary. Return without waiting until it answers."""
         self._set_condition(spec.instance_id, Condition.UP)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
-        """Start an orderly power-off or reboot and return."""
+        """Start an orderly power-off or reboot of a host, without waiting for its end."""
         self._set_condition(instance_id, Condition.UP if reboot else Condition.OFF)
 
     def cut_power(self, instance_id: str) -> None:
-        """Kill all of its processes; its files stay."""
+        """Kill all processes of a host, but keep its files."""
         self._set_condition(instance_id, Condition.OFF)
 
     def remove(self, instance_id: str) -> None:
-        """Kill its processes and remove its files."""
+        """Kill the processes of a host and remove its files."""
         time.sleep(MOMENT_S)
         self._conditions.pop(instance_id, None)
 
@@ -96,11 +96,11 @@ class Hosts:
         return condition if time.monotonic() >= since else Condition.STARTING
 
     def failure_reason(self, instance_id: str) -> str:
-        """Return why it is broken, in one line."""
+        """Return one line that says why a host is broken."""
         console, tail = self.folder(instance_id) / "console.log", ""
         with suppress(FileNotFoundError):
             tail = console.read_text(errors="replace")[-2000:]
-        if "Too many open files" in tail:  # systemd's last message
+        if "Too many open files" in tail:  # the last message of systemd
             return (
                 "the nodes of this machine have used up fs.inotify.max_user_instances; "
                 "raise it: sysctl -w fs.inotify.max_user_instances=1024"
@@ -108,17 +108,17 @@ class Hosts:
         return [*tail.splitlines()[-1:], "the host ended before it answered"][0]
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
-        """Apply the rules of its security groups (nftables)."""
+        """Apply the nftables rules of a host's security groups."""
 
     def apply_faults(self, instance_id: str, effects: frozenset[str]) -> bool:
-        """Apply these faults of faults.py and heal all others; return False while it has not booted."""
+        """Apply faults (faults.py) to a host and end its others; return False if it has not booted yet."""
         return True
 
     def set_host_names(self, names: dict[str, str]) -> None:
         """Write the names of all hosts, by address, to every host."""
 
     def _read_number(self, instance_id: str, name: str) -> int | None:
-        """Return the number in one of its files, None if there is none."""
+        """Return the number in a file of a host, or None if there is none."""
         with suppress(FileNotFoundError, ValueError):
             return int((self.folder(instance_id) / name).read_text())
         return None
@@ -154,7 +154,7 @@ SUDO = """\
 while [ "${{1#-}}" != "$1" ]; do shift; done
 exec "$@"
 """
-# The commands of systemctl that user data and awsddp's preparation use.
+# Replaces systemctl. It has only the commands that user data and awsddp's preparation use.
 SYSTEMCTL = """\
 #!/bin/sh
 node='{node}' units='{root}/etc/systemd/system'
@@ -182,9 +182,9 @@ exec setsid '{python}' '{ending}' '{mark}'
 
 
 class LoopbackHosts(Hosts):
-    """All hosts of one local cloud, without root. Of torch's environment they use only the packages."""
+    """All hosts of a local cloud without root rights. They use only the packages of torch's environment."""
 
-    ssh_port = 7722  # not that of the system's own sshd, and below the ephemeral ports
+    ssh_port = 7722  # differs from the system's sshd, and is below the ephemeral ports
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
@@ -206,7 +206,7 @@ class LoopbackHosts(Hosts):
                 self._start_sshd(node, spec, environ, console)
 
     def _create(self, node: Path, spec: HostSpec) -> None:
-        """Create the host's files."""
+        """Create the files of a host."""
         root = node / "root"
         for folder in ("home", "bin", "root/etc/ssh", "root/etc/systemd/system", "root/opt"):
             shutil.rmtree(node / folder, ignore_errors=True)
@@ -236,7 +236,7 @@ class LoopbackHosts(Hosts):
         sshd = shutil.which("sshd", path=SEARCH) or "/usr/sbin/sshd"
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        # Fail here if the port is taken: sshd reports that only in its log, after it has become a daemon.
+        # This fails if the port is taken. sshd would report that only in its log, as a daemon.
         socket.create_server((spec.address, self.ssh_port)).close()
         settings = ["-f", str(node / self._mark(spec.instance_id)), "-E", str(node / "sshd.log")]
         run_to_log(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)
@@ -244,7 +244,8 @@ class LoopbackHosts(Hosts):
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
         node = self.folder(instance_id)
         command = [str(node / "bin/systemctl"), "reboot" if reboot else "poweroff"]
-        environ = self._environ(node, instance_id)  # not the daemon's mark: it outlives the daemon
+        # The command has the host's mark and not the daemon's, because it may outlive the daemon.
+        environ = self._environ(node, instance_id)
         with (node / "console.log").open("ab") as console:
             run_to_log(console, "setsid", "--fork", *command, env=environ, check=True)
 
@@ -260,7 +261,7 @@ class LoopbackHosts(Hosts):
         next_condition = _next_condition(self.folder(instance_id))
         if next_condition is None and pid is not None:
             return Condition.UP if loopback_cleanup.has_mark(pid, mark) else Condition.ABSENT
-        is_alive = bool(loopback_cleanup.find_processes(mark))  # processes that start or shut down
+        is_alive = bool(loopback_cleanup.find_processes(mark))  # while it starts or shuts down too
         if next_condition is not None:
             return Condition.UP if is_alive else next_condition
         return Condition.STARTING if is_alive else Condition.ABSENT
@@ -278,16 +279,16 @@ class LoopbackHosts(Hosts):
 
 
 def _next_condition(node: Path) -> Condition | None:
-    """Return the state that a host will have after it shut down, None if it is not shutting down."""
+    """Return the state that a host will have after its shutdown, or None if it is not shutting down."""
     if (node / "off").exists():
         return Condition.OFF
     return Condition.RESTARTING if (node / "again").exists() else None
 
 
 def _link_torch(environment: Path, torch: Path, instance_type: str | None) -> None:
-    """Create an environment with the packages of another and the interpreter of this machine.
+    """Create an environment with the packages of `torch` and the interpreter of this machine.
 
-    :param instance_type: the type whose GPUs are rehearsed, None for none.
+    :param instance_type: the type whose GPUs are rehearsed, or None if no GPUs are rehearsed.
     """
     image.set_python(image.BASE_PYTHON, environment)
     packages = environment / image.PACKAGES
@@ -303,7 +304,7 @@ HOST_PATHS = re.compile(r"(?<![\w./-])(/etc/|/run/awsddp\b)")
 
 
 Run = Callable[[list[str]], list[str]]
-"""Runs a command and returns its errors."""
+"""A function that runs a command and returns its errors."""
 
 
 def run_user_data(
@@ -311,7 +312,7 @@ def run_user_data(
 ) -> None:
     """Run the user data and write cloud-init's result file.
 
-    :param first: whether this is the instance's first boot; later ones run `bootcmd` only.
+    :param first: True in the instance's first boot; later boots run `bootcmd` only.
     """
     text = HOST_PATHS.sub(lambda match: f"{root}{match[1]}", user_data.decode(errors="replace"))
     run = partial(_run, environ, console)
@@ -328,7 +329,7 @@ def run_user_data(
 
 
 def _run_cloud_config(text: str, root: Path, *, first: bool, run: Run) -> list[str]:
-    yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
+    yaml: Any = importlib.import_module("yaml")  # installed with moto's server; it has no types
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -1,8 +1,8 @@
 """The HTTP services of the daemon: the endpoint, and the metadata service of the instances.
 
-A request to the endpoint passes, in this order: signature check, operations that are not supported, checks
-that EC2 makes and moto does not, handlers of the local cloud, moto. If the request changed something, the
-state is saved before the response is sent, and `Lifecycle` is woken.
+A request to the endpoint passes these stages in order: the signature check, the check that the operation is
+supported, checks that EC2 makes and moto does not, handlers of the local cloud, moto. If the request changed
+something, the state is saved before the response is sent, and `Lifecycle` is woken.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EndpointApp:
     mode: str
     buckets: S3App
     last_call_at: float = field(default_factory=time.monotonic)
-    """When the last API call came in, in monotonic time."""
+    """The monotonic time at which the last API call was received."""
     _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -74,7 +74,7 @@ class EndpointApp:
         return response(environ, start_response)
 
     def _respond_to_admin(self, environ: dict[str, Any]) -> Response:
-        """Run a command of the verb `local`, whose secret only readers of the daemon's folder know."""
+        """Run a command of the verb `local`. Its secret is readable only in the daemon's folder."""
         if environ.get("HTTP_X_AWSDDP_SECRET") != self.secret:
             return Response("invalid secret\n", 403)
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -92,7 +92,7 @@ class EndpointApp:
         return Response(json.dumps(document), content_type=ec2_http.JSON)
 
     def _describe_instances(self) -> list[dict[str, Any]]:
-        """Return the rows of `local status`."""
+        """Return the instances as rows of `local status`."""
         with self.emulator.lock:
             return [
                 {
@@ -110,7 +110,7 @@ class EndpointApp:
             ]
 
     def _run_one_time_fault(self, fault: dict[str, Any]) -> bool:
-        """Check a fault of a node; if its effect happens once, run it and return True.
+        """Check a fault of a node. If the effect is one that happens once, run it and return True.
 
         :raises UsageError: the fault is invalid.
         """
@@ -130,7 +130,8 @@ class EndpointApp:
 
     def _respond_to_call(self, environ: dict[str, Any]) -> Response:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
-        is_rest = environ.get("PATH_INFO", "/") != "/"  # of a service that is not supported: it expects JSON
+        # A path means a service that is not supported, and such a service responds in JSON.
+        is_rest = environ.get("PATH_INFO", "/") != "/"
         self.last_call_at = time.monotonic()
         try:
             request = ec2_http.read_request(environ)
@@ -149,7 +150,7 @@ class EndpointApp:
         except ConnectionError:
             raise
         except Exception as error:
-            refusal = error if isinstance(error, ServiceException) else None  # the local cloud's, or moto's
+            refusal = error if isinstance(error, ServiceException) else None  # of the local cloud or moto
             if refusal is None:
                 traceback.print_exc()
                 refusal = internal_error("An internal error has occurred")
@@ -157,7 +158,7 @@ class EndpointApp:
         return ec2_http.finish_response(response)
 
     def _take_fault(self, request: Request) -> Fault | None:
-        """Return the fault that affects this request, if any.
+        """Return the fault that affects this request, or None.
 
         :raises Refusal: the fault's effect is an error code.
         :raises ConnectionError: the fault cuts the connection.
@@ -191,7 +192,7 @@ class EndpointApp:
 
     @contextmanager
     def _stale_view(self, request: Request, fault: Fault | None) -> Iterator[None]:
-        """Within the context of a "stale" fault, hide new resources, and let a read see an earlier state."""
+        """Within the context of a "stale" fault, hide new resources, and show an earlier state to reads."""
         if fault is None or fault.effect != "stale" or request.service != "ec2":
             yield
             return
@@ -201,9 +202,9 @@ class EndpointApp:
             yield
 
     def _save(self) -> None:
-        """Save the state; if that fails, restore the saved one.
+        """Save the state; if that fails, restore the last saved state.
 
-        :raises Refusal: InternalError, with the reason.
+        :raises Refusal: the state was not saved; the code is InternalError, and the text has the reason.
         """
         try:
             self.store.save()
@@ -228,7 +229,7 @@ class EndpointApp:
         return Response.from_app(self._moto, environ, buffered=True)
 
     def respond_metadata(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Respond to a metadata request of an instance, which is identified by its address."""
+        """Respond to a metadata request of an instance; the client's address identifies the instance."""
         with self.emulator.lock:
             alive = (row for row in self.emulator.instances() if row.state != "terminated")
             instance = next((row for row in alive if row.private_ip == environ["REMOTE_ADDR"]), None)
@@ -248,7 +249,7 @@ def _is_s3(environ: Mapping[str, Any]) -> bool:
 
 
 def _node_number(tags: dict[str, str], index: int) -> int | None:
-    """Return the number of an instance in its cluster, None if it is in no cluster."""
+    """Return the number of an instance in its cluster, or None if it is in no cluster."""
     with suppress(KeyError, ValueError, IndexError):
         return int(parse_node_numbers(tags["awsddp:nodes"])[index])
     return None
@@ -256,7 +257,7 @@ def _node_number(tags: dict[str, str], index: int) -> int | None:
 
 MAX_TOKEN_S = 21600
 SESSION_S = 21600
-RENEWED_S = 3600  # how long before they expire credentials are replaced
+RENEWED_S = 3600  # credentials are replaced this long before they expire
 TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"
 TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"
 CLONE_NEWNET = 0x40000000
@@ -265,12 +266,12 @@ StatusAndBody = tuple[int, bytes]
 
 
 def read_metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> StatusAndBody:
-    """Return the metadata service's response to a request of an instance: HTTP status and body.
+    """Return the metadata service's response to an instance: the HTTP status and the body.
 
-    This may set a new `role_session` of the instance, which the caller saves.
+    This may set a new `role_session` of the instance, which the caller must save.
 
     :param environ: the WSGI environment.
-    :param secret: signs the tokens, so that they stay valid after a restart of the daemon.
+    :param secret: the key that signs tokens, so that tokens stay valid after a restart of the daemon.
     """
     options, method, path = instance.metadata_options, environ["REQUEST_METHOD"], environ["PATH_INFO"]
     if options.http_endpoint == "disabled":
@@ -309,7 +310,7 @@ def _sign(expiry: str, instance_id: str, secret: str) -> str:
 
 
 def _read_path(tree: dict[str, Any], path: str) -> StatusAndBody:
-    """Return the text of a leaf, or the names in a folder, where names of folders end with a slash."""
+    """Return the text of a leaf, or the names in a folder; names of folders end with a slash."""
     entry: Any = tree
     for name in [part for part in path.split("/") if part]:
         if not isinstance(entry, dict) or name not in entry:
@@ -341,7 +342,7 @@ def _build_tree(instance: Any) -> dict[str, Any]:
 
 
 def _spot_notice(instance: Any) -> dict[str, str] | None:
-    """Return the spot notice of an instance, None if it has none.
+    """Return the spot notice of an instance, or None if it has none.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     """
@@ -353,9 +354,9 @@ def _spot_notice(instance: Any) -> dict[str, str] | None:
 
 
 def _role_credentials(instance: Any) -> dict[str, Any] | None:
-    """Return the credentials of the instance profile's role, None without a role.
+    """Return the credentials of the instance profile's role, or None if there is no role.
 
-    They are replaced an hour before they expire.
+    Credentials are replaced an hour before they expire.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
     """
@@ -384,12 +385,12 @@ def _role_credentials(instance: Any) -> dict[str, Any] | None:
 def serve_nodes(application: Any, namespace: str, port: int) -> None:
     """Serve a WSGI application to the nodes, in the bridge's namespace, until this process ends.
 
-    No port of the nodes is used. A socket belongs to the namespace in which it was created, also if a thread
-    in another namespace accepts from it.
+    This takes no port in the nodes' namespaces. A socket belongs to the namespace in which it was created,
+    even if a thread in another namespace accepts its connections.
 
-    :raises OSError: the address cannot be bound there.
+    :raises OSError: the address cannot be bound in the namespace.
     """
-    with ThreadPoolExecutor(1) as pool:  # a thread of its own, as it stays in the namespace
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own, because it stays in the namespace
         listening = pool.submit(_listen, namespace, port).result()
     server = make_server(
         METADATA_ADDRESS,

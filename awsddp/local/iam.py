@@ -1,4 +1,4 @@
-"""Permissions for S3: evaluates the policies of a role as IAM does.
+"""Permissions for S3. This module evaluates the policies of a role as IAM does.
 
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 """
@@ -32,7 +32,7 @@ ACTIONS = {
     **dict.fromkeys(_PUTS, "s3:PutObject"),
     **{name: f"s3:{name}" for name in _OWN},
 }
-"""The supported operations of S3, and the IAM action that each needs."""
+"""The supported operations of S3, each with the IAM action that it needs."""
 
 _SPECIAL = re.compile(r"\$\{([*?$])\}")
 DENIED = {
@@ -42,7 +42,7 @@ DENIED = {
 
 
 def decide(policies: Iterable[str], action: str, resource: str, context: Mapping[str, str]) -> str:
-    """Return the decision of policies about an action: allowed, implicitDeny or explicitDeny.
+    """Return what the policies decide about an action: allowed, implicitDeny or explicitDeny.
 
     :param policies: documents in JSON.
     :param context: the condition keys and their values. StringEquals and StringLike are supported; a
@@ -65,7 +65,7 @@ def decide(policies: Iterable[str], action: str, resource: str, context: Mapping
 def simulate(call: Call) -> dict[str, Any]:
     """Answer SimulatePrincipalPolicy for a role.
 
-    :raises ServiceException: moto's NoSuchEntity.
+    :raises ServiceException: the role does not exist (moto's NoSuchEntity).
     """
     arguments = call.arguments
     role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(arguments["PolicySourceArn"])
@@ -91,7 +91,7 @@ def _covers(statement: dict[str, Any], element: str, value: str) -> bool:
 
 
 def _like(value: str, patterns: str | list[str]) -> bool:
-    """Return True if a pattern matches; `*` and `?` are wildcards, `${*}` stands for a `*`, and so on.
+    """Return True if a pattern matches; `*` and `?` are wildcards, and `${*}`, `${?}`, `${$}` are literals.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html#policy-vars-specialchars
     """
@@ -100,7 +100,7 @@ def _like(value: str, patterns: str | list[str]) -> bool:
 
 
 def _equals(value: str, texts: str | list[str]) -> bool:
-    """Return True if the value is one of the texts."""
+    """Return True if the value equals one of the texts."""
     return value in (_SPECIAL.sub(r"\1", text) for text in _as_list(texts))
 
 

@@ -1,12 +1,12 @@
-"""The disk image of a node: this machine's system made to look like a fresh image, and torch's environment.
+"""The disk image of a node: this machine's system, made to look like a fresh image, and torch's environment.
 
-A node's root is an overlay: its own folder over a layer over `/`. The layer hides everything of the machine
-that is not its system (home folders, data, services, accounts, secrets) with whiteouts and opaque folders,
-and adds a small systemd, sshd and cloud-init configuration.
+A node's root is an overlay of three layers: the node's own folder, over a common layer, over `/`. The common
+layer hides everything of the machine that is not its system (home folders, data, services, accounts, secrets)
+with whiteouts and opaque folders, and adds a small configuration of systemd, sshd and cloud-init.
 
-Deep Learning AMIs have torch at /opt/pytorch. In a node that is an environment from a cache, mounted
-read-only. Its Python may be in a home folder that nodes do not see (pyenv, uv), so it is mounted at
-/opt/python, and the environment refers to that path.
+Deep Learning AMIs have torch at /opt/pytorch. A node has an environment from a cache there, mounted
+read-only. The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so this Python
+is mounted at /opt/python, and the environment refers to that path.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
 VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
 VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
 
-# A path unit uses an inotify instance, a user's systemd three, and all nodes share
-# fs.inotify.max_user_instances.
+# These units are masked to save inotify instances, whose limit all nodes share
+# (fs.inotify.max_user_instances): a path unit uses one, and a user's systemd uses three.
 MASKED_UNITS = (
     "getty.target",
     "systemd-ask-password-console.path",
@@ -57,7 +57,7 @@ MASKED_UNITS = (
     "user@.service",
 )
 
-# As in the image that the node imitates: the distribution is Ubuntu.
+# The image that the node imitates is an Ubuntu.
 CLOUD_CFG = """\
 datasource_list: [NoCloud]
 network: {config: disabled}
@@ -80,8 +80,9 @@ system_info:
 """
 
 SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
-"""The default of the package, which a fresh system has in /etc/ssh."""
-# Created once sshd answers; then the instance is "running". The daemon sees it through a bind mount.
+"""The default configuration of the openssh package, which a fresh system has in /etc/ssh."""
+# The node creates this file once sshd answers, and then the instance is "running". A bind mount makes the
+# file visible to the daemon.
 UP_MARK = "var/lib/misc/answers"
 UP_UNIT = f"""\
 [Unit]
@@ -98,7 +99,7 @@ FILES = {
     "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
     "networks: files\nprotocols: files\nservices: files\n",
-    # The file that cloud-init would write, after which it would restart an sshd that already answers.
+    # cloud-init would write this file, and then it would restart an sshd that already answers.
     "etc/ssh/sshd_config.d/50-cloud-init.conf": "PasswordAuthentication no\n",
     "etc/sudoers": "Defaults env_reset\n"
     'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
@@ -116,7 +117,7 @@ def build_layer(folder: Path) -> None:
     _mask(
         Path("/etc"), building / "etc", kept=ETC_SYSTEM, empty=("apt", "ssh", "systemd", "cloud", "sudoers.d")
     )
-    # The public certificates stay, the machine's private keys go.
+    # The public certificates stay visible, and the machine's private keys are hidden.
     _mask(Path("/etc/ssl"), building / "etc/ssl", kept={"certs", "openssl.cnf"}, empty=())
     _mask(Path("/var"), building / "var", kept=VAR_KEPT, empty=VAR_EMPTY)
     _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
@@ -140,7 +141,7 @@ def build_layer(folder: Path) -> None:
 
 
 def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
-    """Hide the entries of a folder of the machine, except those in `kept`; those in `empty` appear empty."""
+    """Hide the entries of a folder of the machine except `kept`; show folders named in `empty` as empty."""
     layer.mkdir(exist_ok=True)
     for entry in machine.iterdir():
         if entry.name not in kept and entry.name not in empty:
@@ -166,7 +167,7 @@ def _enable_units(layer: Path) -> None:
     wants.mkdir(parents=True, exist_ok=True)
     (system / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
     (system / "sshd.service").symlink_to("/lib/systemd/system/ssh.service")
-    # Only units that a fresh Ubuntu image would start, and none that waits for hardware.
+    # Enable only units that a fresh Ubuntu image would start, and no unit that waits for hardware.
     units = Path("/lib/systemd/system")
     always = ("ssh.service", "cloud-config.service", "cloud-final.service")
     for path in (*map(units.joinpath, always), *units.glob("cloud-init*.service")):
@@ -182,7 +183,7 @@ def _enable_units(layer: Path) -> None:
 
 
 def _write_accounts(layer: Path) -> None:
-    """Write the system's accounts and groups, without passwords, members and the machine's users."""
+    """Write the system's accounts and groups, but no passwords, members of groups or users of the machine."""
     for name, shadow_name in (("passwd", "shadow"), ("group", "gshadow")):
         rows = [line.split(":") for line in Path("/etc", name).read_text().splitlines()]
         rows = [fields for fields in rows if not 1000 <= int(fields[2]) < 65534]
@@ -202,15 +203,15 @@ _NAME = "-".join(("torch", TORCH_VERSION, "torchvision", TORCHVISION_VERSION, *O
 TORCH_FOLDER = Path("/opt/pytorch")
 BASE = Path(sys.base_prefix)
 BASE_IN_NODE = BASE if Path("/usr") == BASE else Path("/opt/python")
-"""The folder in a node of the Python of this process."""
+"""The folder that has the Python of this process in a node."""
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE_PYTHON = BASE / "bin" / PYTHON
 PACKAGES = Path("lib", PYTHON, "site-packages")
-"""The packages of an environment, relative to it."""
+"""The folder of an environment's packages, relative to the environment."""
 
 
 def cache_folder() -> Path:
-    """Return $AWSDDP_CACHE; else /var/cache/awsddp for root, or awsddp in the user's cache folder."""
+    """Return $AWSDDP_CACHE if set, or /var/cache/awsddp for root, or awsddp in the user's cache folder."""
     if folder := os.environ.get("AWSDDP_CACHE"):
         return Path(folder)
     if os.geteuid() == 0:
@@ -219,9 +220,9 @@ def cache_folder() -> Path:
 
 
 def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the folder of torch's environment in the cache; install it if necessary (some minutes).
+    """Return the folder of torch's environment in the cache; install it if necessary, which takes minutes.
 
-    :param mode: of the local cloud. In loopback mode only the packages are used, not the interpreter.
+    :param mode: the mode of the local cloud. Loopback mode uses only the packages, not the interpreter.
     :raises LocalCloudError: torch could not be installed.
     """
     cache = cache_folder()
@@ -248,8 +249,8 @@ def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None)
 
 
 def find_python_library() -> Path | None:
-    """Return the shared library of Python that a node needs from outside /usr, None if it needs none."""
-    # Not from sysconfig: it returns None to the second of two threads that call it at once (Python 3.11).
+    """Return Python's shared library outside /usr that a node needs, or None if it needs none."""
+    # sysconfig would return None to the second of two threads that call it at once (Python 3.11).
     library = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
     return library if BASE_IN_NODE != BASE and library.exists() else None
 
@@ -268,10 +269,10 @@ def _install(folder: Path) -> None:
     options = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
     install(*pip, *options, *indexes, f"torch=={TORCH_VERSION}", *OTHER_PACKAGES)
-    # --no-deps: its requirement of torch would install a CUDA build from an index without CPU builds.
+    # Without --no-deps, torchvision would require a CUDA build of torch from an index without CPU builds.
     install(*pip, *options, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}")
     _declare_operators(next(building.glob("lib/python*/site-packages")))
-    # From here on the environment works at /opt/pytorch in a node, and no longer on this machine.
+    # From here on the environment works only in a node, at /opt/pytorch, and no longer on this machine.
     set_python(BASE_IN_NODE / "bin" / PYTHON, building)
     for script in (building / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
@@ -293,7 +294,7 @@ def _declare_operators(packages: Path) -> None:
 
 
 def set_python(python: Path, environment: Path) -> None:
-    """Make an environment, which may have packages already, use this interpreter."""
+    """Make an environment use the interpreter `python`. The environment may already have packages."""
     (environment / "bin").mkdir(parents=True, exist_ok=True)
     for name in ("python", "python3", PYTHON):
         (environment / "bin" / name).unlink(missing_ok=True)
@@ -305,7 +306,7 @@ def set_python(python: Path, environment: Path) -> None:
 
 
 def install_rehearsal(packages: Path, instance_type: str) -> None:
-    """Install templates/rehearse_gpu into these packages: torch simulates the GPUs of a type, if known."""
+    """Install templates/rehearse_gpu into `packages`; torch then simulates the GPUs of a type, if known."""
     shutil.copytree(
         shipped_folder("templates") / "rehearse_gpu", packages / "rehearse_gpu", dirs_exist_ok=True
     )
@@ -317,5 +318,5 @@ def install_rehearsal(packages: Path, instance_type: str) -> None:
             "memory_bytes": int(kind.memory_gb * 2**30),
             "capability": tuple(map(int, (kind.capability or "8.0").split("."))),
         }
-    # Not a sitecustomize: Debian's python has its own, which comes first.
+    # A sitecustomize would not be imported, because Debian's python has its own, which comes first.
     (packages / "rehearse_gpu.pth").write_text(f"import rehearse_gpu; rehearse_gpu.pretend(**{facts!r})\n")

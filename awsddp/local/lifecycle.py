@@ -1,8 +1,8 @@
 """A worker that reconciles instance records with hosts.
 
-Records have the desired state (`pending`, `stopping`, `shutting-down`, a requested reboot), hosts the actual
-one; each pass takes each instance one step. A restart of the daemon loses no state. Slow steps run in a
-thread pool, one at a time per instance.
+Records have the desired state (`pending`, `stopping`, `shutting-down`, a requested reboot), and hosts have
+the actual state; each pass brings each instance one step closer to the desired state. A restart of the daemon
+loses no state. Slow steps run in a thread pool, one at a time per instance.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ BUSY_POLL_S = 0.05
 IDLE_POLL_S = 0.5
 SHUT_DOWN_S = 60.0
 BOOT_S = 60.0
-"""A host that has not answered this long after its start hangs, and is started again."""
+"""A host that does not answer within this time after its start is considered hung and is started again."""
 ENDED = ("stopped", "terminated")
 _OFF = {"stopped": {"cut"}}
-"""A machine that is off sends no packet, not even to refuse a connection."""
+"""The fault effects of a host that is off: it sends no packets, not even to refuse a connection."""
 
 
 class Lifecycle:
@@ -59,7 +59,7 @@ class Lifecycle:
         self._wake_event.set()
 
     def settle(self) -> bool:
-        """Run a pass, which applies faults and rules; return True if no instance is changing state."""
+        """Run a pass, which also applies faults and rules; return True if no instance is changing state."""
         with self._pass_lock:
             try:
                 return self._pass()
@@ -98,7 +98,7 @@ class Lifecycle:
     def _apply_changes(
         self, rules: dict[str, str], effects: dict[str, frozenset[str]], names: dict[str, str]
     ) -> None:
-        """Apply changed rules, fault effects and host names; after a restart all of them."""
+        """Apply changed rules, fault effects and host names, or all of them after the daemon's restart."""
         for instance_id in rules.keys() - self._busy:
             if self._applied_rules.get(instance_id) != (text := rules[instance_id]):
                 self.hosts.apply_rules(instance_id, text)
@@ -136,7 +136,7 @@ class Lifecycle:
             records.set_reason(instance, records.BROKEN, f"Internal error on launch: {detail}")
         elif condition is Condition.STARTING:
             if time.monotonic() - self._booted_at.setdefault(instance.id, time.monotonic()) > BOOT_S:
-                self._boot(instance)  # this kills it first
+                self._boot(instance)  # this first kills the host
         elif condition is Condition.OFF and has_booted:
             self._powered_off(instance)
         else:
@@ -176,7 +176,7 @@ class Lifecycle:
         self._run_in_pool(instance.id, terminate)
 
     def _powered_off(self, instance: Any) -> None:
-        """Record a power-off from inside: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_ChangingInstanceInitiatedShutdownBehavior.html"""
+        """Record that a node powered itself off: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_ChangingInstanceInitiatedShutdownBehavior.html"""
         terminates = instance.instance_initiated_shutdown_behavior == "terminate"
         records.set_state(instance, "shutting-down" if terminates else "stopping")
         records.set_reason(instance, records.INSTANCE_SHUTDOWN)
@@ -208,7 +208,8 @@ class Lifecycle:
                 time.sleep(BUSY_POLL_S)
             finally:
                 self._busy.discard(instance_id)
-                with self._pass_lock:  # the memory was divided again: the "oom" effect must be applied again
+                # The step divided the memory again, so the "oom" effect must be applied again.
+                with self._pass_lock:
                     applied = self._applied_effects.items()
                     self._applied_effects = {key: effects for key, effects in applied if not effects}
                 self.wake()
@@ -240,7 +241,7 @@ def _security_groups(instance: Any) -> dict[str, Any]:
 
 
 def _make_rules(instance: Any, alive: list[Any]) -> str:
-    """Return the ruleset of an instance's security groups, whose members are among `alive`."""
+    """Return the ruleset of an instance's security groups; the groups' members are among `alive`."""
     members: dict[str, list[str]] = {}
     for peer in alive:
         for group_id in _security_groups(peer):

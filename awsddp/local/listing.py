@@ -1,4 +1,4 @@
-"""A sorted index of the names in a bucket, in memory: read from the files once, then updated with them."""
+"""A sorted index in memory of the names in a bucket. It is read once, then updated as files change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from awsddp.local.s3_files import ObjectInfo
 
 
 class Listing:
-    """Descriptions by name, in sorted order. Not thread-safe."""
+    """Descriptions by name, sorted by name. The class is not thread-safe."""
 
     def __init__(self, described: Mapping[str, ObjectInfo]) -> None:
         self._described = dict(described)
-        self._names = sorted(self._described)  # by code points, which is also the order of their UTF-8
+        self._names = sorted(self._described)  # by code points; their UTF-8 sorts in the same order
 
     def put(self, name: str, info: ObjectInfo) -> None:
         """Add a name, or replace its description."""
@@ -32,7 +32,8 @@ class Listing:
     ) -> tuple[dict[str, ObjectInfo | None], bool]:
         """Return at most `limit` names with a prefix that sort after `after`, and True if there are more.
 
-        Names with a delimiter after the prefix are cut after it, and listed once, without a description.
+        A name with a delimiter after the prefix is cut after the delimiter. Names that are then equal are
+        listed once, without a description.
         """
         entries = list(islice(self._entries(prefix, after, delimiter), limit + 1))
         return dict(entries[:limit]), len(entries) > limit > 0
@@ -53,5 +54,5 @@ class Listing:
             index = self._end_of_prefix(common, index)
 
     def _end_of_prefix(self, prefix: str, start: int) -> int:
-        """Return the index after the last name with a prefix; the name at `start` has it."""
+        """Return the index after the last name with a prefix; the name at `start` must have the prefix."""
         return bisect_left(self._names, True, start, key=lambda name: not name.startswith(prefix))

@@ -2,7 +2,7 @@
 
 These are the processes with the host's mark in their environment (AWSDDP_HOST) or in a file name among their
 arguments (its sshd, which overwrites its environment), and all their descendants. The daemon imports this
-file; the host itself runs it, with the system's python3, when it powers off:
+file; a host runs it with the system's python3 when it powers off:
 
     python3 bin/ending.py MARK
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def find_processes(mark: str) -> "dict[int, str]":
-    """Return the processes, and their start times, of all hosts whose mark begins so; never this process."""
+    """Return start times by pid of the processes of all hosts whose mark begins so, except this process."""
     processes = _list_processes()
     pids = {pid for pid in processes if pid != os.getpid() and has_mark(pid, mark)}
     while more := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids - {os.getpid()}:
@@ -25,7 +25,7 @@ def find_processes(mark: str) -> "dict[int, str]":
 
 
 def _list_processes() -> "dict[int, tuple[int, str]]":
-    """Return the parent of each process, and its start time in clock ticks."""
+    """Return each process's parent and start time in clock ticks."""
     processes = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -38,19 +38,19 @@ def _list_processes() -> "dict[int, tuple[int, str]]":
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Return True if the process itself has the mark of such a host."""
+    """Return True if the process itself, rather than an ancestor, has a mark that begins with `mark`."""
     process = Path("/proc", str(pid))
     try:
         if f"/{mark}".encode() in (process / "cmdline").read_bytes():
             return True
         environ = (process / "environ").read_bytes().split(b"\0")
         return any(entry.startswith(f"AWSDDP_HOST={mark}".encode()) for entry in environ)
-    except OSError:  # gone, or another user's
+    except OSError:  # the process has ended, or is another user's
         return False
 
 
 def kill_processes(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
-    """Kill the processes of the marked hosts: SIGTERM, after `grace_s` SIGKILL; False if any are left."""
+    """Send the hosts' processes SIGTERM, and SIGKILL after `grace_s`; return False if any are left."""
     start = time.monotonic()
     targets: dict[int, str] = {}
     while True:

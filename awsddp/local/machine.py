@@ -20,37 +20,37 @@ from awsddp.errors import LocalCloudError
 
 
 class CloudPaths:
-    """The paths and names of the local cloud of one AWSDDP_HOME; the only I/O is resolving that path."""
+    """The paths and names of the local cloud of one AWSDDP_HOME. The class only resolves paths."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.presence_lock = home / "local.lock"
-        """A lock that every running client shares: it can be taken exclusively only if there is none."""
+        """A lock that all running clients share. It can be taken exclusively only if no client runs."""
         self.folder = home / "local"
         self.settings = self.folder / "settings.json"
-        """Written by the client, read by the daemon."""
+        """The settings, which clients write and the daemon reads."""
         self.report = self.folder / "daemon.json"
-        """The address of the daemon: written by the daemon, read by the client."""
+        """The daemon's address, which the daemon writes and clients read."""
         self.client_lock = self.folder / "client.lock"
-        """Held by a client while it starts or stops the daemon."""
+        """A lock that a client holds while it starts or stops the daemon."""
         self.daemon_lock = self.folder / "daemon.lock"
-        """Held by the daemon until it ends; contains its pid."""
+        """A lock that the daemon holds until it ends. The file contains the daemon's pid."""
         self.log = self.folder / "daemon.log"
         self.state = self.folder / "state.pickle"
         self.faults = self.folder / "faults.json"
         """The active faults."""
         self.live_mark = self.folder / "living"
-        """Exists as long as an instance is not terminated."""
+        """A file that exists as long as any instance is not terminated."""
         self.nodes = self.folder / "nodes"
         self.uploads = self.folder / "uploads"
         """Objects that S3 is receiving."""
         self.buckets = home / "local-s3"
-        """The buckets of S3, a folder each. They are kept when the local cloud ends by itself."""
+        """The buckets of S3, one folder for each. They are kept when the local cloud ends by itself."""
         self.layer = self.folder / "layer"
         """The content of a new node's disk."""
         self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
         self.daemon_mark = f"{self.tag}-daemon"
-        """In the environment of the daemon and of its commands (loopback_cleanup.py)."""
+        """The mark in the environment of the daemon and of its commands (loopback_cleanup.py)."""
         self.switch = self.cgroup = f"awsddp-{self.tag}"
         """The network namespace of the bridge, and the cgroup of all nodes."""
         self.interface = f"ad{self.tag}"
@@ -84,9 +84,9 @@ SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/s
 
 
 def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
-    """Return the mode to run in and the reason: the requested mode, else the best that this machine can run.
+    """Return the mode to run in and the reason: the requested mode, or the best that this machine can run.
 
-    :raises LocalCloudError: the machine cannot run it; the error names the missing requirement.
+    :raises LocalCloudError: the machine cannot run the mode; the error names what is missing.
     """
     if sys.platform != "linux":
         raise LocalCloudError(
@@ -118,7 +118,7 @@ def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
 
 
 def _why_no_namespaces() -> str | None:
-    """Return why this machine cannot run hosts with namespaces, None if it can."""
+    """Return why this machine cannot run hosts with namespaces, or None if it can."""
     if os.geteuid() != 0:
         return "not root"
     probe = subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True, text=True)
@@ -145,7 +145,7 @@ def run(
 ) -> str:
     """Run a command and return its output.
 
-    :raises LocalCloudError: it failed; `why` has the last lines of its output.
+    :raises LocalCloudError: the command failed; `why` has the last lines of its output.
     """
     process = subprocess.run(argv, input=text, capture_output=True, text=True)
     if process.returncode:
@@ -155,7 +155,7 @@ def run(
 
 
 def write_json(path: Path, document: dict[str, Any] | list[dict[str, Any]]) -> None:
-    """Write a file atomically, readable by its owner only."""
+    """Write a document to a file atomically; only the owner can read the file."""
     new = path.with_suffix(".new")
     new.touch(mode=0o600)
     new.write_text(json.dumps(document, indent=1))

@@ -1,11 +1,11 @@
-"""The network of the nodes: a bridge in its own namespace, with a veth to the machine and one to each node.
+"""The network of the nodes: a bridge in its own namespace, and veths to the machine and to each node.
 
-Docker's rules (br_netfilter) would block a bridge in the machine's own namespace; one in another namespace
-needs no rule in the machine's firewall. There is no route out: nodes have no default route, and the bridge
-drops packets that are not between addresses of the block.
+Docker's rules (br_netfilter) would block a bridge in the machine's own namespace; a bridge in another
+namespace needs no rule in the machine's firewall. Nodes have no way out: they have no default route, and the
+bridge drops packets that are not between addresses of the block.
 
-A node's namespace has its security groups as nftables rules: stateful, closed by default, the union of all
-rules of all groups of the instance (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html).
+A node's security groups are nftables rules in its namespace. They are stateful and closed by default, and are
+the union of all rules of all groups of the instance (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ NAMESPACES = Path("/run/netns")
 LOOPBACK_BLOCKS = tuple(ipaddress.IPv4Network(f"127.{second}.0.0/16") for second in range(77, 128))
 METADATA_ADDRESS = "169.254.169.254"
 SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
-"""The limit of nftables per direction."""
+"""The limit, in nftables' syntax, of each direction of a slow network."""
 
 
 def run_ip(*lines: str, namespace: str | None = None) -> None:
-    """Run the lines of an `ip -batch` in order, in a network namespace or on the machine."""
+    """Run lines as an `ip -batch`, in a network namespace or in that of the machine."""
     options = () if namespace is None else ("-n", namespace)
     run("ip", *options, "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def list_free_blocks() -> list[ipaddress.IPv4Network]:
-    """Return the blocks that this machine does not route."""
+    """Return the address blocks to which this machine has no route."""
     routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all") or "[]")
     taken = []
     for route in routes:
@@ -51,7 +51,7 @@ def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4N
 
     The block stays reserved until the socket is closed.
 
-    :raises LocalCloudError: all are taken.
+    :raises LocalCloudError: all blocks are taken.
     """
     for block in blocks:
         holder = socket.socket(socket.AF_UNIX)
@@ -107,7 +107,7 @@ def _create_switch(paths: CloudPaths, block: ipaddress.IPv4Network) -> None:
         f"route add {block} dev vpc",
         namespace=name,
     )
-    # Debian's kernel may lack the bridge family of nftables; nodes have no default route in any case.
+    # Debian's kernel may lack nftables' bridge family. Even without these rules nodes have no default route.
     with suppress(LocalCloudError):
         border = (
             "table bridge border {\n chain forward {\n  type filter hook forward priority 0; policy accept;\n"
@@ -117,12 +117,12 @@ def _create_switch(paths: CloudPaths, block: ipaddress.IPv4Network) -> None:
 
 
 def make_mac_address(address: str) -> str:
-    """Return the fixed MAC of an IP address: neighbours' ARP caches stay valid if a host is created again."""
+    """Return the MAC address for an IP. It never changes, so ARP caches stay valid if a host is recreated."""
     return "02:0a:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
 def plug_in(paths: CloudPaths, instance_id: str, address: str) -> None:
-    """Create a node's namespace with the interface `ens5` on the bridge."""
+    """Create a node's namespace, whose interface `ens5` is connected to the bridge."""
     name, port = paths.machine_name(instance_id), _port(instance_id)
     run_ip(f"netns add {name}")
     run_ip(
@@ -140,10 +140,10 @@ def plug_in(paths: CloudPaths, instance_id: str, address: str) -> None:
 
 
 def unplug(paths: CloudPaths, instance_id: str) -> None:
-    """Remove a node's port and namespace, if they exist.
+    """Remove a node's port on the bridge and its namespace, if they exist.
 
-    The port is deleted explicitly: a namespace exists as long as a socket refers to it, and with its port it
-    would still answer at an address that may be another node's by then.
+    The port is deleted explicitly, because a namespace exists as long as a socket refers to it. With its port
+    it would still answer at its address, which another node may have by then.
     """
     name = paths.machine_name(instance_id)
     with suppress(LocalCloudError):
@@ -162,7 +162,7 @@ def load_rules(paths: CloudPaths, instance_id: str, ruleset: str) -> None:
 
 
 def list_namespaces(paths: CloudPaths) -> list[str]:
-    """Return the network namespaces of this local cloud: of its bridge and of its nodes."""
+    """Return the network namespaces of this local cloud: those of its bridge and of its nodes."""
     return [path.name for path in NAMESPACES.glob(f"{paths.switch}*")]
 
 
@@ -175,10 +175,10 @@ def close_network(paths: CloudPaths) -> None:
 
 
 def make_group_rules(groups: Collection[Any], members: Mapping[str, list[str]]) -> str:
-    """Return the whole ruleset of a node's security groups; loading it atomically replaces an earlier one.
+    """Return the ruleset of a node's security groups; loading it atomically replaces the earlier ruleset.
 
     :param groups: the node's security groups, as moto's objects.
-    :param members: the addresses in each group, by its id: the peers of a rule that names the group.
+    :param members: the addresses in each group, by group id; they are the peers of rules that name the group.
     """
     lines = ["table inet groups", "delete table inet groups", "table inet groups {"]
     ingress = [rule for group in groups for rule in group.ingress_rules]
@@ -201,7 +201,7 @@ def _chain(hook: str, interface: str, side: str, matches: set[str]) -> list[str]
 
 
 def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
-    """Return the nftables match of a permission, "" if it allows no address (IPv4)."""
+    """Return the nftables match of a permission, or "" if the permission allows no IPv4 address."""
     protocol, network = rule.ip_protocol or "-1", rule.ip_range.get("CidrIp")
     group_members = members.get((rule.source_group or {}).get("GroupId", ""), [])
     peers = {*group_members, network} if network else {*group_members}
@@ -221,9 +221,9 @@ def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
 
 
 def make_fault_rules(effects: frozenset[str]) -> str:
-    """Return the ruleset of a node's faults; loading it replaces an earlier one.
+    """Return the ruleset of a node's faults; loading it replaces the earlier ruleset.
 
-    Packets are dropped, not rejected: connections continue once the fault heals.
+    Packets are dropped, not rejected, so that connections continue once the fault ends.
     """
     chains = ""
     for hook, side, peer in (("input", "iif", "saddr"), ("output", "oif", "daddr")):

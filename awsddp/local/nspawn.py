@@ -1,9 +1,10 @@
 """Hosts in systemd-nspawn: real systemd, OpenSSH and cloud-init on an overlay over the machine's own system.
 
-Each host has a folder: `disk.img` (a sparse file of its root volume's size, with `upper` and `work` of its
-overlay), `seed` (its user data), `hosts` (its /etc/hosts), `marks` (files that it writes for the daemon),
-`console.log`, `exit` (the exit status of its last run: 133 requests a reboot), `rehearsal` (an overlay over
-torch). Disk and overlay are mounted in the host's own mount namespace: they are unmounted however it ends.
+Each host has a folder with these files: `disk.img` (a sparse file of its root volume's size, with `upper` and
+`work` of its overlay), `seed` (its user data), `hosts` (its /etc/hosts), `marks` (files that it writes for
+the daemon), `console.log`, `exit` (the exit status of its last run; 133 requests a reboot), and `rehearsal`
+(an overlay over torch). The disk and the overlay are mounted in the host's own mount namespace, so that they
+are unmounted however the host ends.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ ANSWERS = f"marks/{Path(image.UP_MARK).name}"
 RUNTIME = Path("/run/systemd/nspawn")
 FILLER = "filler"
 CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={library}\n"
-"""Variables that give the processes of a login a wrong time: https://manpages.debian.org/faketime"""
+"""Variables that make processes of a login see a wrong time: https://manpages.debian.org/faketime"""
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
-# $1 cgroups, one per line; the other arguments are the command. When this returns the host is in the cgroups.
-# The host does not get the daemon's mark: otherwise the next daemon would kill it.
-# oom_score_adj: the kernel kills processes of hosts before the daemon and the machine's own processes.
+# $1 has the cgroups, one per line; the other arguments are the command. The script returns once the host is
+# in the cgroups. The host does not get the daemon's mark, because the next daemon would kill it.
+# oom_score_adj makes the kernel kill processes of hosts before the daemon and the machine's own processes.
 LAUNCHER = """\
 groups=$1; shift
 echo 300 > /proc/self/oom_score_adj
 for group in $groups; do echo $$ > "$group/cgroup.procs" || exit 1; done
 exec env -u AWSDDP_HOST setsid --fork unshare --mount sh -c "$1" sh "$@"
 """
-# $2 the host's folder; the other arguments are the command. Runs in a mount namespace of its own.
+# $2 is the host's folder; the other arguments are the command. The script runs in its own mount namespace.
 WRAPPER = """\
 node=$2; shift 2
 echo $$ > "$node/wrapper"
@@ -57,7 +58,7 @@ echo $? > "$node/exit.new"; mv "$node/exit.new" "$node/exit"
 
 
 class NspawnHosts(Hosts):
-    """All hosts of one local cloud."""
+    """All hosts of a local cloud, in systemd-nspawn."""
 
     def __init__(self, paths: CloudPaths) -> None:
         super().__init__(paths)
@@ -88,7 +89,7 @@ class NspawnHosts(Hosts):
             run_to_log(console, *launch, *self._command(node, spec), env=environ, check=True)
 
     def _create(self, node: Path, spec: HostSpec) -> None:
-        """Create the host's files."""
+        """Create the files of a host."""
         node.mkdir(parents=True, exist_ok=True)
         for name in ("disk", "root", "marks", "seed"):
             shutil.rmtree(node / name, ignore_errors=True)
@@ -101,10 +102,10 @@ class NspawnHosts(Hosts):
         _format_disk(node / "disk.img", gib=spec.disk_gib, content=self._paths.layer)
         (node / "hosts").write_text(self._hosts)
         (node / "made").touch()
-        (node / "hosts").write_text(self._hosts)  # `set_host_names` may have run in between
+        (node / "hosts").write_text(self._hosts)  # again: `set_host_names` skips it before `made`
 
     def _command(self, node: Path, spec: HostSpec) -> list[str]:
-        settings = json.loads(self._paths.settings.read_text())  # a later `local start --share` adds to it
+        settings = json.loads(self._paths.settings.read_text())  # `local start --share` may have changed it
         mounts = [f"--bind-ro={_escape(path)}" for path in settings["share"]]
         if spec.has_torch:
             torch = _escape(image.ensure_torch("nspawn"))
@@ -114,7 +115,7 @@ class NspawnHosts(Hosts):
                 mounts.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.TORCH_FOLDER}")
             if image.BASE_IN_NODE != image.BASE:
                 mounts.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_IN_NODE}")
-            # Mounted over the machine's own library of that name, which may be another patch release.
+            # Mount it over the machine's own library of that name, which may be of another patch release.
             if library := image.find_python_library():
                 lib = Path("/usr/lib")
                 folders = [lib, *(path.parent for path in lib.glob(f"*/{library.name}"))]
@@ -138,7 +139,7 @@ class NspawnHosts(Hosts):
         if (pid := self._pid(instance_id)) is None:
             return
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGRTMIN + (5 if reboot else 4))  # its systemd reboots or powers off
+            os.kill(int(child), signal.SIGRTMIN + (5 if reboot else 4))  # makes systemd reboot or power off
 
     def cut_power(self, instance_id: str) -> None:
         cgroups.remove(self._paths, instance_id)
@@ -175,7 +176,7 @@ class NspawnHosts(Hosts):
         cgroups.set_frozen(self._paths, instance_id, frozen="frozen" in effects)
         cgroups.limit_cpu(self._paths, instance_id, slow="slow-cpu" in effects)
         cgroups.limit_memory(self._paths, instance_id, tight="oom" in effects)
-        disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted only in its namespace
+        disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted only in the host's namespace
         root = Path(f"/proc/{wrapper}/root{node / 'root'}")
         if disk.stat().st_dev == node.stat().st_dev or not os.path.ismount(root):
             return False
@@ -187,7 +188,7 @@ class NspawnHosts(Hosts):
             set_clock(root, ahead="clock" in effects)
             if set_host_key(root, other="hostkey" in effects):
                 self._reload_sshd(instance_id)
-        except FileNotFoundError:  # the host is just ending
+        except FileNotFoundError:  # the host is ending
             return False
         return True
 
@@ -202,18 +203,18 @@ class NspawnHosts(Hosts):
             f"{address} {name} {name.split('.')[0]}\n" for address, name in sorted(names.items())
         )
         for mark in self._paths.nodes.glob("*/made"):
-            # Written in place: the file is mounted over /etc/hosts, and a new file would not be.
+            # Write the file in place, because it is mounted over /etc/hosts, and a new file would not be.
             with suppress(FileNotFoundError):
                 (mark.parent / "hosts").write_text(self._hosts)
 
     def _pid(self, instance_id: str, name: str = "pid") -> int | None:
-        """Return the recorded pid if that process is one of the host's: the pid may have been reused."""
+        """Return the recorded pid, or None if that process is not the host's because the pid was reused."""
         pid = self._read_number(instance_id, name)
         return pid if pid in cgroups.list_processes(self._paths, instance_id) else None
 
 
 def remove_stale_locks() -> None:
-    """Remove the lock files of killed nspawns, as nspawn itself does when it ends."""
+    """Remove the lock files of killed nspawn processes; nspawn itself removes them when it ends normally."""
     for path in (RUNTIME / "locks").glob("inode-*"):
         with suppress(OSError), path.open() as lock:
             if try_lock(lock):
@@ -223,11 +224,11 @@ def remove_stale_locks() -> None:
 def _format_disk(disk: Path, *, gib: int, content: Path) -> None:
     """Create a sparse disk of `gib` GiB with the content of a folder.
 
-    :raises LocalCloudError: mkfs.ext4 could not make it.
+    :raises LocalCloudError: mkfs.ext4 failed.
     """
     with disk.open("wb") as file:
         file.truncate(gib * 2**30)
-    # Few inodes, no journal, tables written when needed: 3 MB and 0.04 s for 200 GiB.
+    # With few inodes, no journal, and tables that are written when needed, 200 GiB take 3 MB and 0.04 s.
     options = ["-m", "0", "-i", "65536", "-O", "^has_journal,^resize_inode"]
     options += ["-E", "lazy_itable_init=1,nodiscard"]
     command = ("mkfs.ext4", "-q", "-F", *options, "-d", str(content), str(disk))
@@ -235,7 +236,7 @@ def _format_disk(disk: Path, *, gib: int, content: Path) -> None:
 
 
 def _write_seed(folder: Path, spec: HostSpec) -> None:
-    """Write the NoCloud seed, which replaces EC2's metadata service."""
+    """Write the seed for cloud-init's NoCloud, which replaces EC2's metadata service."""
     meta_data = {
         "instance-id": spec.instance_id,
         "local-hostname": spec.name.split(".")[0],
@@ -259,17 +260,17 @@ def fill_disk(disk: Path) -> None:
         while blocks:
             try:
                 os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, blocks * block)
-            except OSError:  # the file system's own tables need space as well
+            except OSError:  # the file system's tables also need space
                 blocks //= 2
 
 
 def find_faketime() -> Path | None:
-    """Return the library that shifts the clock of processes, None if it is not installed."""
+    """Return the library that shifts the clock of processes, or None if it is not installed."""
     return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
 
 def set_clock(root: Path, *, ahead: bool) -> None:
-    """Set the clock of processes that later logins start on a node: ahead, or correct.
+    """Set the clock that processes of later logins see on a node: ahead, or correct.
 
     :param root: the node's root folder.
     """
@@ -279,7 +280,7 @@ def set_clock(root: Path, *, ahead: bool) -> None:
 
 
 def set_host_key(root: Path, *, other: bool) -> bool:
-    """Replace a node's host key by a new one (`other`), or restore it; return True if sshd must reload."""
+    """Replace a node's host key (`other`), or restore it; return True if sshd must reload its keys."""
     key, own_key = root / HOST_KEY, root / f"{HOST_KEY}.own"
     if other == own_key.exists():
         return False

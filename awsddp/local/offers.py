@@ -1,6 +1,6 @@
 """Images, spot prices, quotas, capacity reservations, placement groups and launches of the local cloud.
 
-Of these moto has only the records of images and instances. The other records are saved with its back end
+moto has records of images and instances only. The other records are saved with moto's back end
 (`ec2_http.get_records`).
 """
 
@@ -28,7 +28,7 @@ OWNER = "898082745236"
 ROOT_GIB = 75
 
 
-# As on AWS each name ends with the day of the build.
+# Each name ends with the day of the build, as on AWS.
 IMAGES = (
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20260829",
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260705",
@@ -43,17 +43,17 @@ IMAGES = (
 
 
 def image_id(name: str, region: str) -> str:
-    """Return the id of an image: always the same, but different in each region, as on AWS."""
+    """Return the id of an image. It never changes, but it is different in each region, as on AWS."""
     return "ami-" + hashlib.sha256(f"{region}/{name}".encode()).hexdigest()[:17]
 
 
 def image_architecture(name: str) -> str:
-    """Return the architecture of an image, as EC2 names it."""
+    """Return the architecture of an image under EC2's name."""
     return "arm64" if "ARM64" in name else "x86_64"
 
 
 def list_image_parameters(region: str) -> dict[str, str]:
-    """Return the parameters of Systems Manager that name the newest image of each kind, with their values."""
+    """Return the parameters of Systems Manager, by name, whose values are the newest image of each kind."""
     parameters = {}
     for name in IMAGES:
         torch, ubuntu = re.findall(r"(?:PyTorch (\S+) )?\(Ubuntu (\S+)\)", name)[0]
@@ -64,7 +64,7 @@ def list_image_parameters(region: str) -> dict[str, str]:
 
 
 class Call:
-    """A request and what its checks and handlers need, mostly for launches."""
+    """A request, with the facts that its checks and handlers need; most of them are about launches."""
 
     def __init__(self, request: Request, backend: Any) -> None:
         self.request, self.backend = request, backend
@@ -92,16 +92,17 @@ class Call:
     def image(self) -> Any:
         """Return the image of a launch.
 
-        :raises ServiceException: InvalidAMIID.NotFound.
+        :raises ServiceException: the image does not exist (InvalidAMIID.NotFound).
         """
         [image] = self.backend.describe_images(ami_ids=[self.arguments.get("ImageId", "")])
         return image
 
     @cached_property
     def subnet(self) -> Any:
-        """Return the subnet of a launch: the requested one, else a default one, in the requested zone if any.
+        """Return the subnet of a launch: the requested subnet, or a default one (in the requested zone).
 
-        :raises ServiceException: InvalidSubnetID.NotFound; MissingInput: no default subnet fits.
+        :raises ServiceException: the subnet does not exist (InvalidSubnetID.NotFound), or no default subnet
+            fits (MissingInput).
         """
         if subnet_id := self.arguments.get("SubnetId") or [*self.nics, {}][0].get("SubnetId"):
             return self.backend.get_subnet(subnet_id)
@@ -118,7 +119,7 @@ class Call:
 
     @property
     def requested_machines(self) -> tuple[str, str, bool]:
-        """Return type and zone of the instances to launch or start, and True if in a placement group.
+        """Return type and zone of instances to launch or start, and True if they are in a placement group.
 
         :raises ServiceException: an id does not exist.
         """
@@ -130,12 +131,12 @@ class Call:
 
     @property
     def least_price(self) -> float:
-        """Return the spot price of the type now, in USD per hour."""
+        """Return the current spot price of the type, in USD per hour."""
         return price_usd_per_hour(self.type, self.zone, datetime.now(UTC).date())
 
     @property
     def reservation(self) -> CapacityReservation | None:
-        """Return the reservation with capacity for the whole launch: the named one, else an open one."""
+        """Return the reservation with capacity for the whole launch: the named one, or else an open one."""
         reservation_id, reservations = self.named_reservation, get_reservations(self.backend)
         if "InstanceMarketOptions" in self.arguments or (not reservation_id and self.group):
             return None
@@ -159,16 +160,18 @@ def get_image_parameters(call: Call) -> dict[str, Any]:
 
 
 KEPT = timedelta(days=90)
-# Relative prices of seven days, repeated, so that a budget computed from today's price runs out early.
+# Relative prices of seven days, which repeat. They differ, so that a budget computed from today's price can
+# run out early.
 DAYS = (1.0, 1.04, 0.97, 1.1, 0.93, 1.02, 0.95)
-PRODUCT = "Linux/UNIX"  # of all images
+PRODUCT = "Linux/UNIX"  # the product of all images
 SHARE = 0.42
-# For types without a price in compat/types.py: from c5.large, m5.large and r5.large in us-east-1, on demand.
+# Rates for types without a price in compat/types.py, computed from the on-demand prices of c5.large, m5.large
+# and r5.large in us-east-1.
 USD_PER_VCPU, USD_PER_GIB = 0.0348, 0.0033
 
 
 def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
-    """Return the spot price of a type in a zone on a day in UTC. Zones differ by up to 10 % either way."""
+    """Return the spot price of a type in a zone on a UTC day. A zone differs by up to 10 % from the mean."""
     number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16)
     share = SHARE * (0.9 + 0.2 * number / 0xFFFF)
     return _on_demand_price(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]
@@ -184,7 +187,7 @@ def _on_demand_price(instance_type: str) -> float:
 
 
 def spot_prices(call: Call) -> dict[str, Any]:
-    """Answer DescribeSpotPriceHistory: the prices since StartTime and those valid at it, the newest first."""
+    """Answer DescribeSpotPriceHistory with the prices valid at StartTime and later prices, newest first."""
     now = datetime.now(UTC)
     first = max(min(call.arguments.get("StartTime", now - KEPT), now), now - KEPT).date()
     days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
@@ -208,7 +211,7 @@ _UNUSED = ("stopped", "terminated")
 
 
 class CapacityReservation(TaggedEC2Resource):
-    """A capacity reservation, as EC2 describes it. `arguments`: of the call that created it.
+    """A capacity reservation, as EC2 describes it. `arguments` are those of the call that created it.
 
     `instance_match_criteria` is "open" (used by any launch that matches) or "targeted".
     """
@@ -230,14 +233,14 @@ class CapacityReservation(TaggedEC2Resource):
 
     @property
     def state(self) -> str:
-        """Return the state, as EC2 names it."""
+        """Return the state under EC2's name."""
         if self.cancelled:
             return "cancelled"
         return "expired" if self.end_date and self.end_date < datetime.now(UTC) else "active"
 
     @property
     def available_instance_count(self) -> int:
-        """Return how many instances it has capacity for; stopped and terminated ones use none."""
+        """Return how many more instances fit into it; stopped and terminated instances use no capacity."""
         instances = self.ec2_backend.all_instances()
         states = [row.state for row in instances if row.capacity_reservation_id == self.id]
         used = sum(state not in _UNUSED for state in states)
@@ -270,7 +273,7 @@ def get_reservations(backend: Any) -> dict[str, CapacityReservation]:
 
 
 class PlacementGroup(TaggedEC2Resource):
-    """A placement group. Instances have no distance in the local cloud: only a fault makes a group full."""
+    """A placement group. In the local cloud it has no effect, and only a fault makes it full."""
 
     strategy, state = "cluster", "available"
 
@@ -295,7 +298,7 @@ def describe_placement_groups(call: Call) -> dict[str, Any]:
 
 
 def modify_placement(call: Call) -> dict[str, Any]:
-    """Answer ModifyInstancePlacement: a stopped instance joins or leaves a placement group."""
+    """Answer ModifyInstancePlacement: make a stopped instance join or leave a placement group."""
     call.backend.get_instance(call.arguments["InstanceId"]).placement.group_name = call.group or ""
     return {"Return": True}
 
@@ -306,11 +309,11 @@ def delete_placement_group(call: Call) -> dict[str, Any]:
     return {}
 
 
-VCPUS = 12288.0  # the default of quotas: enough for 64 of the largest machines
+VCPUS = 12288.0  # the default value of quotas, enough for 64 of the largest machines
 RUNNING = ("pending", "running")
 _ON_DEMAND = (types.QUOTA_P, types.QUOTA_G, types.QUOTA_STANDARD)
 QUOTAS = dict((*_ON_DEMAND, types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPOT_STANDARD))
-"""Codes and names: https://docs.aws.amazon.com/general/latest/gr/ec2-service.html"""
+"""Names of quotas by code: https://docs.aws.amazon.com/general/latest/gr/ec2-service.html"""
 
 
 def get_quota_value(backend: Any, code: str) -> float:
@@ -321,7 +324,7 @@ def get_quota_value(backend: Any, code: str) -> float:
 def find_exceeded_quota(
     backend: Any, instance_type: str, count: int, *, market: types.Market = "on-demand"
 ) -> float | None:
-    """Return the quota, in vCPUs, that `count` more instances would exceed, None if they are within it."""
+    """Return the quota, in vCPUs, that `count` more instances would exceed, or None if they fit into it."""
     quota = types.find_quota(instance_type, market)
     if quota is None:
         return None
@@ -354,13 +357,14 @@ def handle_quota(call: Call) -> dict[str, Any]:
     return {"RequestedQuota": {**names, **request}}
 
 
-NOT_COMPARED = ("ClientToken", "DryRun")  # may differ when a launch is sent again
+NOT_COMPARED = ("ClientToken", "DryRun")  # parameters that may differ when a launch is repeated
 
 
 def launch(call: Call) -> Any:
     """Launch the instances of a checked call; a repeated client token returns the same instances.
 
-    :raises Refusal: IdempotentParameterMismatch, IdempotentInstanceTerminated.
+    :raises Refusal: the token was used with other parameters (IdempotentParameterMismatch), or its instances
+        are terminated (IdempotentInstanceTerminated).
     """
     arguments, launches, token = (
         call.arguments,
@@ -402,7 +406,7 @@ def launch(call: Call) -> Any:
 
 
 def _root_disk(call: Call) -> dict[str, Any]:
-    """Return the root volume in moto's format: that of the image, with the settings of the launch."""
+    """Return the image's root volume, with the settings of the launch, in moto's format."""
     [root] = call.image.block_device_mappings
     [mapping] = call.disks or [{}]
     return {

@@ -1,4 +1,4 @@
-"""The operations that the local cloud supports, one row each. All others are refused by name.
+"""The operations that the local cloud supports, one row each. A refusal of any other operation names it.
 
 moto accepts more operations than have an effect in the local cloud, such as creating a volume that no node
 can use.
@@ -24,8 +24,9 @@ TAGS = ("tag-key", "tag:")
 class Operation:
     """The supported part of an operation.
 
-    `parameters`: names as they are sent, without numbers, each with everything below it; if empty, the
-    required ones. `creates`: the kinds of resources that it creates and tags. `handler`: replaces moto's.
+    `parameters` has the names as they are sent, without numbers; a name includes everything below it. If it
+    is empty, the required parameters are supported. `creates` has the kinds of resources that the operation
+    creates and tags. `handler` replaces moto's handler.
     """
 
     parameters: tuple[str, ...] = ()
@@ -63,7 +64,7 @@ _RULES = _row(
     *(f"IpPermissions.{name}" for name in ("IpProtocol", "FromPort", "ToPort", "IpRanges", "Ipv6Ranges")),
     *(f"IpPermissions.Groups.{name}" for name in ("GroupId", "UserId", "Description")),
 )
-# The supported values of parameters that have few.
+# Parameters of which only these values are supported.
 VALUES = {
     "Attribute": ("instanceInitiatedShutdownBehavior",),
     "BlockDeviceMapping.Ebs.DeleteOnTermination": ("true",),
@@ -215,7 +216,7 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
 def find_operation(request: Request) -> Operation:
     """Return the row of a request's operation.
 
-    :raises Refusal: the operation, a parameter, a value or a filter is not supported; the text names it.
+    :raises Refusal: the operation, a parameter, a value or a filter is not supported; the text says which.
     """
     service, action = request.service, request.action
     if service not in OPERATIONS:

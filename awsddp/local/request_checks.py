@@ -1,4 +1,4 @@
-"""Requests that EC2 refuses and moto accepts, as rows; the first row that applies refuses the request."""
+"""A table of requests that EC2 refuses and moto accepts; the first row that applies refuses the request."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_f
 Checks = dict[str, Callable[[Call], Any]]
 """Refusals, each with a check that returns a true value if it applies to a call.
 
-The check may return a dict: further values for the text, which has the call and its parameters.
+The text is formatted with the call and its parameters. A check may return a dict of further values for it.
 """
 
 
 def check_call(call: Call) -> None:
-    """Check a call against all rows, except a launch that is sent again.
+    """Check a call against all rows, unless it repeats an earlier launch.
 
-    :raises ServiceException: the call is refused; moto's own if a named resource does not exist.
+    :raises ServiceException: the call is refused, or a named resource does not exist (then moto's error).
     """
     request, arguments, backend = call.request, call.arguments, call.backend
     if request.action == "RunInstances":
@@ -86,7 +86,7 @@ def _too_many_tags(call: Call) -> bool:
 
 
 def _too_many_rules(call: Call) -> bool:
-    """Count a group's rules with the new ones; a rule that names a group counts as IPv4 and as IPv6."""
+    """Return True if a group would have too many rules; a rule with a group counts for IPv4 and for IPv6."""
     group = call.backend.get_security_group_from_id(call.arguments.get("GroupId", ""))
     if group is None:
         return False
@@ -116,7 +116,7 @@ def _used_interface(call: Call) -> Any:
 
 
 def _used_group(call: Call) -> bool:
-    """Return True if an interface, or a rule of another group, uses a group."""
+    """Return True if an interface, or a rule of another group, uses the group."""
     group_id = call.arguments.get("GroupId", "")
     users = {group.id for eni in call.backend.enis.values() for group in eni.group_set}
     users |= {
@@ -137,7 +137,7 @@ def _unknown_profile(call: Call) -> dict[str, str] | None:
 
 
 def _unsupported_interfaces(call: Call) -> bool:
-    """Return True if a further interface is not efa-only: hosts have one network interface."""
+    """Return True if a further interface is not efa-only, because hosts have one network interface."""
     kinds = [(nic.get("InterfaceType"), nic.get("NetworkCardIndex")) for nic in call.nics]
     return any(kind != ("efa-only", card) for card, kind in enumerate(kinds) if card > 0)
 
@@ -168,7 +168,7 @@ def _wrong_architecture(call: Call) -> dict[str, str] | None:
 
 
 def _unsupported_by_hosts(call: Call) -> dict[str, str] | None:
-    """Return the parts of a launch that hosts cannot have, if hosts boot; only their block is routed."""
+    """Return the parts of a launch that booting hosts cannot have, such as a subnet that is not routed."""
     if call.backend.tags[call.image.id].get("awsddp:hosts") == "none":
         return None
     data, subnet = call.user_data or b"", call.subnet
@@ -182,7 +182,7 @@ def _unsupported_by_hosts(call: Call) -> dict[str, str] | None:
 
 
 def _cloud_config(data: bytes) -> dict[str, Any]:
-    """Return the cloud-config of user data, {} if it cannot be parsed, which cloud-init reports."""
+    """Return the cloud-config of user data, or {} if it cannot be parsed; cloud-init reports that itself."""
     yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
     config = None
     with suppress(yaml.YAMLError, ValueError):
@@ -210,7 +210,7 @@ def _wrong_state(call: Call) -> dict[str, str] | None:
 
 
 def _list_unreserved(call: Call) -> list[Any]:
-    """Return the stopped instances to start that have no reservation, or whose reservation is full."""
+    """Return the stopped instances of the call whose reservation has no capacity for all of them."""
     instances = call.backend.get_multi_instances_by_id(call.arguments.get("InstanceIds", ()))
     stopped = [row for row in instances if row.state == "stopped"]
     counts = Counter(row.capacity_reservation_id for row in stopped)
@@ -220,7 +220,7 @@ def _list_unreserved(call: Call) -> list[Any]:
 
 
 def _full_reservation(call: Call) -> bool:
-    """EC2 has the same code for a full reservation and for one that does not match the launch.
+    """Return True if a reservation is full or does not match the launch; EC2 has one code for both.
 
     https://github.com/hashicorp/terraform-provider-aws/issues/32458
     """
@@ -230,7 +230,7 @@ def _full_reservation(call: Call) -> bool:
 
 
 def _over_quota(call: Call, *, market: Market = "on-demand") -> dict[str, float] | None:
-    """Return the exceeded quota. Launches and starts outside a reservation count, and new reservations."""
+    """Return the exceeded quota, if any, for new reservations and for instances outside a reservation."""
     if (market == "spot") != ("InstanceMarketOptions" in call.arguments):
         return None
     if call.request.action == "RunInstances" and call.reservation is not None:
@@ -374,4 +374,4 @@ ROWS: Checks = {
         lambda call: call.arguments.get("Name") not in offers.list_image_parameters(call.request.region)
     ),
 }
-"""By operations (a pattern), error code and text: the check of a refusal."""
+"""The checks of the refusals, by a pattern of operations, the error code and the text."""

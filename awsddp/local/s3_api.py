@@ -1,7 +1,7 @@
-"""S3: buckets as folders, objects as files. Bodies are streamed, and the pickled state has none of them.
+"""S3, with buckets as folders and objects as files. Bodies are streamed and are not in the pickled state.
 
-The file of an object has its body, a description in JSON, and the length of the description in 8 bytes. It is
-renamed to its final name once it is complete.
+The file of an object has the object's body, a description in JSON, and the length of the description in 8
+bytes. The file is renamed to its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class S3App:
         return response
 
     def _authorize(self, call: S3Call) -> None:
-        """Set the bucket of a call. Raises Refusal if it does not exist or the caller has no permission."""
+        """Set a call's bucket. Raises Refusal if the bucket does not exist or the caller lacks permission."""
         is_own, is_public = True, False
         if call.operation not in ("ListBuckets", "CreateBucket"):
             bucket = call.bucket_info = self._read_bucket(call.bucket)
@@ -244,7 +244,7 @@ class S3App:
         return self._upload_listings[bucket]
 
     def _object_path(self, call: S3Call) -> Path:
-        """Return the path of an object's file, which may not exist."""
+        """Return the path of an object's file, even if the object does not exist."""
         name = hashlib.sha256(call.key.encode()).hexdigest()
         return self._folder / call.bucket / "objects" / name
 
@@ -280,7 +280,7 @@ class S3App:
             self._object_path(call).unlink(missing_ok=True)
 
     def _find_upload(self, call: S3Call) -> Path:
-        """Return the folder of an upload. Raises Refusal if its key has no such upload."""
+        """Return the folder of an upload. Raises Refusal if the call's key has no such upload."""
         upload_id = call.arguments["UploadId"]
         folder: Path = self._folder / call.bucket / "uploads" / upload_id
         with suppress(FileNotFoundError):
@@ -289,7 +289,7 @@ class S3App:
         raise Refusal("NoSuchUpload", "The specified multipart upload does not exist.")
 
     def _create_multipart_upload(self, call: S3Call) -> dict[str, Any]:
-        upload_id = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # sorts in order of creation
+        upload_id = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # ids sort in order of creation
         folder = self._folder / call.bucket / "uploads" / upload_id
         folder.mkdir(mode=0o700)
         info = ObjectInfo(call.key, kept=call.get_object_metadata())
@@ -363,7 +363,7 @@ class S3App:
             tag = f'"{md5.hexdigest()}-{len(sizes)}"'
             info = ObjectInfo(call.key, sum(sizes), tag, kept=read_description(folder / "upload").kept)
             self._save(call, file, info, self._object_path(call))
-        with self._lock, suppress(Refusal):  # another request may have removed it
+        with self._lock, suppress(Refusal):  # another request may have removed the upload
             self._remove_upload(call)
         return {"Bucket": call.bucket, "Key": call.key, "ETag": tag}
 
@@ -444,6 +444,6 @@ def _make_response(operation: str, result: object, body: Iterator[bytes] | None 
     model: Any = get_service_model("s3").operation_model(operation)
     serialized = S3Serializer(model).serialize(result)
     status = serialized["status_code"]
-    if status == 400:  # also the status of errors that the model does not have
+    if status == 400:  # the serializer's default for errors that the model lacks
         status = getattr(result, "status", status)
     return Response(body or serialized["body"], status, serialized["headers"])

@@ -1,4 +1,4 @@
-"""S3 requests: their operation, permissions and body; and the format of object files."""
+"""S3 requests, with their operation, permissions and body, and the format of object files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUPPORTED_PARAMETERS = {
     *("ListMultipartUploads.UploadIdMarker", "ListMultipartUploads.MaxUploads"),
     *("UploadPart.PartNumber", "PutBucketAcl.ACL", "ListParts.PartNumberMarker", "ListParts.MaxParts"),
 }
-"""The supported parameters, of all operations or of one, in addition to checksums."""
+"""The supported parameters of all operations or of one, in addition to the parameters of checksums."""
 VALUES = {
     "ACL": ("private", "public-read"),
     "ContentEncoding": ("aws-chunked",),
@@ -51,7 +51,7 @@ VALUES = {
 
 
 class Headers(dict[str, str]):
-    """The headers of a request, with case-insensitive names. moto looks up 50 of them."""
+    """The headers of a request, with case-insensitive names. moto looks up 50 headers per request."""
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name.lower(), value)
@@ -80,7 +80,7 @@ class Bucket(msgspec.Struct, frozen=True):
 class ObjectInfo(msgspec.Struct, frozen=True):
     """The description of an object, of a part, or of an upload.
 
-    `tag`: its ETag; `kept`: its content type and user metadata.
+    `tag` is the ETag, and `kept` has the content type and the user metadata.
     """
 
     key: str
@@ -92,9 +92,9 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 @dataclass
 class S3Call:
-    """One request. `caller`: the signer's ARN, "" if it is unsigned; `policies`: None allows everything.
+    """A request. `caller` is the signer's ARN, "" if it is unsigned. `policies` None allows everything.
 
-    `bucket_info`: the bucket, once it is known; `is_cut`: a fault cuts the connection within the body.
+    `bucket_info` is the bucket, once it is known. `is_cut`: a fault cuts the connection within the body.
 
     :raises NotFound: the request matches no operation of S3.
     """
@@ -117,7 +117,7 @@ class S3Call:
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """The parsed parameters as boto3 names them, without a streamed body.
+        """The parsed parameters, named as in boto3, without a streamed body.
 
         :raises Refusal: a parameter is invalid or not supported.
         """
@@ -142,11 +142,11 @@ class S3Call:
         return arguments
 
     def get_object_metadata(self) -> dict[str, Any]:
-        """Return what is stored and returned with an object: its content type and user metadata."""
+        """Return the content type and the user metadata, which are stored with an object."""
         return {name: self.arguments[name] for name in ("ContentType", "Metadata") if name in self.arguments}
 
     def encode_key(self, text: str) -> str:
-        """Return a key as a listing shows it, URL-encoded if the caller requests that."""
+        """Return a key as it appears in a listing: URL-encoded if the caller requests that."""
         return quote(text, safe="/*-._") if "EncodingType" in self.arguments else text
 
     def check_permission(self, operation: str, resource: str) -> None:
@@ -196,7 +196,7 @@ class S3Call:
 
 
 def identify_caller(call: S3Call) -> None:
-    """Set the caller of a signed request and the policies of the caller. Raises ServiceException."""
+    """Set the call's caller, who signed it, and the caller's policies. Raises ServiceException."""
     match = ec2_http.SCOPE.fullmatch(call.headers["authorization"])
     if match is None or match[3] != "s3":
         raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
@@ -207,7 +207,7 @@ def identify_caller(call: S3Call) -> None:
     call.caller, call.region = key.arn, match[2]
     if not key.arn.endswith(f":user/{USER}"):
         call.policies = []
-        with suppress(ServiceException):  # the role is gone
+        with suppress(ServiceException):  # the role may have been removed
             call.policies = key.collect_policies()
 
 
@@ -233,9 +233,9 @@ def get_part_number(call: S3Call) -> int:
 
 
 def parse_parts(call: S3Call) -> list[tuple[int, str]]:
-    """Return number and ETag of each part that a request to complete an upload lists.
+    """Return the number and ETag of each part that a request to complete an upload lists.
 
-    :raises Refusal: there are none, one lacks a number or an ETag, or they are not in order.
+    :raises Refusal: no part is listed, a part lacks a number or an ETag, or the parts are not in order.
     """
     try:
         rows = call.arguments["MultipartUpload"]["Parts"]
@@ -256,7 +256,7 @@ def _unsupported(feature: str) -> Refusal:
 
 
 def read_exactly(source: Any, size: int) -> Iterator[bytes]:
-    """Yield the next `size` bytes of a file, in chunks. Raises ConnectionError if it ends before."""
+    """Yield the next `size` bytes of a file, in chunks. Raises ConnectionError if the file ends earlier."""
     while size:
         data = source.read(min(size, CHUNK))
         if not data:
@@ -292,6 +292,6 @@ def parse_description(file: IO[bytes]) -> ObjectInfo:
 
 
 def read_description(path: Path) -> ObjectInfo:
-    """Return the description in a file. Raises FileNotFoundError if there is no file."""
+    """Return the description in an object's file. Raises FileNotFoundError if the file does not exist."""
     with path.open("rb") as file:
         return parse_description(file)

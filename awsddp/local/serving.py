@@ -1,4 +1,4 @@
-"""HTTP for the endpoint and for the nodes, with keep-alive connections as AWS has them.
+"""HTTP for the endpoint and for the nodes, with keep-alive connections like those of AWS.
 
 werkzeug's own handler closes each connection after one request.
 """
@@ -14,19 +14,19 @@ from typing import Any
 from werkzeug.exceptions import InternalServerError
 from werkzeug.serving import WSGIRequestHandler
 
-IDLE_S = 20.0  # how long a connection stays open without a request
-DRAINED = 1 << 20  # bytes per read of an unused body
+IDLE_S = 20.0  # an idle connection is closed after this time
+DRAINED = 1 << 20  # bytes per read while an unread body is discarded
 
 
 class Body:
-    """The body of a request, without what follows on the connection. `unread`: the number of unread bytes."""
+    """The body of a request, which ends before later data of the connection. `unread` counts unread bytes."""
 
     def __init__(self, source: io.BufferedIOBase, size: int) -> None:
         self._source = source
         self.unread = size
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, b"" at the end."""
+        """Return at most `size` bytes, or b"" at the end of the body."""
         return self._count(self._source.read(self._limit(size)))
 
     def readline(self, size: int = -1) -> bytes:
@@ -42,10 +42,10 @@ class Body:
 
 
 class KeepAliveHandler(WSGIRequestHandler):
-    """One connection. It is closed if a body or a response is incomplete."""
+    """Handles one connection, which is closed if a request body or a response is incomplete."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # head and body of a small response are one packet
+    wbufsize = 1 << 16  # the head and body of a small response fit into one packet
     disable_nagle_algorithm = True
 
     def run_wsgi(self) -> None:
@@ -64,7 +64,7 @@ class KeepAliveHandler(WSGIRequestHandler):
             body = environ["wsgi.input"] = Body(self.rfile, int(length))
         try:
             is_complete = self._respond(environ)
-            while body.read(DRAINED):  # the client reads an early error only after it sent the body
+            while body.read(DRAINED):  # the client sends its whole body before it reads an early error
                 pass
         except ConnectionError:
             is_complete = False
@@ -72,7 +72,7 @@ class KeepAliveHandler(WSGIRequestHandler):
         self.close_connection = self.close_connection or must_close or not self._wait_for_request()
 
     def _respond(self, environ: dict[str, Any]) -> bool:
-        """Send the response; return True if it has the length in its head. Raises ConnectionError."""
+        """Send the response; return True if its length is as in its head. Raises ConnectionError."""
         try:
             return self._send(environ, self.server.app)
         except ConnectionError:
@@ -101,7 +101,7 @@ class KeepAliveHandler(WSGIRequestHandler):
             getattr(parts, "close", lambda: None)()
 
     def _wait_for_request(self) -> bool:
-        """Wait for another request; return False if none comes within IDLE_S or the client disconnects."""
+        """Wait for the next request; return False after IDLE_S without one, or if the client disconnects."""
         source: Any = self.rfile
         self.connection.settimeout(IDLE_S)
         try:
@@ -117,4 +117,4 @@ class KeepAliveHandler(WSGIRequestHandler):
             super().finish()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Write no line for each request."""
+        """Do nothing, so that no line is logged for a request."""

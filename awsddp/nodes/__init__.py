@@ -1,5 +1,5 @@
 """The nodes over SSH: connect, prepare, send files, fetch results.
 
-The only package that imports paramiko. It has no code for AWS or for jobs: it takes endpoints and commands,
-and returns the result or the error of every node, not only the first failure.
+Only this package imports paramiko. It has no code for AWS or for jobs: it takes endpoints and commands, and
+it returns the result or the error of every node, not only the first failure.
 """

@@ -1,7 +1,7 @@
 """The URLs that nodes may request from the package mirror, and the names under which they request them.
 
-A host has a generated name below `awsddp.invalid` (RFC 6761), and a file that an index page links to has a
-link signed by this machine. All grants come from the user's configuration or from the constants below.
+Each granted host has a generated name below `awsddp.invalid` (RFC 6761), and a file that an index page links
+to has a link that this machine signed. All grants come from the user's configuration or from constants below.
 """
 
 import base64
@@ -20,9 +20,9 @@ from awsddp.nodes.upstream import Grant, Kind, RefusedError, host_port, origin, 
 
 _HOST = "awsddp.invalid"
 FILES_HOST = f"files.{_HOST}"
-"""Host name of signed links."""
+"""The host name in signed links."""
 METADATA_SUFFIX = ".metadata"
-"""Suffix of a wheel's URL for its metadata (PEP 658)."""
+"""A wheel's URL with this suffix is the URL of the wheel's metadata (PEP 658)."""
 _CONDA = "https://conda.anaconda.org"
 _DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
 _URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
@@ -31,14 +31,14 @@ _REVISION = re.compile(r"(?P<url>https?://[^/]+/.+?)(?P<revision>@[^@]*)?")
 _LOGIN = re.compile(r"https?://([^/@\s]+)@")
 _LINK = re.compile(rf"http://{re.escape(FILES_HOST)}/[0-9a-f]+/([\w-]+)/[^\s\"'<>)]*")
 _CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
-"""Matches the channel of a package in environment.yml: conda-forge::numpy, numpy[channel=conda-forge]."""
+"""Matches a package's channel in environment.yml, as in conda-forge::numpy or numpy[channel=conda-forge]."""
 
 
 class Catalog:
     """The grants of one installation.
 
     With `everything` all downloads of the nodes are granted, otherwise only local folders and URLs with a
-    login. `key` signs links: with the same key a file keeps its URL, so that nodes can cache it.
+    login. `key` signs links; it does not change, so that a file keeps its URL and nodes can cache the file.
     """
 
     def __init__(self, *, everything: bool, key: bytes) -> None:
@@ -49,7 +49,7 @@ class Catalog:
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """The host names under which nodes request from the mirror."""
+        """The host names in the URLs that nodes request from the mirror."""
         return (FILES_HOST, *self.origins) if self.grants else ()
 
     def rewrite_url(self, url: str) -> str:
@@ -60,7 +60,7 @@ class Catalog:
         return f"http://{host}{parts.path}" + (f"?{parts.query}" if parts.query else "")
 
     def grant(self, kind: Kind, url: str) -> str:
-        """Grant a URL, which may contain a login, and return its URL for nodes. Raises ValueError."""
+        """Grant a URL, which may contain a login, and return the URL for nodes. Raises ValueError."""
         plain, login = strip_login(url), _LOGIN.match(url)
         grant = Grant(kind, plain.rstrip("/") if kind == "git" else plain, login[1] if login else "")
         if grant not in self.grants:
@@ -68,7 +68,7 @@ class Catalog:
         return self.sign_link(plain, is_named=True) if kind == "file" else self.rewrite_url(plain)
 
     def rewrite_location(self, location: str, kind: Kind) -> str:
-        """Grant a URL or a folder if the mirror serves it; return its URL for nodes, or else `location`."""
+        """Grant a URL or folder that the mirror serves; return its URL for nodes, or else `location`."""
         is_served = _LOGIN.match(location) or (self.everything and _URL.fullmatch(location))
         if not (is_served and host_port(location)) and not exists_locally(location):
             return location
@@ -78,15 +78,15 @@ class Catalog:
         return self.grant(kind, path.as_uri() + "/" * path.is_dir())
 
     def rewrite_index(self, location: str) -> str:
-        """Grant an index; see `rewrite_location`."""
+        """Grant a package index, and return the same as `rewrite_location`."""
         return self.rewrite_location(location, "index")
 
     def rewrite_links_page(self, location: str) -> str:
-        """Grant a page or a folder of links; see `rewrite_location`."""
+        """Grant a page or a folder of links, and return the same as `rewrite_location`."""
         return self.rewrite_location(location, "page")
 
     def rewrite_requirement(self, line: str) -> str:
-        """Return a requirement with its URL rewritten for nodes, and its revision unchanged."""
+        """Return a requirement with its URL, but not its revision, rewritten for nodes."""
 
         def rewrite(match: re.Match[str]) -> str:
             repository = _REVISION.fullmatch(match["url"]) if match["git"] else None
@@ -105,7 +105,7 @@ class Catalog:
         return json.dumps(document)
 
     def _rewrite_package(self, package: str | dict[str, list[str]]) -> str | dict[str, list[str]]:
-        """Return a conda package, or a list of pip packages, rewritten for nodes."""
+        """Return a conda package, or a list of pip packages, with URLs rewritten for nodes."""
         if isinstance(package, dict):
             return {"pip": [self.rewrite_requirement(line) for line in package["pip"]]}
         match = _CHANNEL.search(package)
@@ -113,7 +113,7 @@ class Catalog:
         return package.replace(channel, self.rewrite_channel(channel), 1) if channel else package
 
     def rewrite_channel(self, channel: str) -> str:
-        """Return a channel rewritten for nodes; `conda_environ` resolves channels without a URL."""
+        """Return a channel rewritten for nodes; `conda_environ` resolves channels that have no URL."""
         if _URL.match(channel):
             return self.rewrite_location(channel, "tree")
         if self.everything and re.match(r"\w", channel):
@@ -122,21 +122,21 @@ class Catalog:
         return channel
 
     def conda_environ(self) -> dict[str, str]:
-        """Return the variables with which conda resolves channels without a URL."""
+        """Return the environment variables with which conda resolves channels that have no URL."""
         for channel in ("conda-forge", "defaults"):
             self.rewrite_channel(channel)
         defaults = ",".join(self.rewrite_url(url) for url in _DEFAULTS)
         return {"CONDA_CHANNEL_ALIAS": self.rewrite_url(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
 
     def restore_urls(self, text: str) -> str:
-        """Return a text with the original URLs of indexes and files."""
+        """Return `text` with URLs for nodes replaced by the original URLs of indexes and files."""
         text = _LINK.sub(lambda link: _decode(link[1])[1:], text)
         for host, original in self.origins.items():
             text = text.replace(f"http://{host}", original)
         return text
 
     def sign_link(self, url: str, *, is_named: bool) -> str:
-        """Return a signed link to a URL; `is_named`: its host may have a private address."""
+        """Return a signed link to a URL. `is_named`: the URL's host may have a private address."""
         payload = ("+" if is_named else "-") + url
         text = base64.urlsafe_b64encode(payload.encode()).decode().rstrip("=")
         return f"http://{FILES_HOST}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
@@ -160,12 +160,12 @@ def exists_locally(location: str) -> bool:
 
 
 def find_urls(text: str) -> list[str]:
-    """Return the URLs in a text that have a host."""
+    """Return all URLs in `text` that have a host."""
     return list(filter(host_port, _URL.findall(text)))
 
 
 def signing_key(folder: Path) -> bytes:
-    """Return the key for signed links, which is created in `folder` if it does not exist."""
+    """Return the key that signs links; it is created in `folder` if it does not exist."""
     file = folder / "mirror.key"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not file.exists():
@@ -177,7 +177,7 @@ def signing_key(folder: Path) -> bytes:
 
 
 def _decode(text: str) -> str:
-    """Return a decoded part of a link, "" if it is invalid."""
+    """Return a decoded part of a link, or "" if the part is invalid."""
     try:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Open an SSH connection to a node: verify its host key, retry while it boots, name the step that failed."""
+"""Open SSH connections to nodes: verify host keys, retry while nodes boot, name the step that failed."""
 
 import contextlib
 import errno
@@ -26,17 +26,18 @@ from awsddp.nodes.node_failures import NodeFailure, find_program, tail
 from awsddp.util.formatting import node_name
 from awsddp.util.parallel import ignore_event, run_in_thread
 
-# paramiko logs each failed handshake, which awsddp's own errors report.
+# Without a handler Python prints each failed handshake that paramiko logs. awsddp's own errors report those.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-_DIAL_S = 4.0  # short: a booting machine drops packets, and TCP retransmits slowly
+_DIAL_S = 4.0  # short, because a booting node drops packets and TCP retransmits slowly
 _HANDSHAKE_S = 15.0
 _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
 _PRECONNECT_S = 15.0
 _LOGIN_PATIENCE_S = 5.0  # at boot sshd may start before the account exists
-# sshd 9.8 and later adds 5 s of penalty per login that PAM refuses, and drops clients with more than 15 s:
-# PerSourcePenalties in https://man.openbsd.org/sshd_config. With these pauses, then 5 s, it is at most 14 s.
+# sshd 9.8 and later adds 5 s of penalty per login that PAM refuses, and drops clients with more than 15 s
+# (PerSourcePenalties in https://man.openbsd.org/sshd_config). With these pauses, and 5 s after each later
+# attempt, the penalty is at most 14 s.
 _CLOSED_PAUSES_S = (1.0, 2.0, 3.0)
 _LAST_CLOSED_PAUSE_S = 5.0
 _BOOT_KEY_PAUSE_S = 1.0  # a connection that ends before a login adds 1 s of penalty
@@ -44,8 +45,8 @@ _FORWARDING = (
     "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # what forbids it\n"
     "-o env.packages_from=node   # if nodes have internet access"
 )
-_WINDOW = 8 * 2**20  # bytes in flight; the default of 2 MiB limits a log to 10 MB/s at 200 ms
-_FORWARD_WINDOW = 64 * 1024  # small: many forwarded connections, each with requests only
+_WINDOW = 8 * 2**20  # bytes in flight; with paramiko's 2 MiB a log has 10 MB/s at 200 ms
+_FORWARD_WINDOW = 64 * 1024  # small, because there are many connections with small requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Connection:
         self._open_ahead()
 
     def open_channel(self) -> paramiko.Channel:
-        """Return a channel, opened in advance to save a round trip. Raises SSHException."""
+        """Return a channel that was opened in advance to save a round trip. Raises SSHException."""
         channel = self.channels.get()
         self._open_ahead()
         return channel.result()
@@ -73,8 +74,8 @@ class Connection:
     def forward(self, serve: Callable[[paramiko.Channel], None]) -> int:
         """Listen on a port of the node's loopback interface, and return the port.
 
-        `serve` is called with each connection, on the thread of the transport. Windows are small, because
-        unread data is held in memory. Raises NodeFailure.
+        `serve` is called with each connection, on the thread of the transport. The connections have small
+        windows, because unread data is held in memory. Raises NodeFailure.
         """
         self.transport.default_window_size = _FORWARD_WINDOW
         try:
@@ -93,15 +94,15 @@ class Connection:
             self.transport.global_request("cancel-tcpip-forward", ("127.0.0.1", port), wait=False)
 
     def drop(self) -> None:
-        """Close the connection without waiting; blocked reads and writes fail."""
-        with contextlib.suppress(OSError):  # it may be closed already
+        """Close the connection without waiting, so that blocked reads and writes fail."""
+        with contextlib.suppress(OSError):  # the socket may be closed already
             self.node_socket.socket.shutdown(socket.SHUT_RDWR)
         self.transport.close()
         self.node_socket.close()
 
 
 Preconnect = dict[Endpoint, Future[Connection]]
-"""Connections being opened, by endpoint; a connection is removed when it is used."""
+"""Connections that are being opened, by endpoint. A connection that is used is removed."""
 
 
 def load_key(path: Path) -> paramiko.PKey:
@@ -119,9 +120,9 @@ def load_key(path: Path) -> paramiko.PKey:
 
 
 def check_key_file(path: Path, *, name: str, public: str) -> None:
-    """Check that `access.key_file` is a usable private key, and belongs to the key pair `name`.
+    """Check that `access.key_file` is a usable private key and belongs to the key pair `name`.
 
-    `public` is the public key from EC2, "" if EC2 does not return it. Raises ConfigError.
+    `public` is the public key from EC2, or "" if EC2 does not return it. Raises ConfigError.
     """
     setting, file = f"access.key_file: {path}", shlex.quote(str(path))
     program = find_program("ssh-keygen", f"it checks {setting}", "install openssh-client")
@@ -155,10 +156,10 @@ def connect(
 ) -> Connection:
     """Connect to a node; retry until the deadline while it boots.
 
-    Raises NodeFailure: immediately for a host key that is not accepted, after a few seconds for a refused
-    login, otherwise at the deadline with the last cause. Raises JumpFailure if the jump host refuses the
+    Raises NodeFailure immediately for a host key that is not accepted, after a few seconds for a refused
+    login, and otherwise at the deadline with the last cause. Raises JumpFailure if the jump host refuses the
     connection. An image may have other host keys until cloud-init installs the temporary key of the launch,
-    so a mismatch is retried while only that key is accepted; nothing is sent to the node before.
+    so a mismatch is retried while only that key is accepted. Before the key matches, no login is sent.
     """
     began = time.monotonic()
     refused_since: float | None = None
@@ -183,7 +184,7 @@ def connect(
                 reported_layer = failure.layer
                 on_event(Event(f"waiting for SSH ({reported_layer})", who=node_name(endpoint.node)))
         stop.wait(pause)
-        longest_pause = 1.0 if login.jump else 0.3  # over a jump host each attempt starts a process
+        longest_pause = 1.0 if login.jump else 0.3  # each attempt over a jump host starts a process
         next_pause = min(longest_pause, next_pause * 1.3)
 
 
@@ -197,10 +198,10 @@ def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
 
 
 def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
-    """Start to connect to nodes at their last known addresses, with one attempt each, all at once.
+    """Start to connect to all nodes at once at their last known addresses, with one attempt each.
 
-    The caller adds `close_when_connected` as callback to futures that are not used. Raises ConfigError for an
-    invalid login key.
+    The caller adds `close_when_connected` as a callback to futures that it does not use. Raises ConfigError
+    for an invalid login key.
     """
     no_retry = threading.Event()
     no_retry.set()
@@ -212,7 +213,7 @@ def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
 
 
 def close_when_connected(future: Future[Connection]) -> None:
-    """Close an unused connection once it is open, as the callback of its future."""
+    """Close an unused connection once it is open. This function is a callback of the connection's future."""
     if future.exception() is None:
         future.result().drop()
 
@@ -245,7 +246,7 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> NodeSocket:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_timeout_s, left_s))
         connected = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # a limit of this machine
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # this machine's limit of open files is reached
             raise
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         if jump is not None:
@@ -256,8 +257,8 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> NodeSocket:
         raise endpoint.failure("no route", "unreachable", why) from error
     connected.setsockopt(
         socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # else each command waits 40 ms for an ACK
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: fail if the peer acknowledges nothing
+    )  # without this each command waits 40 ms for an ACK
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux: fail if the peer acknowledges nothing
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
     return NodeSocket(connected)
 

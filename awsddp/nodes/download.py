@@ -24,21 +24,21 @@ from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import ignore_event, results_or_raise, run_on_nodes
 
 STAGING_FOLDER = ".part"
-"""The staging folder within the results; an interrupted fetch is resumed from it."""
+"""The staging folder in the results folder; the next fetch resumes an interrupted fetch from it."""
 DEDUPLICATE_FROM_BYTES = 1 << 20
-"""Files of this size or larger are fetched as a delta against a local file that is probably identical."""
+"""A file of this size or larger is fetched as a delta if a local file is probably identical to it."""
 SAMPLED_BYTES = 128 << 10
-"""For files up to this size a sample covers all bytes."""
+"""A sample covers all bytes of files up to this size."""
 VERSIONS = ".awsddp/versions.json"
-"""The file with the ctime and inode that each larger file had on its node when it was fetched."""
+"""This file records the ctime and inode that each larger file had on its node when it was fetched."""
 _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
-"""Timestamp resolutions of file systems in ns: 2 s on FAT."""
+"""Timestamp resolutions of file systems in ns; the last is FAT's, 2 s."""
 Listed = Mapping[tuple[int, str], ResultFile]
-"""Files by node and path."""
+"""Files of nodes by node and path."""
 ListFiles = Callable[[Collection[int]], Listed]
 MatchesSample = Callable[[Path, ResultFile], bool]
 Transfer = Callable[[Sequence[ResultFile], Path, rsync.Progress, threading.Event], None]
-"""Downloads files of a node to their paths below a folder, with their mtimes, until the event is set."""
+"""Downloads files of a node, with their mtimes, to paths below a folder. Stops once the event is set."""
 
 
 def pull(
@@ -58,9 +58,9 @@ def pull(
     after the transfer. Up-to-date files are skipped, and identical content is transferred once.
     `matches_sample` compares sampled blocks of a local file with its description; with `accept_grown` a file
     may be longer than described. Incomplete files stay in `target`/.part, and the next call resumes them.
-    `last_files` is called after all transfers with the files that changed during them, which are left out; it
-    returns small files that are written last, and .part is removed. Raises NodesFailed for lost nodes, and
-    ConfigError if the disk has too little space.
+    Files that change during the transfers are left out. `last_files` is called with these after all transfers
+    and returns small files, which are written last. Then .part is removed. Raises NodesFailed for lost nodes,
+    and ConfigError if the disk has too little space.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
     results = _Results(target, transfer, wanted, begins=matches_sample, grown=accept_grown)
@@ -96,8 +96,8 @@ def rsync_transfer(ssh_config: Path) -> Transfer:
         files: Sequence[ResultFile], staging: Path, progress: rsync.Progress, stop: threading.Event
     ) -> None:
         # Transfer contents and mtimes only: no devices, owners or modes, and links are followed. A partial
-        # file of an interrupted fetch is updated in place by blocks. --ignore-times, because a staged file
-        # that looks complete may have been rewritten on the node with its mtime kept.
+        # file of an interrupted fetch is updated in place by blocks. --ignore-times is needed because a file
+        # may have been rewritten on the node with its mtime kept, and then the staged file looks complete.
         args = ["-tL", "--modify-window=-1", "--ignore-times", "--inplace", "--no-implied-dirs"]
         args += rsync.SPARSE if any(file.sparse for file in files) else ()
         try:
@@ -118,7 +118,7 @@ def rsync_transfer(ssh_config: Path) -> Transfer:
 
 
 def _try_to_write(path: Path) -> None:
-    """Raise OSError if this machine, rather than the node, is why a file was not downloaded."""
+    """Raise OSError if a file was not downloaded because of this machine rather than the node."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(4096))
     path.unlink()
@@ -127,9 +127,9 @@ def _try_to_write(path: Path) -> None:
 class _Results:
     """The folder `top` of a job's results, and its staging folder `part`.
 
-    `missing`: files to download, by node. `similar`: files that probably equal a local file or one of
-    `missing`, downloaded after it as a delta. `links`: symbolic links to create. `changed`: files that
-    changed during the transfer.
+    `missing`: files to download, by node. `similar`: files that probably equal a local file or a file of
+    `missing`; they are downloaded last, as a delta against it. `links`: symbolic links to create. `changed`:
+    files that changed during the transfer.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class _Results:
                 self.missing[file.node].append(file)
 
     def make_room(self, *, clear: bool) -> None:
-        """Create `part`; with `clear` remove files of an earlier call that this one does not need.
+        """Create `part`; with `clear` remove files of an earlier call that this call does not need.
 
         Raises OSError, and ConfigError if the disk has too little space.
         """
@@ -172,7 +172,7 @@ class _Results:
         keep = {self._staging_path(file) for file in pending if file.data is None}
         for path in sorted(self.part.rglob("*"), reverse=True) if clear else ():
             if path not in keep or _size(path) is None:
-                with contextlib.suppress(OSError):  # a folder that is not empty
+                with contextlib.suppress(OSError):  # a folder may be not empty
                     path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         size = sum(file.size for file in pending) - sum(_size(path) or 0 for path in keep)
         folder = next(parent for parent in self.top.parents if parent.is_dir())
@@ -231,13 +231,13 @@ class _Results:
         return is_complete
 
     def _is_complete(self, path: Path, file: ResultFile, latest: ResultFile) -> bool:
-        """Return True if a staged file is as its node lists it now, or, if it may grow, as it was and longer.
+        """Return True if a staged file is as its node lists it now. A file that may grow may be longer.
 
-        rsync sets the mtime of a file only after it has verified it.
+        rsync sets the mtime of a file only after it has verified the content.
         """
         has_same_stamp = (latest.size, latest.modified) == (file.size, file.modified)
         if has_same_stamp and file.size > SAMPLED_BYTES and _version(latest) != _version(file):
-            return False  # it was rewritten in place during the transfer
+            return False  # the file was rewritten in place during the transfer
         if is_downloaded(path, latest, self._begins):
             return True
         size = _size(path)
@@ -245,7 +245,7 @@ class _Results:
         return is_longer and self._grown and self._begins(path, file)
 
     def make_links(self) -> None:
-        """Create the links; each replaces a link or file of its name. Raises OSError."""
+        """Create the links; a link replaces a link or file of the same name. Raises OSError."""
         for relative, target in self.links:
             path = self._folder(relative.parent) / relative.name
             if path.is_symlink() or path.is_file():
@@ -260,11 +260,11 @@ class _Results:
         shutil.rmtree(self.part)
 
     def _staging_path(self, file: ResultFile) -> Path:
-        """Return the path of a file in `part`, which is where rsync writes it."""
+        """Return the path of a file in `part`, to which rsync writes the file."""
         return self.part / node_name(file.node) / file.path.lstrip("/")
 
     def _replace(self, path: Path, relative: str) -> None:
-        """Move a file to its final path. Logs and files of awsddp are readable by their owner only."""
+        """Move a file to its final path. Make logs and files of awsddp readable by their owner only."""
         folder = self._folder(Path(relative).parent)
         if not relative.startswith("node"):
             path.chmod(0o600)
@@ -273,10 +273,10 @@ class _Results:
         path.replace(folder / Path(relative).name)
 
     def _seems_downloaded(self, file: ResultFile) -> bool:
-        """Return True if the results probably hold this file already; a log may be longer than listed.
+        """Return True if the results folder probably has this file already; a log may be longer than listed.
 
-        A larger file is certain only if its recorded version matches. A path through a symbolic link does
-        not count.
+        For a file larger than SAMPLED_BYTES only a matching recorded version is certain. A path through a
+        symbolic link does not count.
         """
         path = self.top / file.home
         size = _size(path)
@@ -284,16 +284,16 @@ class _Results:
             (self.top / folder).is_symlink() for folder in PurePosixPath(file.home).parents[:-1]
         ):
             return False
-        if file.home.endswith(".log") and not file.home.startswith("node"):  # written while following the job
+        if file.home.endswith(".log") and not file.home.startswith("node"):  # written as the job ran
             return size == file.size or (self._grown and size > file.size)
         return is_downloaded(path, file, self._begins)
 
     def versions(self) -> dict[str, bytes]:
-        """Return the path and content of the versions file, {} if there are no versions."""
+        """Return {path: content} for the versions file, or {} if there are no versions."""
         return {VERSIONS: json.dumps(self._versions).encode()} if self._versions else {}
 
     def _folder(self, path: Path) -> Path:
-        """Create the folder `path` below the results and return it; a link in its path is removed."""
+        """Create the folder `path` below the results folder and return it; links in its path are removed."""
         folder = self.top
         for name in path.parts:
             folder /= name
@@ -304,7 +304,7 @@ class _Results:
 
 
 def _remove_empty(part: Path) -> None:
-    """Remove empty folders: those in `part`, `part` itself, and its parent."""
+    """Remove those of the folders in `part`, `part` itself and its parent that are empty."""
     for folder in [*(Path(folder) for folder, _, _ in os.walk(part, topdown=False)), part.parent]:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -313,7 +313,7 @@ def _remove_empty(part: Path) -> None:
 def is_downloaded(path: Path, file: ResultFile, matches_sample: MatchesSample) -> bool:
     """Return True if `path` has the size, mtime and sample of `file`.
 
-    The sample is compared by `matches_sample`, because a file that was rewritten in place may have kept size
+    `matches_sample` compares the sample, because a file that was rewritten in place may have the same size
     and mtime. Raises OSError.
     """
     if _size(path) != file.size or not _has_mtime(path, file.modified):
@@ -326,7 +326,7 @@ def _version(file: ResultFile) -> list[int]:
 
 
 def _read_versions(path: Path) -> dict[str, list[int]]:
-    """Return the recorded versions of larger files by path, {} if the file cannot be read."""
+    """Return the recorded versions of larger files by path, or {} if the versions file cannot be read."""
     try:
         versions = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -335,7 +335,7 @@ def _read_versions(path: Path) -> dict[str, list[int]]:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a regular file, None for anything else."""
+    """Return the size of a regular file, or None for anything else."""
     with contextlib.suppress(OSError):
         info = path.lstat()
         return info.st_size if stat.S_ISREG(info.st_mode) else None

@@ -1,4 +1,4 @@
-"""Create the environment of the ranks on all nodes at once, unless it exists, and keep nodes identical."""
+"""Create the environment of the ranks on all nodes at once if it does not exist, and keep nodes identical."""
 
 import contextlib
 import functools
@@ -42,7 +42,7 @@ _UV_PYTHONS = "https://github.com/astral-sh/python-build-standalone/releases/dow
 (https://docs.astral.sh/uv/reference/environment/#uv_python_install_mirror)."""
 _LOOK_S = 60.0
 _SILENT_S = 2400.0
-"""How long a build may run without output, while a large package is downloaded or unpacked."""
+"""How long a build may run without output, for example while a large package is downloaded."""
 
 _WAITING_FOR_BUILD = re.compile(r"waiting for a build of .*?, process (\d+): .*", re.DOTALL)
 
@@ -55,11 +55,11 @@ def ensure_environments(
     cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
-    """Return the environment of each node, created if it does not exist; one round trip if all exist.
+    """Return the environment of each node; create those that do not exist. One round trip if all exist.
 
-    `pythons`: the image's Python by node. `cache`: folder for resolved versions. `send_files` syncs the
-    project folder, in which commands of `env.setup` run. Raises NodeError for nodes that failed, each with
-    its last lines, and for nodes that differ; ConfigError. Events are reported by the fleet's `on_event`.
+    `pythons`: the image's Python by node. `cache`: the folder for resolved versions. `send_files` syncs the
+    project folder, in which commands of `env.setup` run. Raises ConfigError, and NodeError for nodes that
+    failed (each with its last lines) or that differ. Events are reported by the fleet's `on_event`.
     """
     looks = {node: _request(plan, "look", pythons[node]) for node in fleet.nodes}
     environments = _run(fleet, plan, looks, _LOOK_S)
@@ -114,7 +114,7 @@ def _resolve_versions(
     cache: Path,
     local_indexes: Callable[[], Indexes],
 ) -> EnvironmentPlan:
-    """Return the plan with versions pinned for all nodes; unchanged if the nodes resolve them.
+    """Return the plan with versions pinned for all nodes, or the same plan if the nodes resolve versions.
 
     Raises ConfigError if requirements cannot be met.
     """
@@ -142,9 +142,9 @@ def _package_source(
     local_indexes: Callable[[], Indexes],
     key: bytes,
 ) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Mirror]]:
-    """Yield the plan for the nodes, each node's variables to find this machine's mirror, and the mirror.
+    """Yield the plan for the nodes, the variables with which each node finds the mirror, and the mirror.
 
-    The mirror serves all packages, or only those of local folders and of indexes with a password.
+    The mirror serves all packages, or only packages in local folders and in indexes with a password.
     Raises NodesFailed.
     """
     everything, indexes = plan.packages_from == "client", plan.indexes.with_defaults(local_indexes())
@@ -197,7 +197,7 @@ def _rewrite_plan(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
 
 
 def _tool_variables(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
-    """Return the variables for the downloads of uv and conda that are not packages."""
+    """Return the variables that rewrite the URLs of uv's Pythons, or of conda's channels."""
     if plan.kind == "conda":
         return catalog.conda_environ()
     return (
@@ -219,21 +219,24 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Re
         "image": image,
         **fields,
     }
-    # By stdin: an index URL may hold a password, and all users of a node can read command lines.
+    # Sent by stdin, because an index URL may hold a password, and all users of a node can read command lines.
     return ["python3", "-I", "-S", "-c", template("environment.py")], json.dumps(document).encode()
 
 
 def _client() -> str:
-    """Return the name of this client that is shown to clients that wait for its build."""
+    """Return this client's name, which is shown to other clients that wait for its build."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # an id without a name
+    except (KeyError, OSError):  # the user id has no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """A progress line of a program, with the fraction of `size` bytes; `at` is None for its result."""
+    """A line of a program's progress: the step `at` and the done fraction of `size` bytes.
+
+    The program's result is parsed as a step whose `at` is None.
+    """
 
     at: str | None = None
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -249,10 +252,10 @@ def run_programs(
     silent_s: float,
     translate: Callable[[str], str] = str,
 ) -> dict[int, Answer | NodeError]:
-    """Run programs that print lines of JSON, and return the result of each: its last line.
+    """Run programs that print lines of JSON, and return the result of each, which is its last line.
 
-    Other lines are reported as events. `failure_message` is the error of a node without a result. Raises
-    nothing for the output of a node.
+    Other lines are reported as events. `failure_message` is the error of a node without a result. No output
+    of a node raises an exception.
     """
     received = {node: bytearray() for node in requests}
     results: dict[int, bytes] = {}

@@ -1,4 +1,4 @@
-"""The nodes as a fabric.Group for the user's Fabric tasks. The only module that imports fabric."""
+"""The nodes as a fabric.Group for the user's Fabric tasks. Only this module imports fabric."""
 
 import base64
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ except ImportError as error:
 
 
 def fabric_group(endpoints: Iterable[Endpoint], login: Login) -> fabric.Group:
-    """Return a group with one connection per endpoint, in order; each accepts only its node's host keys.
+    """Return a group of connections in the order of `endpoints`; each accepts only its node's host keys.
 
     Connections open when they are first used. Raises ConfigError.
     """
@@ -40,7 +40,7 @@ def _connection(
         overrides={
             "load_ssh_configs": False,
             "forward_agent": False,
-            "run": {"in_stream": False},  # tasks also run in notebooks and threads, without a stdin
+            "run": {"in_stream": False},  # notebooks and threads run tasks without a stdin
         }
     )
     connection = fabric.Connection(
@@ -51,7 +51,7 @@ def _connection(
         gateway=proxy,
         connect_kwargs={"key_filename": str(key), "look_for_keys": False, "allow_agent": False},
     )
-    # Fabric's own policy adds any key: AutoAddPolicy.
+    # Fabric's own policy, AutoAddPolicy, would accept any host key.
     connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
     name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
     for line in host_keys:

@@ -1,4 +1,4 @@
-"""SSH connections to all nodes, opened at once, and the commands that run over them."""
+"""SSH connections to all nodes, which are opened at once, and the commands that run over them."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from awsddp.nodes.login import Endpoint, JumpFailure, Login
 from awsddp.nodes.node_failures import Layer, NodeFailure, tail
 from awsddp.util.parallel import ignore_event, results_or_raise, run_in_thread, run_on_nodes
 
-_CHECK_S = 0.25  # between checks of the deadlines while no data arrives
+_CHECK_S = 0.25  # how often deadlines are checked while no data arrives
 _CHUNK = 256 * 1024
 _START_S = 1.0
 
@@ -29,7 +29,7 @@ Request = tuple[Sequence[str], bytes]  # argv, stdin
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Exit code and output of a command on a node. `exit_code` is -1 if it was ended by a signal."""
+    """Exit code and output of a command on a node. `exit_code` is -1 if a signal ended the command."""
 
     exit_code: int
     stdout: bytes
@@ -46,23 +46,24 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 class Wakeup(threading.Event):
-    """Wakes the reader of many channels; paramiko sets it when a channel has data or has ended.
+    """An event that wakes the reader of many channels. paramiko sets it when a channel has data or has ended.
 
-    paramiko also clears it when one buffer is empty, but another may hold data. So `clear` does nothing.
+    paramiko also clears the event when one buffer is empty, although another buffer may hold data, so
+    `clear` does nothing.
     """
 
     def clear(self) -> None:
         """Do nothing."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, then reset it."""
+        """Wait until the event is set, then reset it."""
         is_set = super().wait(timeout)
         super().clear()
         return is_set
 
 
 class RemoteCommand:
-    """A command on a node. A background thread starts it and sends stdin; the caller's thread reads.
+    """A command on a node. A background thread starts it and sends stdin; the caller's thread reads output.
 
     The stdin of a `persistent` command stays open, and `send` writes to it.
     """
@@ -78,7 +79,7 @@ class RemoteCommand:
         self._run_in_background(functools.partial(self._start, *request, persistent=persistent))
 
     def send(self, data: bytes) -> None:
-        """Send more data to stdin, after pending data; timeouts start again."""
+        """Send more data to stdin after the pending data, and restart the timeouts."""
         pending = self._sending
 
         def send_next() -> None:
@@ -89,7 +90,7 @@ class RemoteCommand:
 
     @property
     def is_sending(self) -> bool:
-        """Whether the command is being started, or stdin is being sent."""
+        """True while the command is being started or stdin is being sent."""
         return not self._sending.done()
 
     def wait_started(self) -> None:
@@ -97,7 +98,7 @@ class RemoteCommand:
         futures.wait([self._sending], _START_S)
 
     def read(self) -> bytes:
-        """Return available stdout, at most one chunk; stderr is buffered for `read_stderr`."""
+        """Return at most one chunk of available stdout, and buffer stderr for `read_stderr`."""
         channel = self._channel
         if channel is None:
             return b""
@@ -122,7 +123,7 @@ class RemoteCommand:
         return stderr
 
     def outcome(self) -> Result | NodeError | None:
-        """Return the result or the error of the command, None while it runs."""
+        """Return the result or the error of the command, or None while it runs."""
         channel = self._channel
         is_connected = self.connection.transport.is_active()
         if self.is_sending and is_connected:
@@ -138,7 +139,7 @@ class RemoteCommand:
         return self.failure("lost", str(cause or "") or "the connection ended")
 
     def timeout_error(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
-        """Return the error of a command that exceeds a timeout, else None."""
+        """Return the error if the command exceeds a timeout, or None if it does not."""
         now = time.monotonic()
         if timeout_s is not None and now - self._started > timeout_s:
             return self.failure("silent", f"still running after {timeout_s:g} s")
@@ -159,7 +160,7 @@ class RemoteCommand:
 
     @property
     def _error(self) -> BaseException | None:
-        """The error of reading or sending, None if there is none."""
+        """The error that reading or sending raised, or None if there is none."""
         return self._read_error or (None if self.is_sending else self._sending.exception())
 
     def _run_in_background(self, act: Callable[[], None]) -> None:
@@ -187,8 +188,9 @@ class RemoteCommand:
 class Fleet:
     """Connections to nodes, as a context manager.
 
-    Entering connects to all nodes at once and raises NodesFailed if any is unreachable; with `partial` the
-    others are used, and `failures` holds the errors. Connections in `preconnect` are used if they are open.
+    Entering connects to all nodes at once and raises NodesFailed if any is unreachable. With `partial` it
+    does not raise: reachable nodes are used, and `failures` holds the errors. Open connections in
+    `preconnect` are used.
     `on_event` is called from the caller's thread, and so is `on_idle` during connection attempts.
     """
 
@@ -226,7 +228,7 @@ class Fleet:
 
     @property
     def responsive_nodes(self) -> list[int]:
-        """The numbers of the connected nodes without a failure."""
+        """The numbers of the connected nodes that have no failure."""
         return [node for node in self.nodes if node not in self.failures]
 
     def nodes_of_job(self, job: JobRecord) -> list[int]:
@@ -287,7 +289,7 @@ class Fleet:
     def forward_ports(
         self, nodes: Iterable[int], serve: Callable[[paramiko.Channel], None]
     ) -> Iterator[dict[int, int]]:
-        """Listen on a port of the loopback interface of each node, and yield the ports by node.
+        """Listen on one port of each node's loopback interface, and yield the ports by node.
 
         `serve` is called with each connection, on a thread that it must not block. Raises NodesFailed.
         """
@@ -307,14 +309,14 @@ class Fleet:
     ) -> dict[int, Result]:
         """Run a command on `nodes` (default: all connected) at once and return the results by node.
 
-        Raises NodesFailed, after all have ended, for nodes that were lost or exceeded `timeout_s`. Does not
-        raise for exit codes.
+        Raises NodesFailed, after all commands have ended, for nodes that were lost or exceeded `timeout_s`.
+        An exit code never raises.
         """
         numbers = self.nodes if nodes is None else nodes
         return results_or_raise(self.run_each(dict.fromkeys(numbers, (argv, stdin)), timeout_s=timeout_s))
 
     def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result | NodeError]:
-        """Run a different command on each node, all at once, and return the Result by node.
+        """Run a different command on each node, all at once, and return the Results by node.
 
         The value is a NodeError for a node that was lost or whose command exceeded `timeout_s`.
         """
@@ -341,9 +343,9 @@ class Fleet:
         """Run a command on each node and pass its stdout to `on_data(node, data)` in large chunks.
 
         `on_data` is called from the caller's thread; an exception that it raises ends all streams. A node
-        that sends nothing for `silent_after_s` is lost; the others continue. Returns the Result (with empty
-        stdout) or NodeError by node. `on_stderr` receives stderr in the same way; without it, stderr is in
-        the Result.
+        that sends nothing for `silent_after_s` counts as lost; the others continue. Returns the Result (with
+        empty stdout) or NodeError by node. `on_stderr` receives stderr in the same way; if it is None, the
+        Result has stderr.
         """
         wakeup = Wakeup()
         commands = {
@@ -364,10 +366,10 @@ class Fleet:
     ) -> dict[int, Result | NodeError]:
         """Send a message to the `program` on each node, and pass its response to `on_data`, as `stream` does.
 
-        The program, the same for all requests, is started with the first message and runs as long as the
+        All requests have the same program. It is started with the first message and runs as long as the
         connection, so that a message takes one round trip. `on_data(node, data)` returns True once the
-        response is complete; the node's Result then has exit code 0. Other Results are of a program that
-        ended.
+        response is complete; the node's Result then has exit code 0. Any other Result means that the program
+        has ended.
         """
         commands: dict[int, RemoteCommand] = {}
         for node, message in messages.items():
@@ -388,9 +390,9 @@ class Fleet:
         on_stderr: Callable[[int, bytes], None] | None,
         limits: tuple[float | None, float | None],
     ) -> dict[int, Result | NodeError]:
-        """Read commands until they end, or until `on_data` returns True for a complete response.
+        """Read the output of commands until they end or `on_data` returns True for a complete response.
 
-        `limits` are timeout_s and silent_after_s.
+        `limits` is the pair (timeout_s, silent_after_s).
         """
         running = dict(commands)
         outcomes: dict[int, Result | NodeError] = {
@@ -424,7 +426,7 @@ class Fleet:
         return {node: outcomes[node] for node in nodes}
 
     def _end(self, command: RemoteCommand, outcome: Result | NodeError | None) -> None:
-        """Close a command, and also the connection if the node was lost or stdin is blocked."""
+        """Close a command; also close the connection if the node was lost or stdin is blocked."""
         node = command.connection.endpoint.node
         if isinstance(outcome, NodeError):
             self.failures[node] = outcome

@@ -1,7 +1,7 @@
-"""Key pairs, and the accepted host keys of each instance.
+"""Key pairs, and the accepted host keys of each instance in known_hosts.
 
-Host keys are stored by instance id (HostKeyAlias), because addresses are reused. An instance has two while
-its host key is being changed. A key that is not in the file is refused without a prompt.
+Host keys are stored by instance id (HostKeyAlias), because addresses are reused. An instance has two keys
+while its host key is being changed. A key that is not in known_hosts is refused without a prompt.
 """
 
 import re
@@ -20,7 +20,7 @@ _KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}")
 
 @dataclass(frozen=True, kw_only=True)
 class KeyPair:
-    """An ed25519 key pair: `private` in OpenSSH's PEM form, `public` as one line with its comment."""
+    """An ed25519 key pair: `private` is in OpenSSH's PEM form, and `public` is one line with a comment."""
 
     private: str = field(repr=False)
     public: str
@@ -41,7 +41,7 @@ def make_key(comment: str) -> KeyPair:
 def ensure_login_key(folder: ClusterFolder, *, user_key: Path | None) -> str:
     """Create the cluster's login key if it does not exist, and return its public half.
 
-    With the user's own private key (`user_key`) create a symbolic link to it instead, and return "".
+    If the user has a private key (`user_key`), create a symbolic link to that key instead, and return "".
     """
     if user_key is not None:
         make_folder(folder.path)
@@ -57,7 +57,7 @@ def ensure_login_key(folder: ClusterFolder, *, user_key: Path | None) -> str:
 
 
 def strip_comment(public: str) -> str:
-    """Return a public key line without its comment: type and key. Raises ConfigError if it is invalid."""
+    """Return the type and the key of a public key line, without the comment. Raises ConfigError."""
     line = " ".join(public.split()[:2])
     if not _KEY.fullmatch(line):
         raise ConfigError(f"invalid public key {public!r}")
@@ -65,7 +65,7 @@ def strip_comment(public: str) -> str:
 
 
 def load_keys(known_hosts: Path) -> dict[str, tuple[str, ...]]:
-    """Return the accepted keys by instance id, {} if the file does not exist. Raises ConfigError."""
+    """Return the accepted keys by instance id, or {} if the file does not exist. Raises ConfigError."""
     try:
         lines = known_hosts.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def load_keys(known_hosts: Path) -> dict[str, tuple[str, ...]]:
 
 
 def add_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
-    """Add one accepted public key for each instance. Raises ConfigError."""
+    """Add an accepted public key for each instance in `keys`. Raises ConfigError."""
     accepted = load_keys(known_hosts)
     for instance_id, public in keys.items():
         accepted[instance_id] = tuple(dict.fromkeys((*accepted.get(instance_id, ()), strip_comment(public))))
@@ -89,7 +89,7 @@ def add_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
 
 
 def set_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
-    """Replace the accepted keys of each instance by one public key. Raises ConfigError."""
+    """Replace the accepted keys of each instance in `keys` by one public key. Raises ConfigError."""
     accepted = load_keys(known_hosts) | {
         instance_id: (strip_comment(public),) for instance_id, public in keys.items()
     }

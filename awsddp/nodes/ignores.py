@@ -1,4 +1,4 @@
-"""Read .awsddpignore and git's ignore files, also above the project folder. https://git-scm.com/docs/gitignore"""
+"""Read .awsddpignore and git's ignore files, also those above the project folder. https://git-scm.com/docs/gitignore"""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ _LIST_S = 20.0
 class Rules(NamedTuple):
     """Patterns and their `source`: the path of an ignore file, or sync.ignore.
 
-    Patterns are relative to `folder` in the project folder ("" or "sub/"), or to a folder above the synced
-    one, which then has the path `prefix` in it.
+    Patterns are relative to `folder` in the project folder ("" or "sub/"), or to a folder above the project
+    folder; `prefix` is then the path of the project folder in that folder.
     """
 
     source: str
@@ -29,9 +29,9 @@ class Rules(NamedTuple):
     prefix: str = ""
 
     def verdict(self, path: str) -> bool | None:
-        """Return whether a path of the project folder is ignored, None if no pattern matches it.
+        """Return True if a path of the project folder is ignored, False if not, None if no pattern matches.
 
-        A pattern that matches only a parent folder does not count: it is applied to the folder itself.
+        A pattern that matches only a parent folder does not count, because it is applied to that folder.
         """
         path = self.prefix + path[len(self.folder) :]
         pattern: Any
@@ -44,8 +44,8 @@ class Rules(NamedTuple):
 def _matches_itself(pattern: Any, path: str) -> bool:
     """Return True if a pattern matches this path rather than only a parent folder.
 
-    The group ps_d of pathspec's regex is the end of the matched folder. data/** matches the content of data/,
-    not the folder.
+    The group ps_d in the regex of pathspec is the end of the matched folder. data/** matches the content of
+    data/, but not data/ itself.
     """
     is_inside = pattern.regex.pattern.endswith("/")
     return any(
@@ -74,10 +74,11 @@ def read_rules(file: Path, source: str, *, folder: str = "", prefix: str = "") -
 
 
 def read_git_rules(root: Path) -> tuple[Rules, ...]:
-    """Return the rules of git outside a folder, () outside a repository; the first match decides.
+    """Return git's rules from outside a folder, or () outside a repository. The first match decides.
 
-    They are the .gitignore files above the folder, info/exclude and core.excludesFile. A file that ignores
-    the folder itself or a parent is left out, because the user wants to sync the folder. Raises ConfigError.
+    They are those of the .gitignore files above the folder, of info/exclude and of core.excludesFile. A file
+    that ignores the folder itself or a parent is left out, because the user wants to sync the folder. Raises
+    ConfigError.
     """
     repository = _find_repository(root)
     if repository is None:
@@ -90,7 +91,7 @@ def read_git_rules(root: Path) -> tuple[Rules, ...]:
 
 
 def list_tracked_files(root: Path) -> list[str]:
-    """Return the files that git tracks although an ignore file matches them; [] without git or a repository.
+    """Return the files that git tracks although a rule ignores them, or [] if there is no git or repository.
 
     Raises OSError if git fails.
     """
@@ -115,7 +116,7 @@ def _find_repository(root: Path) -> tuple[Path, Path] | None:
 
 
 def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rules]:
-    """Yield the rules of ignore files, each with the folder that it applies to, unless they ignore `root`."""
+    """Yield the rules of ignore files, given with the folder of each, except files that ignore `root`."""
     for file, folder in files:
         if not file.is_file():
             continue
@@ -128,7 +129,7 @@ def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rul
 
 
 def _display_name(file: Path, root: Path) -> str:
-    """Return the path of an ignore file for messages."""
+    """Return the path of an ignore file as it is shown in messages."""
     user_home = Path.home()
     if file.is_relative_to(user_home) and not root.is_relative_to(file.parent):
         return f"~/{file.relative_to(user_home)}"
@@ -136,7 +137,7 @@ def _display_name(file: Path, root: Path) -> str:
 
 
 def _common_dir(top: Path) -> Path | None:
-    """Return the git directory of the work tree `top`; for a linked work tree that of the main one."""
+    """Return the git directory of the work tree `top`; for a linked work tree, that of the main work tree."""
     git = top / ".git"
     with contextlib.suppress(OSError):
         if git.is_file():  # a linked work tree or a submodule

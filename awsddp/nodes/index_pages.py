@@ -23,14 +23,14 @@ _LINK_ATTRIBUTES = ("data-requires-python", "data-yanked", "data-core-metadata",
 
 
 def is_package(path: str) -> bool:
-    """Return True if the path of a URL or a file ends like a package."""
+    """Return True if the path of a URL or a file ends with a suffix of packages."""
     return path.lower().endswith(_SUFFIXES)
 
 
 def write_links(out: IO[bytes], page: Any, base: str, rewrite: Callable[[str], str]) -> None:
-    """Write the links of an HTML page, gzipped; `rewrite` returns the URL for nodes, "" to omit the link.
+    """Write the links of an HTML page, gzipped. `rewrite` returns a link's URL for nodes, or "" to omit it.
 
-    Uses bounded memory for any page. Raises ValueError for a page that is too long.
+    Memory use is bounded for any page. Raises ValueError for a page that is too long.
     """
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as zipped:
         links, size = _Links(base, rewrite, zipped), 0
@@ -52,7 +52,7 @@ class _Links(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Apply the base URL of the page, or write a link."""
         values = {name: value or "" for name, value in attrs}
-        with contextlib.suppress(ValueError):  # an invalid URL
+        with contextlib.suppress(ValueError):  # the URL may be invalid
             url = urljoin(self.base, values.get("href", ""))
             if tag == "base":
                 self.base = url
@@ -66,7 +66,7 @@ class _Links(HTMLParser):
 
 
 def open_folder(grant: Grant, url: str) -> IO[bytes]:
-    """Return the index.html of a granted folder, or a page with its files. Raises FileNotFoundError."""
+    """Return the index.html of a granted folder, or a page that lists its files. Raises FileNotFoundError."""
     path, root = _path_of(url).resolve(), _path_of(grant.url).resolve()
     page = path / "index.html" if path.is_dir() and grant.kind == "index" else path
     if not page.resolve().is_relative_to(root):
@@ -80,7 +80,7 @@ def open_folder(grant: Grant, url: str) -> IO[bytes]:
 def open_package(grants: list[Grant], url: str) -> IO[bytes]:
     """Open a package in a granted folder or next to a granted index.
 
-    Raises FileNotFoundError for other files, and RefusedError for a symbolic link out of the folder.
+    Raises FileNotFoundError for other files, and RefusedError for a link that leads out of the folder.
     """
     requested = _path_of(url)
     path = requested.resolve()

@@ -1,8 +1,8 @@
-"""Endpoints, login and ssh_config of nodes; connections over a jump host or AWS Systems Manager.
+"""The endpoints, login and ssh_config of nodes, and connections over a jump host or AWS Systems Manager.
 
-A jump host is reached by the system's ssh with the user's configuration, agent and keys. One connection is
-shared (OpenSSH's ControlMaster), also by rsync and `ssh -F`; it closes half a minute after its last use. With
-Systems Manager, SSH is tunneled through `aws ssm start-session`, and the node needs no open port:
+The system's ssh connects to a jump host with the user's configuration, agent and keys. All commands,
+including rsync and `ssh -F`, share one connection (OpenSSH's ControlMaster), which closes half a minute after
+its last use. With Systems Manager, SSH is tunneled through `aws ssm start-session`, and no port is open:
 https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html
 """
 
@@ -29,7 +29,7 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.formatting import node_name
 from awsddp.util.shipped_files import render
 
-# No prompts, because awsddp may run unattended, and no host key is ever added.
+# ssh shows no prompts, because awsddp may run unattended, and it never adds a host key.
 _OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -79,25 +79,25 @@ class JumpFailure(NodeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Jump:
-    """The jump host `network.jump`. `folder` holds its control socket and log."""
+    """The jump host `network.jump`. `folder` holds the control socket and the log."""
 
     name: str
     folder: Path
     uses_instance_ids: ClassVar[bool] = False
-    """Whether nodes are addressed by their instance id."""
+    """True if the instance id is the address of a node."""
     dial_timeout_s: ClassVar[float] = 8.0
-    """Timeout of a connection attempt; long, because jump hosts continue attempts that were given up."""
+    """The timeout of a connection attempt. It is long, because jump hosts continue abandoned attempts."""
     permanent_errors: ClassVar[tuple[str, ...]] = ("prohibited",)
-    """Texts of permanent errors, which are not retried."""
+    """Texts in the output of permanent errors, which are not retried."""
     remedy: ClassVar[str] = (
         "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
     )
-    """The next step after a permanent error."""
+    """The next step that is suggested after a permanent error."""
     advice: ClassVar[str] = (
         "network.ssh_cidr must hold the address, or the group, of the jump host as the nodes see it\n"
         "awsddp status   # whether the machine runs"
     )
-    """The next step if a node is unreachable."""
+    """The next step that is suggested if a node is unreachable."""
 
     @property
     def socket(self) -> Path:
@@ -123,20 +123,20 @@ class Jump:
         find_program("ssh", f"the jump host {self.name} needs it", "install openssh-client")
         make_folder(self.folder)
         with open_to_append(self.log) as log:
-            fcntl.flock(log, fcntl.LOCK_EX)  # concurrent commands log in only once
+            fcntl.flock(log, fcntl.LOCK_EX)  # so that concurrent commands log in only once
             if _exit_code(self._ssh_command("-O", "check")) == 0:
                 return
             log.truncate(0)
-            # After the login ssh continues in the background.
+            # ssh continues in the background after the login.
             exit_code = _exit_code(self._ssh_command("-o", "LogLevel=INFO", "-E", os.fspath(self.log), "-N"))
             if exit_code != 0 and _exit_code(self._ssh_command("-O", "check")) != 0:
                 log.seek(0)
                 raise self._failure(log.read().decode(errors="replace").strip() or "no answer")
 
     def dial(self, host: str, port: int, timeout_s: float) -> NodeSocket:
-        """Connect to a port of a node, and wait for the first byte from it.
+        """Connect to a port of a node, and wait for the first byte that it sends.
 
-        Raises OSError, JumpFailure for permanent errors, ConfigError.
+        Raises OSError, ConfigError, and JumpFailure for permanent errors.
         """
         local_end, remote_end = socket.socketpair()
         with tempfile.TemporaryFile() as errors:
@@ -169,7 +169,7 @@ class Jump:
         return ["ssh", *more, *option_args, *(["-p", str(port)] if port else []), "--", destination]
 
     def _why(self, stderr: str) -> str:
-        """Return the error of a connection attempt; the process of the shared connection logs it."""
+        """Return the error of a connection attempt, which the shared connection's process may have logged."""
         lines = [text for text in self.log.read_text(errors="replace").splitlines() if _REFUSED in text]
         return lines[-1].partition(_REFUSED)[2] if lines else stderr
 
@@ -177,13 +177,13 @@ class Jump:
         """Return the error of a failed login, with ssh's output and the next step."""
         destination, port = parse_jump_host(self.name)
         advice = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_LOGIN_ADVICE}"
-        if "ControlPath" in output or "unix_listener" in output:  # the control socket cannot be created
+        if "ControlPath" in output or "unix_listener" in output:  # ssh cannot create the control socket
             advice = "set another AWSDDP_HOME: a shorter path, on a disk that holds sockets"
         return JumpFailure(f"network.jump: cannot log in to {self.name}", output, advice)
 
 
 def _exit_code(argv: list[str]) -> int | None:
-    """Run a program without input and output and return its exit code, None after a timeout."""
+    """Run a program without input and output. Return its exit code, or None after a timeout."""
     null = subprocess.DEVNULL
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.call(argv, stdin=null, stdout=null, stderr=null, timeout=_OPEN_S)
@@ -198,7 +198,7 @@ class Ssm(Jump):
     profile: str | None = None
     uses_instance_ids: ClassVar[bool] = True
     dial_timeout_s: ClassVar[float] = 30.0
-    # TargetNotConnected is not permanent: a booting node has it until its SSM agent has registered.
+    # TargetNotConnected is not permanent: it is a booting node's error until the SSM agent has registered.
     permanent_errors: ClassVar[tuple[str, ...]] = (
         "AccessDenied",
         "is not found",
@@ -230,7 +230,7 @@ class Ssm(Jump):
 
 
 def _install_command() -> str:
-    """Return the command that installs the plug-in after gpg has verified AWS's signature."""
+    """Return the command that installs the Session Manager plug-in after gpg has verified AWS's signature."""
     if platform.system() == "Darwin":
         return "brew install --cask session-manager-plugin"
     kind = "arm64" if platform.machine() in ("aarch64", "arm64") else "64bit"
@@ -267,9 +267,9 @@ class Endpoint:
 class Login:
     """The files and settings to log in to any node of a cluster.
 
-    `key`: file of the login key. `known_hosts`: file of the accepted host keys by instance id.
-    `ssh_config`: file with the same settings for the system's ssh, which rsync uses. `boot_key`: temporary
-    host key of an unfinished launch, else "".
+    `key`: the file with the login key. `known_hosts`: the file with the accepted host keys by instance id.
+    `ssh_config`: a file with the same settings for the system's ssh, which rsync uses. `boot_key`: the
+    temporary host key of an unfinished launch, or "".
     """
 
     key: Path
@@ -280,7 +280,7 @@ class Login:
 
 
 def ssh_config(endpoints: Sequence[Endpoint], login: Login, *, prefix: str = "") -> str:
-    """Return an ssh_config with the hosts node0, node1..., strict host key checks and this login key only.
+    """Return an ssh_config with the hosts node0, node1..., strict host key checks, and the login key only.
 
     `prefix` is prepended to each host name. Settings of other hosts are not changed. Host keys are looked up
     by instance id. Raises ConfigError for a path that ssh_config cannot express.
@@ -305,7 +305,7 @@ def ssh_config(endpoints: Sequence[Endpoint], login: Login, *, prefix: str = "")
 
 
 def _config_path(path: Path) -> str:
-    """Return a path quoted for ssh_config, which expands %, ~ and ${} and has quotes and backslashes."""
+    """Return a path quoted for ssh_config, in which %, ~, ${}, quotes and backslashes have a meaning."""
     text = os.fspath(path.absolute())
     if "\n" in text or "${" in text:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Errors of nodes, with the next step for each kind."""
+"""Errors of nodes. Each kind of error has its next step."""
 
 import shutil
 from typing import Literal
@@ -42,9 +42,9 @@ def tail(output: str) -> str:
 class NodeFailure(NodeError):
     """A node is unreachable, or a request to it failed.
 
-    `layer` is the step that failed: "no route", "refused", "banner", "host key" or "login" while connecting;
-    "lost" or "silent" afterwards; "command" or "files" on the node; "changed" for an S3 object that was
-    replaced during the transfer.
+    `layer` is the step that failed. While connecting it is "no route", "refused", "banner", "host key" or
+    "login"; on an open connection "lost" or "silent"; for a request on the node "command" or "files". It is
+    "changed" for an S3 object that was replaced during the transfer.
     """
 
     def __init__(self, node: int, layer: Layer, message: str, why: str = "", next_step: str = "") -> None:

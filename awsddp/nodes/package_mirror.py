@@ -1,8 +1,8 @@
-"""Serve packages to nodes during an installation: an HTTP mirror behind an SSH port forward.
+"""Serve packages to nodes during an installation, by an HTTP mirror behind an SSH port forward.
 
 Nodes can request only the URLs of the user's configuration and the files that their pages link to
-(catalog.py). The password is valid for one installation. Programs on a node use the mirror as their HTTP
-proxy; other requests are refused.
+(catalog.py). The mirror's password is valid for one installation. Programs on a node use the mirror as their
+HTTP proxy; it refuses other requests.
 """
 
 import base64
@@ -39,17 +39,17 @@ from awsddp.nodes.upstream import (
 from awsddp.util.parallel import run_in_thread
 
 _PATIENCE_S = 60
-"""Timeout of programs on a node, longer than the timeouts of this machine."""
+"""The timeout of programs on a node, which is longer than the timeouts of this machine."""
 _IDLE_S = 120.0
 _END_S = 5.0
 _CHUNK = 64 * 1024
 _HEAD_BYTES = 64 * 1024
 _BODY_BYTES = 16 * 2**20
 _CONNECTIONS = 64
-"""Concurrent connections of a node."""
+"""The maximum of concurrent connections of a node."""
 _MOST_REASONS = 5
 _URL_CHARACTERS = 200
-"""Length of a URL in an error."""
+"""The maximum length of a URL in an error."""
 _GIT = {"GET": "/info/refs?service=git-upload-pack", "POST": "/git-upload-pack"}
 _REQUEST_HEADERS = (
     *("Accept", "Accept-Encoding", "User-Agent", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
@@ -67,7 +67,7 @@ _FAULTS = (OSError, EOFError, ValueError, HTTPException, paramiko.SSHException)
 class Mirror:
     """The mirror of one installation, as a context manager that closes its connections on exit.
 
-    `ca`: certificates in addition to the system's. `proxy` replaces this machine's proxies.
+    `ca`: certificates in addition to those of the system. `proxy` replaces the proxies of this machine.
     """
 
     def __init__(self, catalog: Catalog, *, ca: str, proxy: str) -> None:
@@ -89,7 +89,7 @@ class Mirror:
         futures.wait(served.values(), 0 if error else _END_S)
 
     def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
-        """Return the variables with which programs on a node use the mirror at `port` of the node."""
+        """Return the variables with which programs on a node use the mirror at the node's `port`."""
         hosts = {urlsplit(url).hostname or "" for url in urls}
         direct = [] if self.catalog.everything else sorted(hosts - set(self.catalog.host_names))
         variables = {"http_proxy": f"http://{self.login}@127.0.0.1:{port}", "no_proxy": ",".join(direct)}
@@ -101,11 +101,11 @@ class Mirror:
         return variables | uppercase | timeouts | options
 
     def explain_output(self, text: str) -> str:
-        """Return the output of a program on a node with the original URLs, and the refused requests."""
+        """Return the output of a program on a node with original URLs, followed by the refused requests."""
         return "\n".join([self.catalog.restore_urls(text), *sorted(self.refused)])
 
     def open_page(self, grant: Grant, url: str) -> tuple[Any, str, int]:
-        """Return an HTML page, its URL, and the status of the response. Raises as `Upstream.fetch`."""
+        """Return an HTML page, its URL, and the HTTP status. Raises the same errors as `Upstream.fetch`."""
         if grant.is_folder:
             return open_folder(grant, url), url, 200
         page, base = self.upstream.fetch(url, NodeRequest("GET", _PAGE_HEADERS), is_named=True)
@@ -116,7 +116,7 @@ class Mirror:
         return gzip.GzipFile(fileobj=page) if is_zipped else page, base, page.status
 
     def rewrite_link(self, grant: Grant, url: str) -> str:
-        """Return the URL for nodes of a file that a granted page links to, "" if it is not a package."""
+        """Return the URL for nodes of a file that a granted page links to, or "" if it is not a package."""
         url, _, fragment = url.partition("#")
         scheme = urlsplit(url).scheme
         is_fetched = scheme in ("http", "https") or (scheme == "file" and grant.is_folder)
@@ -141,7 +141,7 @@ class Mirror:
 
 
 class _Head:
-    """A stream for the head of a request, limited to `remaining` bytes."""
+    """A stream that reads at most `remaining` bytes, for the head of a request."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.remaining = stream, _HEAD_BYTES
@@ -158,7 +158,7 @@ class _Head:
 
 
 class _Client(http.server.BaseHTTPRequestHandler):
-    """Handles the requests of one connection."""
+    """Handles all requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
@@ -169,12 +169,12 @@ class _Client(http.server.BaseHTTPRequestHandler):
         super().__init__(channel, unused, unused)
 
     def handle_one_request(self) -> None:
-        """Handle a request with a limited head."""
+        """Handle a request, of whose head a limited number of bytes is read."""
         self.rfile: Any = _Head(getattr(self.rfile, "stream", self.rfile))
         super().handle_one_request()
 
     def parse_request(self) -> bool:
-        """Return True if a request with the password was received."""
+        """Parse a request, and return True if it has the password."""
         if not super().parse_request():
             return False
         expected = "Basic " + base64.b64encode(self.mirror.login.encode()).decode()
@@ -215,7 +215,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._send(original + parts.path, f"?{parts.query}" if parts.query else "")
 
     def _send(self, url: str, query: str) -> None:
-        """Respond for a URL by the first grant that covers it."""
+        """Respond to a request of a URL by the first grant that covers the URL."""
         for grant in self.mirror.catalog.grants:
             depth = depth_below(grant.url, url) if is_below(grant.url, url) else -1
             if grant.kind == "git" and f"{url}{query}" == grant.url + _GIT.get(self.command, "!"):
@@ -231,7 +231,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         raise RefusedError(url[:_URL_CHARACTERS], "only what the configuration names")
 
     def _send_git(self, grant: Grant) -> None:
-        """Respond to a request of `git clone`; redirects of a repository are remembered."""
+        """Respond to a request of `git clone`, and remember redirects of the repository."""
         upstream, suffix = self.mirror.upstream, _GIT[self.command]
         size = int(self.headers.get("Content-Length", 0))
         if "Transfer-Encoding" in self.headers or not 0 <= size <= _BODY_BYTES:
@@ -269,7 +269,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._forward(self.mirror.upstream.fetch(url, request, is_named=is_named)[0])
 
     def _forward(self, response: Any) -> None:
-        """Forward a response; of an error only its status."""
+        """Forward a response to the node; forward only the status of an error."""
         with response:
             if response.status not in (200, 206, 304):
                 self.send_error(response.status)
@@ -279,7 +279,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._copy(response)
 
     def _send_page(self, grant: Grant, url: str) -> None:
-        """Respond with the links of a page to packages."""
+        """Respond with the links to packages of a page."""
         page, base, status = self.mirror.open_page(grant, url)
         with page, tempfile.TemporaryFile() as links:
             if status != 200:
@@ -304,7 +304,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             shutil.copyfileobj(stream, self.wfile, _CHUNK)
 
     def _refuse(self, error: Exception) -> None:
-        """Respond with an error, and record its reason for the user."""
+        """Respond with an error, and record the reason for the user."""
         if isinstance(error, FileNotFoundError):
             self.send_error(404)
             return
@@ -317,4 +317,4 @@ class _Client(http.server.BaseHTTPRequestHandler):
         self.send_error(status, f"awsddp: {reason}".encode("ascii", "replace").decode())
 
     def log_message(self, *args: object) -> None:
-        """Do nothing."""
+        """Do nothing, so that no request is logged."""

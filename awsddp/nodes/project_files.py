@@ -17,18 +17,18 @@ _MOST_BYTES = 100 * 10**9
 _MOST_FILES = 200_000
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
 _AWSDDP = "awsddp"
-_MOST_LINKS = 40  # Linux's limit
+_MOST_LINKS = 40  # the limit of Linux for one path
 UNRESOLVABLE_LINK = "a link into the folder by a path that the nodes do not have"
 EXTERNAL_LINK = "a link that leads out of the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A path to send, relative to the folder, with "/" between its parts.
+    """A path to send, relative to the project folder, with "/" between its parts.
 
     `kind` is f (a file), l (a link) or d (an empty folder). Bytes of a name that are not UTF-8 are stored as
-    Python's surrogates (os.fsencode restores them). `mode` holds the permission bits. `version` is ctime and
-    inode, which change with every write, even if a program sets the mtime.
+    Python's surrogates (os.fsencode restores them). `mode` holds the permission bits. `version` holds the
+    ctime and the inode, and it changes with every write, even if a program sets the mtime.
     """
 
     path: str
@@ -43,9 +43,9 @@ class Entry:
 class Listing:
     """The entries of a folder to send.
 
-    `skipped`: paths that cannot be sent, such as links out of the folder and sockets, each with the reason.
-    `ignored`: paths that are not sent (folders end with "/"), each with its source: an ignore file,
-    "sync.ignore", or "awsddp" (results, virtual environments).
+    `skipped`: paths that cannot be sent, such as sockets and links that lead out of the folder, each with the
+    reason. `ignored`: paths that are not sent (folders end with "/"), each with the source of the rule: an
+    ignore file, "sync.ignore", or "awsddp" (for results and virtual environments).
     """
 
     root: Path
@@ -55,11 +55,11 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Total size in bytes."""
+        """The total size of the entries in bytes."""
         return sum(entry.size for entry in self.entries)
 
     def find_ignored(self, path: str) -> tuple[str, str] | None:
-        """Return the item of `ignored` that is `path` (relative) or a folder that holds it, else None."""
+        """Return the item of `ignored` that is the relative path `path` or contains it, or None."""
         for ignored, source in self.ignored:
             if f"{path}/".startswith(f"{ignored.rstrip('/')}/"):
                 return ignored, source
@@ -75,7 +75,7 @@ class Listing:
 
 
 def list_project_files(job: JobSpec, *, awsddp_home: Path, on_event: OnEvent = ignore_event) -> Listing:
-    """Return the files to send of a job's project folder; `home` is AWSDDP_HOME. Raises ConfigError."""
+    """Return the files of a job's project folder that are sent. Raises ConfigError."""
     workdir, results = Path(job.sync.workdir), job.job.results
     listing = list_files_to_send(workdir, job.sync.ignore, results=results, exclude=(awsddp_home,))
     for path, why in listing.skipped:
@@ -86,11 +86,11 @@ def list_project_files(job: JobSpec, *, awsddp_home: Path, on_event: OnEvent = i
 def list_files_to_send(
     workdir: Path, ignore: Sequence[str] = (), *, results: str = "runs", exclude: Iterable[Path] = ()
 ) -> Listing:
-    """Return the files of `workdir` to send.
+    """Return the files of `workdir` that are sent.
 
     `ignore`: gitignore patterns that override those of ignore files. `results`: the results folder.
-    `exclude`: folders that are never sent, such as AWSDDP_HOME. Raises ConfigError for a folder that does not
-    exist, that is / or a home folder, or that is far too large.
+    `exclude`: folders that are never sent, such as AWSDDP_HOME. Raises ConfigError for a `workdir` that
+    does not exist, that is / or a home folder, or that is far too large.
     """
     root = _check_folder(workdir)
     never = {os.path.realpath(path) for path in (*exclude, root / results)}
@@ -116,7 +116,7 @@ def _check_folder(workdir: Path) -> Path:
 
 
 class _Walk:
-    """Walks the folder once and applies its ignore files."""
+    """A single walk through the folder that applies its ignore files."""
 
     def __init__(self, root: Path, ignore: Sequence[str], never: set[str]) -> None:
         self.listing = Listing(root=root)
@@ -126,7 +126,7 @@ class _Walk:
         self._size = 0
 
     def git_rules(self) -> tuple[Rules, ...]:
-        """Return the rules of git outside the folder, () if it has an .awsddpignore."""
+        """Return git's rules from outside the folder, or () if the folder has an .awsddpignore."""
         return read_git_rules(self.listing.root) if self._name == ".gitignore" else ()
 
     def add_folder(self, folder: str, specs: tuple[Rules, ...]) -> int:
@@ -138,7 +138,7 @@ class _Walk:
             return 1
         names = {item.name for item in items}
         if folder and "pyvenv.cfg" in names:
-            self.listing.ignored.append((folder, _AWSDDP))  # a venv holds absolute paths of this machine
+            self.listing.ignored.append((folder, _AWSDDP))  # a venv has absolute paths of this machine
             return 1
         if self._name in names:
             path = folder + self._name
@@ -182,11 +182,11 @@ class _Walk:
                 self._add(path, "f", file.lstat())
 
     def _ignored_by(self, path: str, specs: tuple[Rules, ...]) -> str:
-        """Return the source of the rules that ignore a path, "" if it is sent.
+        """Return the source of the rules that ignore a path, or "" if the path is sent.
 
-        The precedence is git's: the last matching line of the innermost file that matches.
+        As in git, the last matching line of the innermost file with a matching line decides.
         """
-        # In sync.ignore "!/data/" includes all of data/, whatever ignore files match.
+        # "!/data/" in sync.ignore includes all of data/, even if ignore files match.
         include = self._settings_rules.spec.check_file(path).include
         if include is not None:
             return self._settings_rules.source if include else ""
@@ -227,10 +227,10 @@ class _Walk:
 
 
 def _leads_out(root: Path, path: str) -> bool:
-    """Return True if a link, or another link on its path, leaves the folder `root`."""
+    """Return True if a link, or another link that it leads through, leads out of the folder `root`."""
     parts: list[str] = []
     pending, links = path.split("/")[::-1], 0
-    while pending and links <= _MOST_LINKS:  # a loop stays in the folder
+    while pending and links <= _MOST_LINKS:  # a loop of links stays in the folder
         name = pending.pop()
         if name == "..":
             if not parts:
@@ -238,7 +238,7 @@ def _leads_out(root: Path, path: str) -> bool:
             parts.pop()
         elif name not in ("", "."):
             parts.append(name)
-            with contextlib.suppress(OSError):  # not a link
+            with contextlib.suppress(OSError):  # the path may not be a link
                 text = os.fspath(Path(root, *parts).readlink())
                 if text.startswith("/"):
                     return True

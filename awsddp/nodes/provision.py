@@ -1,4 +1,4 @@
-"""Render the user data of instances, and prepare booted nodes: own host key, environment, GPUs."""
+"""Render the user data of instances, and prepare booted nodes: their host key, environment and GPUs."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from awsddp.util.formatting import counted, node_name
 from awsddp.util.parallel import NodesFailed, results_or_raise
 from awsddp.util.shipped_files import render, template
 
-if TYPE_CHECKING:  # the user data is made before a launch: nothing of SSH is imported for it
+if TYPE_CHECKING:  # user data is rendered before a launch, without importing SSH
     from awsddp.nodes.fleet import Fleet
 
 _REKEY_S = 30.0
@@ -45,15 +45,15 @@ class _Rekey(msgspec.Struct, frozen=True, tag_field="do", tag="rekey"):
 
 
 class _Rekeyed(msgspec.Struct, frozen=True):
-    """The response to it, without content."""
+    """The empty response to a `_Rekey` request."""
 
 
 def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
-    """Return the cloud-config of all nodes of a launch.
+    """Return the cloud-config that all nodes of a launch get.
 
     It installs the temporary `host_key` before sshd starts, and a watchdog that powers the machine off at
-    `expires_at` (timezone-aware), or after `idle_s` seconds without use (0: never). Raises ConfigError above
-    EC2's limit of 16 KB.
+    `expires_at` (timezone-aware), or after `idle_s` seconds without use (0: never). Raises ConfigError if the
+    cloud-config exceeds EC2's limit of 16 KB.
     """
     seconds, text = epoch_and_text(expires_at)
     rendered = render(
@@ -70,7 +70,7 @@ def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0
 
 
 def epoch_and_text(when: datetime) -> tuple[int, str]:
-    """Return a time as seconds since 1970 and as text in UTC."""
+    """Return a time as seconds since 1970 and as a text in UTC."""
     when = when.astimezone(UTC)
     return int(when.timestamp()), when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -87,11 +87,11 @@ def prepare(
 ) -> tuple[PreparedNode, ...]:
     """Prepare connected nodes, all at once, and return their facts in the order of their numbers.
 
-    Waits for the end of the boot, replaces the temporary host key by one generated on the node, finds the
-    environment and the network interface. May be repeated. `expires_at` changes the expiry, `idle_s` the idle
-    time. Torch must find `gpus` GPUs on each node; GPUs behind NVSwitches are waited for. Raises NodesFailed
-    for nodes that cannot be prepared, after preparing the others. Events are reported by the fleet's
-    `on_event`.
+    Waits for the end of the boot, replaces the temporary host key by a key generated on the node, and finds
+    the environment and the network interface. May be repeated. `expires_at` changes the expiry, and `idle_s`
+    changes the idle time. Torch must find `gpus` GPUs on each node; GPUs behind NVSwitches are waited for.
+    Raises NodesFailed for nodes that cannot be prepared, after preparing the others. Events are reported by
+    the fleet's `on_event`.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
@@ -139,7 +139,7 @@ def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[i
     hostkeys.add_keys(known_hosts, {instance_ids[node]: final[node] for node in pending})
     pending = list(_call(fleet, dict.fromkeys(pending, _Rekey()), _Rekeyed, 60, failures))
     deadline = time.monotonic() + _REKEY_S
-    while pending:  # sshd reloads after a signal: until then a connection may still show the temporary key
+    while pending:  # sshd reloads on a signal, and until then it may still show the temporary key
         try:
             fleet.reconnect(pending)
         except NodesFailed as error:
@@ -160,7 +160,7 @@ def _call(
     timeout_s: float,
     failures: dict[int, NodeError],
 ) -> dict[int, Answer]:
-    """Return the responses of the nodes; the others are added to `failures`."""
+    """Return the responses of the nodes; the errors of nodes without a response are added to `failures`."""
     commands = {}
     for node, request in requests.items():
         sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
@@ -182,10 +182,10 @@ def _call(
 
 
 def _problem(node: Node, facts: InspectionResult, gpus: int) -> NodeFailure | None:
-    """Return the error of a node that is not ready, else None."""
+    """Return the error of a node that is not ready, or None for a ready node."""
     few = bool(facts.python) and facts.gpus < gpus
     unwatched = "its expiry watchdog is not running, so it would not shut down by itself"
-    rows = (  # condition, message, why: the first one that holds
+    rows = (  # condition, message, why; the first row whose condition is true applies
         (few, f"torch sees {facts.gpus} of {gpus} GPUs", facts.gpus_said),
         (not facts.watched, unwatched, facts.complaint),
         (not facts.python, "no Python with torch found", "searched /opt/pytorch and in conda's folders"),

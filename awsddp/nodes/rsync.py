@@ -1,4 +1,4 @@
-"""Run rsync over the system's ssh, without a shell; report progress, explain exit codes."""
+"""Run rsync over the system's ssh without a shell, report its progress, and explain its exit codes."""
 
 import functools
 import os
@@ -17,9 +17,9 @@ from awsddp.util.formatting import node_name
 from awsddp.util.parallel import run_in_thread
 
 SPARSE = ("--sparse", "--compress")
-"""Options for files with holes, which are transferred compressed and written as holes."""
+"""Options for files with holes. The zeros are transferred compressed and are written as holes."""
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%")
-_STEPS = 200  # progress reports of a transfer
+_STEPS = 200  # the number of progress reports of a transfer
 _PARTLY = 23
 _GONE_AT_SENDER = 24
 _NETWORK = {10, 12, 30, 35, 255}
@@ -29,7 +29,7 @@ _NETWORK = {10, 12, 30, 35, 255}
 def find_rsync() -> str:
     """Return the path of rsync on this machine. Raises ConfigError.
 
-    Versions before 3.2.5 accept files from a malicious sender that were not requested:
+    Versions before 3.2.5 are refused, because they accept unrequested files from a malicious sender:
     https://download.samba.org/pub/rsync/NEWS#3.2.5.
     """
     install = "sudo apt-get install rsync   # macOS: brew install rsync"
@@ -72,8 +72,8 @@ def transfer(
 ) -> None:
     """Run rsync with `args` (options, source, destination) for `paths`, which are passed by stdin.
 
-    Raises NodeFailure with rsync's last lines, except for files that vanished at the sender and, with
-    `allow_partial`, for files that could not be sent. Once `stop` is set, ends early without an error.
+    Raises NodeFailure with rsync's last lines. Files that vanished at the sender are no error,
+    nor with `allow_partial` files that could not be sent. Ends early without an error once `stop` is set.
     """
     shell = f"ssh -F {_quote(os.fspath(ssh_config))}"
     argv = [find_rsync(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]
@@ -87,7 +87,7 @@ def transfer(
             stdout=subprocess.PIPE,
             stderr=complaints,
             env={**environ, "LC_ALL": "C"},
-            errors="replace",  # text mode, in which a carriage return ends a line
+            errors="replace",  # in text mode a carriage return ends a line
         ) as process:
             assert process.stdout is not None
             run_in_thread(_terminate_on_stop, process, stop)
@@ -98,7 +98,7 @@ def transfer(
                     if match and int(match[1]) - done > progress.size / _STEPS:
                         progress.report(done := int(match[1]))
             except BaseException:
-                process.terminate()  # it ends its children; leaving the block waits for it
+                process.terminate()  # rsync ends its children; leaving the block waits for it
                 raise
         code = process.returncode
         if stop.is_set() or code in (0, _GONE_AT_SENDER) or (allow_partial and code == _PARTLY):
@@ -128,5 +128,5 @@ def _failure(node: int, code: int, stderr: str) -> NodeFailure:
 
 
 def _quote(word: str) -> str:
-    """Return a word quoted for rsync's -e option: in single quotes, with single quotes doubled."""
+    """Return a word quoted for rsync's -e option: in single quotes, with inner single quotes doubled."""
     return "'" + word.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""Sync a folder to the nodes, except files that .awsddpignore (or, without one, git) ignores.
+"""Sync a folder to the nodes, except files that .awsddpignore ignores (or git, if there is no such file).
 
 Only paths that differ are sent, and files that a node created are not overwritten.
 """
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet
 
 WORK = "work"
-"""The project folder in REMOTE_DIR."""
+"""The name of the project folder in REMOTE_DIR."""
 AT_ONCE_BYTES = 1 << 20
-"""Up to this size files are sent over the open connection, larger syncs by rsync.
+"""Files of up to this size in total are sent over the open connection; larger syncs use rsync.
 
-Measured with two local nodes on two cores: 1 kB takes 0.10 s (rsync: 0.41 s; 0.13 s if its ssh shares an open
-connection), with a latency of 100 ms 1.1 s (3.8 s; 2.1 s). But 256 MB take 10.8 s (4.8 s), because paramiko
-needs more than twice the CPU time of ssh for each byte.
+Measured with two local nodes on two cores: over the open connection 1 kB takes 0.10 s (by rsync 0.41 s, or
+0.13 s if its ssh shares an open connection). With a latency of 100 ms it takes 1.1 s (by rsync 3.8 s, or
+2.1 s). But 256 MB take 10.8 s (by rsync 4.8 s), because paramiko needs more than twice the CPU time of ssh
+for each byte.
 """
 LARGE_BYTES = 100e6
-"""Syncs of this size or larger are reported before they start."""
+"""A sync that is larger than this is reported before it starts."""
 HOLES_BYTES = 1 << 20
-"""Files with this many bytes of holes are sent with rsync's options for sparse files."""
+"""Files with at least this many bytes of holes are sent with rsync's options for sparse files."""
 _REQUEST_S = 120.0
 
 
@@ -55,9 +56,9 @@ def push(
 
     With `bundled`, also sync the programs that ship with awsddp to ~/awsddp/BUNDLED. Each node reports which
     paths differ, and only those are sent: up to AT_ONCE_BYTES over the open connection, more by rsync. A file
-    of the same size and mtime that was written on either side since it was sent is compared by digest. A path
-    that was synced earlier and no longer exists on this machine is removed, unless the node changed it; files
-    that a node created stay. Raises NodesFailed after the other nodes are complete.
+    that was written on either side since it was sent, but has the same size and mtime, is compared by digest.
+    A path that was synced earlier and no longer exists on this machine is removed, unless the node changed
+    it; files that a node created stay. Raises NodesFailed after the other nodes are complete.
     """
     if bundled:
         programs = list_files_to_send(shipped_folder(BUNDLED))
@@ -72,18 +73,18 @@ def push(
 
 
 class _Push:
-    """A sync in progress: by node the entries to send (`changed`), and its error (`failures`)."""
+    """A sync in progress. `changed` has the entries to send by node, and `failures` the error by node."""
 
     def __init__(self, listing: Listing, fleet: "Fleet", folder: str) -> None:
         self._listing, self._root, self._fleet, self._folder = listing, listing.root, fleet, folder
         self.changed: dict[int, list[Entry]] = {}
         self.failures: dict[int, NodeError] = {}
-        self._same: dict[int, list[Entry]] = {}  # the node has the same digest
+        self._same: dict[int, list[Entry]] = {}  # entries with the same digest on the node
         self._digests: dict[str, str] = {}
-        self._gone: dict[int, list[bytes]] = {}  # synced earlier, no longer on this machine
+        self._gone: dict[int, list[bytes]] = {}  # paths synced earlier that this machine no longer has
 
     def compare(self, nodes: Collection[int] | None) -> None:
-        """Request from the nodes (None: all) which paths differ.
+        """Request the paths that differ from the nodes (None: all nodes).
 
         Responses are untrusted: only entries of the listing are sent.
         """
@@ -99,7 +100,7 @@ class _Push:
             self._gone[node] = [path for path in missing if not self._exists(path)]
 
     def _compare_digests(self, node: int, unsure: Iterable[bytes], entries: Mapping[bytes, Entry]) -> None:
-        """Sort files that may differ into same and changed by the digests that the node sent."""
+        """Use the digests from a node to divide files that may differ into same and changed files."""
         self._same[node] = []
         for line in unsure:
             digest, _, path = line.partition(b" ")
@@ -108,7 +109,7 @@ class _Push:
                 (self._same if is_same else self.changed)[node].append(entry)
 
     def report_large(self, on_event: OnEvent) -> None:
-        """Report the size and the largest parts of the largest sync, if it is over LARGE_BYTES."""
+        """Report the size and the largest parts of the largest sync if it is larger than LARGE_BYTES."""
         listings = [replace(self._listing, entries=entries) for entries in self.changed.values()]
         most = max(listings, key=lambda listing: listing.size, default=None)
         if most is not None and most.size > LARGE_BYTES:
@@ -117,7 +118,7 @@ class _Push:
             on_event(Event(f"{size_text(most.size)} go to each node; the largest: {largest}"))
 
     def change(self) -> None:
-        """Have the nodes remove paths that no longer exist on this machine, and write small changes."""
+        """Make the nodes remove paths that no longer exist on this machine, and write small changes."""
         small = {
             node: tuple(entries) if sum(entry.size for entry in entries) <= AT_ONCE_BYTES else ()
             for node, entries in self.changed.items()
@@ -136,7 +137,7 @@ class _Push:
         sent = NodeFiles(node=node, files=len(changed), bytes=sum(entry.size for entry in changed))
         size = files_text(sent.files, sent.bytes)
         if changed and node not in self._complete:
-            # --ignore-times: these files differ, although rsync might find equal sizes and whole seconds.
+            # --ignore-times, because these files differ even if rsync finds equal sizes and whole seconds.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1"]
             options += rsync.SPARSE if any(self._has_holes(entry) for entry in changed) else ()
             try:
@@ -169,7 +170,7 @@ class _Push:
         return responses
 
     def _exists(self, path: bytes) -> bool:
-        """Return True if this machine has the path, not as a folder and not through a symbolic link."""
+        """Return True if this machine has the path, and not as a folder or through a symbolic link."""
         local_path = Path(self._root, os.fsdecode(path))
         is_folder = local_path.is_dir() and not local_path.is_symlink()
         return (
@@ -177,7 +178,7 @@ class _Push:
         )
 
     def _packed(self, entries: Iterable[Entry]) -> bytes:
-        """Return existing entries with their contents; b"" if one cannot be read."""
+        """Return the existing entries with their contents, or b"" if any of them cannot be read."""
         parts = []
         try:
             for entry in entries:
@@ -185,7 +186,7 @@ class _Push:
                     content = _read_content(Path(self._root, entry.path), entry.kind)
                     parts += [_record(replace(entry, size=len(content))), b"\0", content]
         except OSError:
-            return b""  # rsync's error names the file
+            return b""  # then rsync sends it, and its error names the file
         return b"".join(parts)
 
     def _check_readable(self, entries: Iterable[Entry]) -> None:
@@ -202,7 +203,7 @@ class _Push:
                 raise ConfigError(f"cannot read {path}", error.strerror or str(error), advice) from error
 
     def _digest(self, entry: Entry) -> str:
-        """Return the SHA-256 of the content of a file or link, "" if it cannot be read."""
+        """Return the SHA-256 of the content of a file or link, or "" if the content cannot be read."""
         with contextlib.suppress(OSError):
             if entry.path not in self._digests:
                 path = Path(self._root, entry.path)

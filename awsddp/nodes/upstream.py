@@ -1,7 +1,7 @@
 """Fetch granted URLs for nodes, and URLs at public addresses that index pages link to.
 
-A grant is a URL of the user's configuration or of a table in catalog.py. Its login is sent only to URLs below
-its path. Addresses are checked after name resolution, and the checked address is the one connected to.
+A grant is a URL from the user's configuration or from a table in catalog.py. The grant's login is sent only
+to URLs below its path. Addresses are checked after name resolution, and connections use the checked address.
 """
 
 import base64
@@ -32,14 +32,14 @@ _FILE_HOSTS = frozenset(
         *("conda.anaconda.org", "repo.anaconda.com", "binstar-cio-packages-prod.s3.amazonaws.com"),
     }
 )
-"""Hosts with the files of public indexes, channels and releases: treated as configured, by https only.
+"""Hosts with the files of public indexes, channels and releases. For https they count as configured hosts.
 
-So they can be reached through a proxy, and at private addresses if a company's DNS points to its own mirror.
+They can thus be reached through a proxy, or at private addresses if a company's DNS points to a local mirror.
 """
 
 
 class RefusedError(OSError):
-    """A URL is not fetched for a node. `why` is matched by `explain` in plan/environment.py."""
+    """A URL is not fetched for a node. `explain` in plan/environment.py matches the text of `why`."""
 
     def __init__(self, subject: str, why: str) -> None:
         super().__init__(f"{subject}: {why}")
@@ -49,8 +49,8 @@ class RefusedError(OSError):
 class Grant:
     """A URL (without login) that nodes may request, and the `login` (USER:PASSWORD) for URLs below it.
 
-    `kind` limits the requests: for "index" its pages, for "page" and "file" the URL itself, for "tree" all
-    URLs below it, for "git" the requests of a clone.
+    `kind` limits the requests that are allowed: the index's pages for "index", only the URL itself for "page"
+    and "file", all URLs below it for "tree", and the requests of a clone for "git".
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ class Grant:
 
     @property
     def is_folder(self) -> bool:
-        """Whether the URL is a local path."""
+        """True if the URL is that of a local path."""
         return self.url.startswith("file:")
 
     @property
@@ -73,7 +73,7 @@ class Grant:
 
     @property
     def _scope(self) -> str:
-        """The URL; for an index the parent of `simple`, which also contains the files."""
+        """The URL, or for an index the parent of `simple`, which also contains the files."""
         above, _, last = self.url.rstrip("/").rpartition("/")
         is_file = self.kind == "page" and not self.url.endswith("/")
         return above if is_file or (self.kind == "index" and last in _SIMPLE) else self.url
@@ -81,7 +81,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """A request of a node; `git` is the grant of a repository, whose login alone may be sent."""
+    """A request of a node. `git` is the grant of a repository; no other grant's login may be sent."""
 
     method: str
     headers: Mapping[str, str]
@@ -90,7 +90,7 @@ class NodeRequest:
 
 
 class Upstream:
-    """Fetches URLs through `proxies`, with `ca` as additional certificates."""
+    """Fetches URLs through `proxies`, with `ca` as certificates in addition to those of the system."""
 
     def __init__(self, grants: list[Grant], *, ca: str, proxies: Mapping[str, str]) -> None:
         self.grants = grants
@@ -98,7 +98,7 @@ class Upstream:
         self._proxies = proxies
         context = ssl.create_default_context(cadata=ca or None)
         context.load_default_certs()
-        self._opener = urllib.request.OpenerDirector()  # no redirects, no file: or ftp:
+        self._opener = urllib.request.OpenerDirector()  # without redirects and the schemes file: and ftp:
         for handler in (urllib.request.ProxyHandler(dict(proxies)), _Handler(context)):
             self._opener.add_handler(handler)
 
@@ -109,7 +109,7 @@ class Upstream:
     def fetch(self, url: str, request: NodeRequest, *, is_named: bool) -> tuple[Any, str]:
         """Follow redirects, and return the response and its URL.
 
-        `is_named`: the configuration names the host, which then may have a private address. Raises
+        `is_named`: the configuration names the host, so that it may have a private address. Raises
         RefusedError, OSError, HTTPException, ValueError.
         """
         for _ in range(_HOPS):
@@ -127,7 +127,7 @@ class Upstream:
         raise RefusedError(host_port(url), "too many redirects")
 
     def _login(self, url: str, git: Grant | None) -> dict[str, str]:
-        """Return the header with the login of the grant with the longest path, {} without a login."""
+        """Return a header with the login of the grant with the longest path, or {} if there is no login."""
         candidates = [git] if git else [grant for grant in self.grants if grant.kind != "git"]
         covering = [grant for grant in candidates if grant.login and grant.covers(url)]
         if not covering:
@@ -156,7 +156,7 @@ class Upstream:
 
 
 class _Handler(urllib.request.HTTPSHandler):
-    """Opens http and https over connections made by the request's `dial`, which checks addresses."""
+    """Opens http and https URLs over connections from the request's `dial`, which checks addresses."""
 
     http_request = urllib.request.AbstractHTTPHandler.do_request_
 
@@ -195,7 +195,7 @@ def _dial(
 
 
 def is_public(address: str) -> bool:
-    """Return True if an IP address, and an IPv4 address embedded in it, are public."""
+    """Return True if an IP address, and any IPv4 address embedded in it, are public."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None,))[-1]
@@ -220,7 +220,7 @@ def depth_below(prefix: str, url: str) -> int:
 
 
 def _segments(url: str) -> list[str] | None:
-    """Return the segments of a URL's path, None if servers may interpret it differently."""
+    """Return the segments of a URL's path, or None if servers may interpret the path differently."""
     path = urlsplit(url).path
     while path != (path := unquote(path)):
         pass
@@ -230,23 +230,23 @@ def _segments(url: str) -> list[str] | None:
 
 
 def origin(url: str) -> str:
-    """Return scheme, host and port of a URL, "" if it is invalid."""
+    """Return the scheme, host and port of a URL, or "" if the URL is invalid."""
     host = host_port(url)
     return f"{urlsplit(url).scheme}://{host}" if host else "file://" * url.startswith("file:///")
 
 
 def host_port(url: str) -> str:
-    """Return host and port of a URL, "" if it has none."""
+    """Return the host and port of a URL, or "" if the URL has no host."""
     try:
         parts = urlsplit(url)
         port = parts.port or (80 if parts.scheme == "http" else 443)
         return f"{parts.hostname}:{port}" if parts.hostname else ""
-    except ValueError:  # an invalid port, or [ without ]
+    except ValueError:  # the port is invalid, or [ has no ]
         return ""
 
 
 def strip_login(url: str) -> str:
-    """Return a URL without login and fragment. Raises ValueError."""
+    """Return a URL without its login and fragment. Raises ValueError."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=host, path=parts.path or "/", fragment=""))

@@ -1,9 +1,10 @@
 """Simulate torch's CUDA on the CPU, and NCCL with gloo, on a node of a rehearsal.
 
-A .pth file in the same folder calls `pretend`. Uses only the standard library and torch, which is patched
+A .pth file next to this package calls `pretend`. Uses only the standard library and torch, which is patched
 when the script imports it. All computation runs on the CPU. Each tensor created from Python records the GPU
-that it would be on, so that errors of a real node are raised: a GPU that it does not have, a tensor that was
-not moved, NCCL for a CPU tensor, two ranks on one GPU. Calls that cannot be simulated raise an error.
+that it would be on, so that errors of a real node are raised, for example for a GPU that the node does not
+have, a tensor that was not moved, NCCL with a CPU tensor, or two ranks on one GPU. Calls that cannot be
+simulated raise an error.
 """
 
 import importlib.machinery
@@ -12,16 +13,16 @@ import sys
 import types
 
 GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
-"""The identical GPUs of the node. `used`: by this process; `forked`: it was forked after that."""
-ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # inherited by child processes of a rank, which do not repeat the notes
+"""The node's identical GPUs. `used`: this process used a GPU; `forked`: it was forked after such a use."""
+ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # a rank's child processes inherit it and repeat no notes
 PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
-"""Set by pip during builds, depending on its version: packages that find CUDA would need its compiler."""
+"""pip sets one of these in builds, depending on pip's version. With CUDA, builds would need its compiler."""
 
 
 def pretend(**facts):
-    """Make torch find simulated GPUs: `count`, `name`, `memory_bytes` and `capability`, such as (8, 9).
+    """Make torch find simulated GPUs with this `count`, `name`, `memory_bytes` and `capability` (as (8, 9)).
 
-    Without a count it finds none. torch is not patched in builds of packages.
+    Without a count torch finds no GPU. torch is not patched in builds of packages.
     """
     GPUS.__dict__.update(facts)
     if GPUS.count and not any(name in os.environ for name in PIP_BUILD_VARIABLES):
@@ -29,7 +30,7 @@ def pretend(**facts):
 
 
 class _PatchingFinder:
-    """An import finder that patches torch once it is loaded."""
+    """An import finder that patches torch once torch is loaded."""
 
     def find_spec(self, name, path=None, target=None):
         patch = {"torch": _patch, "torch.distributed.fsdp": _without_fsdp}.get(name)
@@ -46,7 +47,7 @@ class _PatchingFinder:
 
 
 def announce(note, why):
-    """Print a note once per job: on rank 0, and not in its child processes."""
+    """Print a note once per job: on rank 0, but not in the child processes of rank 0."""
     announced = os.environ.get(ANNOUNCED, "")
     if os.environ.get("RANK", "0") == "0" and note not in announced:
         os.environ[ANNOUNCED] = f"{announced};{note}"
@@ -72,7 +73,7 @@ def _patch(torch):
 
 
 def _skip_gpu_kernels(torch):
-    """Replace features that need GPU kernels by simple equivalents, and announce it."""
+    """Replace features that need GPU kernels by simple equivalents, and announce the replacement."""
     nn = torch.nn
 
     def compile_model(model=None, **kwargs):

@@ -11,7 +11,7 @@ import torch
 from rehearse_gpu import GPUS
 from rehearse_gpu.refusals import refusal_text, refuse
 
-CUDA, NCCL = "13.0", (2, 29, 7)  # the versions of torch 2.13
+CUDA, NCCL = "13.0", (2, 29, 7)  # the versions in torch 2.13
 _thread = threading.local()
 
 
@@ -63,7 +63,7 @@ def set_device(device):
 
 
 class _DeviceType(type):
-    """The metaclass of the class that replaces torch.device; a plain number is a GPU."""
+    """The metaclass of the class that replaces torch.device and takes a plain number as a GPU."""
 
     original = torch.device
 
@@ -76,7 +76,7 @@ class _DeviceType(type):
     def __instancecheck__(cls, thing):
         return isinstance(thing, cls.original)
 
-    def __eq__(cls, other):  # tables of torch that were built earlier contain the original
+    def __eq__(cls, other):  # earlier tables of torch contain the original class
         return other is cls or other is cls.original
 
     def __hash__(cls):
@@ -89,7 +89,7 @@ def patch_device():
 
 
 class Device:
-    """Replaces torch.cuda.device, a context manager."""
+    """Replaces the context manager torch.cuda.device."""
 
     def __init__(self, device):
         self.idx = gpu_index(device)
@@ -103,7 +103,7 @@ class Device:
 
 
 class Stream:
-    """A stream whose work is always complete; also a context manager."""
+    """A stream whose work is always complete. It is also a context manager."""
 
     cuda_stream = 0
 
@@ -135,7 +135,7 @@ class Stream:
 
 
 class Event:
-    """An event; `elapsed_time` is CPU time."""
+    """An event, whose `elapsed_time` is measured on the CPU."""
 
     def __init__(self, *args, **kwargs):
         self.recorded = 0.0
@@ -153,7 +153,7 @@ class Event:
 
 
 def _missing(name):
-    """The __getattr__ of torch._C: raise for functions of torch.cuda that are not simulated."""
+    """Raise for functions of torch.cuda that are not simulated, as the __getattr__ of torch._C."""
     message = f"module 'torch._C' has no attribute '{name}'"
     raise AttributeError(refusal_text(f"torch._C.{name}") if name.startswith("_cuda") else message)
 
@@ -217,7 +217,7 @@ def _replacements():
 
 
 def patch_cuda(cuda):
-    """Replace functions of torch.cuda; as with real CUDA, it cannot be used again after a fork."""
+    """Replace functions of torch.cuda. As with real CUDA, a forked process cannot use GPUs again."""
     os.register_at_fork(after_in_child=lambda: GPUS.__dict__.update(forked=GPUS.used))
     replacements = _replacements()
     cuda.__dict__.update(replacements)
@@ -228,7 +228,7 @@ def patch_cuda(cuda):
         setattr(cuda.nvtx, name, lambda *args, **kwargs: None)
     cuda.nccl.version = lambda: NCCL
     torch.version.cuda = torch.version.cuda or CUDA
-    torch.backends.cudnn.is_acceptable = lambda tensor: False  # else it warns that cuDNN is missing
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # True would warn of missing cuDNN
     profiler, activities = torch.autograd.profiler, torch.profiler.ProfilerActivity
     profiler._supported_activities = lambda: {activities.CPU, activities.CUDA}
     profiler.profile.__init__ = functools.partialmethod(profiler.profile.__init__, use_kineto=True)

@@ -1,4 +1,4 @@
-"""Process groups and DistributedDataParallel with gloo instead of NCCL."""
+"""Make process groups and DistributedDataParallel work with gloo instead of NCCL."""
 
 import contextlib
 import functools
@@ -19,8 +19,8 @@ FLAT += "_all_gather_base", "_reduce_scatter_base"
 
 
 class Groups:
-    """State of process groups: their requested backends, whether their ranks have connected, and functions
-    to call after coalesced collectives.
+    """The state of process groups: the requested backends, the groups whose ranks have connected, and the
+    functions to call after coalesced collectives.
     """
 
     def __init__(self, distributed):
@@ -36,7 +36,7 @@ class Groups:
             raise RuntimeError("No backend type associated with device type cpu")
 
     def connect(self, gpu, group):
-        """At first use of NCCL, raise for a wrong interface and for two ranks on one GPU, as NCCL does."""
+        """Raise, as NCCL does at its first use, for a wrong interface and for two ranks on one GPU."""
         group = group or self.core._get_default_group()
         if "nccl" not in self.backends(group) or group in self.connected:
             return
@@ -97,13 +97,13 @@ def _patch_collectives(distributed, groups):
     names += " all_reduce_coalesced all_gather_coalesced _all_gather_base _reduce_scatter_base"
     for (
         name
-    ) in f"{names} send recv isend irecv".split():  # for calls of scripts; calls within torch are not changed
+    ) in f"{names} send recv isend irecv".split():  # changes calls of scripts, but not calls within torch
         if hasattr(core, name):
             setattr(distributed, name, _collective(getattr(core, name), groups))
     coalesced = distributed._broadcast_coalesced
 
     def broadcast_coalesced(group, tensors, *others):
-        """Used by DistributedDataParallel; called per GPU, because C++ sees a single device."""
+        """Broadcast for each GPU, because C++ sees a single device. DistributedDataParallel uses this."""
         for gpu in dict.fromkeys(map(gpu_of, tensors)):
             coalesced(group, [tensor for tensor in tensors if gpu_of(tensor) == gpu], *others)
 
@@ -115,7 +115,7 @@ def _patch_collectives(distributed, groups):
         return core.barrier(group, async_op)
 
     distributed._broadcast_coalesced = broadcast_coalesced
-    core.isend, core.irecv = distributed.isend, distributed.irecv  # batch_isend_irecv compares with them
+    core.isend, core.irecv = distributed.isend, distributed.irecv  # batch_isend_irecv checks for these
     distributed.barrier = barrier
 
 
@@ -138,7 +138,7 @@ def _collective(function, groups):
             map_tensors(arguments, as_bytes)
             return function(*bound.args, **bound.kwargs)
         output, dtype = arguments.get("output"), tensors[0].dtype
-        if output is None:  # torch passes complex numbers to NCCL as two, except to reduce_scatter
+        if output is None:  # torch passes a complex number as two real ones, except to reduce_scatter
             dtype = real_type(dtype)
         reduction = Reduction(groups.distributed, arguments["op"], dtype, group.size())
         arguments["op"] = reduction.op
@@ -196,7 +196,7 @@ def _is_root(arguments, group, core):
 
 
 def _patch_coalescing(distributed, groups):
-    """Convert results of coalesced collectives after all of them have ended."""
+    """Convert the results of coalesced collectives after all of these collectives have ended."""
     core = groups.core
     original = core._coalescing_manager
 
@@ -213,7 +213,7 @@ def _patch_coalescing(distributed, groups):
                 begun.wait()
         finally:
             del groups.pending[group]
-            core._world.pg_coalesce_state.pop(group, None)  # torch does not remove it after an error
+            core._world.pg_coalesce_state.pop(group, None)  # torch does not remove the state after an error
         for finish in pending:
             finish()
 
@@ -225,7 +225,7 @@ def _is_dense(tensor):
 
 
 def delay_destroy(distributed):
-    """Delay the destruction of a group: gloo may abort a peer in its last collective (seen with 2.13)."""
+    """Delay the end of a group, as gloo may abort a peer in its last collective (seen with torch 2.13)."""
     core = distributed.distributed_c10d
     destroy = core.destroy_process_group
 
@@ -240,7 +240,7 @@ def delay_destroy(distributed):
 def matching_interfaces(pattern):
     """Return the interfaces of this node that match a value of NCCL_SOCKET_IFNAME.
 
-    It has prefixes separated by commas, exact names after `=`, or after `^` the interfaces to exclude.
+    A value has prefixes separated by commas. After `=` they are exact names, and after `^` they are excluded.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     excluding = pattern.startswith("^")
@@ -255,7 +255,7 @@ def matching_interfaces(pattern):
 
 
 def _check_interface(distributed):
-    """Raise if NCCL_SOCKET_IFNAME matches no interface; NCCL ignores a value of one letter."""
+    """Raise if NCCL_SOCKET_IFNAME matches no interface. NCCL ignores values of a single letter."""
     pattern = os.environ.get("NCCL_SOCKET_IFNAME", "")
     if len(pattern) > 1 and not matching_interfaces(pattern):
         interfaces = " ".join(name for _, name in socket.if_nameindex())
@@ -297,7 +297,7 @@ def _patch_ddp(ddp, groups):
 
 
 def _patch_hooks(bucket):
-    """Set the GPU of the gradients passed to communication hooks, which C++ creates without one."""
+    """Set the GPU of gradients that are passed to communication hooks; C++ creates them without a GPU."""
     for name in ("buffer", "gradients"):
         get = getattr(bucket, name)
 

@@ -1,4 +1,4 @@
-"""NCCL's reductions and data types on gloo, with conversions for those that gloo does not support.
+"""NCCL's reductions and data types on gloo, with conversions of those that gloo does not support.
 
 Types and error texts are those of NCCL and of torch's checks around it
 (torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp, nccl's src/enqueue.cc).
@@ -13,11 +13,11 @@ Tensor = torch.Tensor
 INTEGERS = {torch.int8, torch.uint8, torch.int32, torch.int64}
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 EIGHT_BITS = {getattr(torch, name, None) for name in ("float8_e4m3fn", "float8_e5m2")} - {None}
-"""Floats of 8 bits that NCCL reduces, on GPUs of capability 9.0 and later."""
+"""8-bit floats that NCCL reduces on GPUs of capability 9.0 and later."""
 TRANSFER_ONLY = {getattr(torch, f"float8_{name}", None) for name in ("e4m3fnuz", "e5m2fnuz", "e8m0fnu")} - {
     None
 }
-"""Floats of 8 bits that NCCL transfers but does not reduce."""
+"""8-bit floats that NCCL transfers but does not reduce."""
 _SUPPORTED = INTEGERS | FLOATS | EIGHT_BITS | TRANSFER_ONLY | {torch.bool}
 _NAMES = {
     "int16": "Short",
@@ -26,7 +26,7 @@ _NAMES = {
     "complex128": "ComplexDouble",
     **{f"uint{bits}": f"UInt{bits}" for bits in (16, 32, 64)},
 }
-"""Names of other types in torch's C++."""
+"""Names of other types in the C++ code of torch."""
 
 
 def refuse_type(dtype):
@@ -39,14 +39,14 @@ def refuse_type(dtype):
 
 
 def as_bytes(tensor):
-    """Return a view as bytes of a tensor of 8-bit floats, which gloo does not support; others unchanged."""
+    """Return 8-bit floats, which gloo does not support, as a view of bytes, and other tensors unchanged."""
     return tensor.view(torch.uint8) if tensor.dtype in EIGHT_BITS | TRANSFER_ONLY else tensor
 
 
 class Reduction:
     """A reduction of NCCL: gloo's `op`, and conversions of tensors before and after it.
 
-    `is_later`: `after` must be called.
+    If `is_later`, `after` must be called when gloo has ended.
     """
 
     def __init__(self, distributed, op, dtype, ranks):
@@ -67,31 +67,31 @@ class Reduction:
 
     @torch.no_grad()
     def before(self, tensor, keeps):
-        """Return the tensor that gloo reduces: `tensor`, or with `keeps` a copy, if gloo would change it."""
+        """Return the tensor that gloo reduces: `tensor` or a copy. With `keeps`, `tensor` is not changed."""
         sent = tensor.to(self._dtype) if self._is_converted else tensor
         if self._factor is None:
             return sent.clone() if keeps and sent is tensor else sent
         return sent * self._scale() if keeps else sent.mul_(self._scale())
 
     def result(self, tensor):
-        """Return the tensor that gloo writes to, for the output `tensor`."""
+        """Return the tensor that gloo should write to in place of the output `tensor`."""
         return torch.empty_like(tensor, dtype=self._dtype) if self.is_later else tensor
 
     @torch.no_grad()
     def after(self, tensor, sent):
-        """Convert gloo's result in `sent`, and write it to `tensor`."""
-        if self._ranks is not None:  # NCCL sums in this type, then divides toward zero
+        """Convert the result in `sent`, which gloo wrote, and write it to `tensor`."""
+        if self._ranks is not None:  # NCCL sums in this type and then divides toward zero
             sent.div_(self._ranks, rounding_mode="trunc")
         if sent is not tensor:
             tensor.copy_(sent)
 
     def _scale(self):
-        """Return the factor in the type of the tensors, as NCCL uses it."""
+        """Return the factor in the type of the tensors, in which NCCL also has it."""
         return torch.as_tensor(self._factor, dtype=self._dtype, device="cpu").reshape(())
 
 
 def real_type(dtype):
-    """Return the real type of a complex type, as which torch passes complex numbers to NCCL."""
+    """Return the real type of a complex type; torch passes complex numbers to NCCL in this type."""
     return torch.empty(0, dtype=dtype, device="cpu").real.dtype if dtype.is_complex else dtype
 
 

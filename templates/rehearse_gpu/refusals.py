@@ -10,7 +10,7 @@ import torch
 
 
 def refusal_text(call):
-    """Return the error text for a call, with the line of the script that made it."""
+    """Return the error text for a call, with the line of the script that made the call."""
     return (
         f"rehearsal: {call} needs a true GPU and cannot be simulated{_calling_line()}. Leave it out of the "
         "rehearsal: there torch.cuda.get_device_name() ends with (rehearsed); or rehearse on the CPU: "
@@ -19,7 +19,7 @@ def refusal_text(call):
 
 
 def _calling_line():
-    """Return the innermost line outside packages: " (train.py, line 3: loss.backward())"."""
+    """Return the innermost line outside packages, such as " (train.py, line 3: loss.backward())"."""
     folders = Path(torch.__file__).parent.parent, Path(os.__file__).parent, Path(__file__).parent
     for frame, number in traceback.walk_stack(None):
         file = Path(frame.f_code.co_filename)
@@ -29,7 +29,7 @@ def _calling_line():
 
 
 def refuse(owner, name):
-    """Make a function, or the construction of a class, raise; the class itself stays for isinstance()."""
+    """Make calls of a function or a class raise. The class itself stays usable in isinstance()."""
     original, call = getattr(owner, name), f"{owner.__name__}.{name}"
 
     def refused(*args, **kwargs):

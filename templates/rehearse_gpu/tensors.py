@@ -1,7 +1,7 @@
 """CPU tensors that record the GPU that they would be on.
 
 The GPU is an attribute of a tensor's storage, so that views, parameters and tensors saved by autograd share
-it. A dispatch mode sets it on results of operations; autograd also enters the mode in a backward pass.
+it. A dispatch mode sets the GPU of an operation's results; autograd enters the mode in a backward pass, too.
 Methods of the class Tensor that read or change the device are replaced, which applies to all threads.
 """
 
@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rehearse_gpu.devices import current_device, gpu_index
 
 GPU_ATTRIBUTE = "_rehearsed_on"
-"""The attribute of a storage: the number of its GPU, None if Python created it on the host."""
+"""The attribute of a storage with the number of its GPU, or None if Python created it on the host."""
 Tensor = torch.Tensor
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _functorch = torch._C._functorch
 
 
 def _storage(tensor):
-    """Return the object with the GPU attribute: the storage, or the tensor itself if it has none."""
+    """Return the object with the GPU attribute: the tensor's storage, or the tensor if it has no storage."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     try:
@@ -34,12 +34,12 @@ def _storage(tensor):
 
 
 def gpu_of(tensor):
-    """Return the number of the GPU that a tensor would be on, None for the CPU."""
+    """Return the number of the GPU that a tensor would be on, or None for the CPU."""
     return getattr(_storage(tensor), GPU_ATTRIBUTE, None)
 
 
 def tensors_with_gpus(values):
-    """Return the tensors in `values`, and in lists among them, as pairs of tensor and GPU."""
+    """Return pairs of tensor and GPU for the tensors in `values` and in lists in `values`."""
     pairs = []
     for value in values:
         if isinstance(value, Tensor):
@@ -56,7 +56,7 @@ def set_gpu(tensor, gpu):
 
 
 def set_on_host(tensor):
-    """Mark a tensor as created on the host, unless its storage has a GPU, and return it."""
+    """Mark a tensor as created on the host unless its storage has a GPU, and return the tensor."""
     storage = _storage(tensor)
     if not hasattr(storage, GPU_ATTRIBUTE):
         setattr(storage, GPU_ATTRIBUTE, None)
@@ -64,7 +64,7 @@ def set_on_host(tensor):
 
 
 class _Move(torch.autograd.Function):
-    """A copy on another device; its gradient is moved back."""
+    """Copies a tensor to another device, and moves the gradient of the copy back."""
 
     generate_vmap_rule = True
 
@@ -82,15 +82,15 @@ class _Move(torch.autograd.Function):
 
 
 def _move(tensor, gpu):
-    """Return the tensor if it is on `gpu`, else a copy there."""
+    """Return the tensor if it is on `gpu`, or else a copy on `gpu`."""
     return tensor if gpu_of(tensor) == gpu else _Move.apply(tensor, gpu)
 
 
-# Replacements of methods of Tensor: each is called with the original method and its arguments.
+# These replace methods of Tensor. Each is called with the original method and the arguments of the call.
 
 
 def _to(method, tensor, *args, **kwargs):
-    """Replace Tensor.to, with a device, a dtype, another tensor, or several of these."""
+    """Replace Tensor.to, which takes a device, a dtype, another tensor, or several of these."""
     requested = kwargs.get("other", kwargs.get("device", args[0] if args else None))
     target = gpu_of(tensor)
     if isinstance(requested, Tensor):
@@ -105,7 +105,7 @@ def _to(method, tensor, *args, **kwargs):
 
 
 def _type(method, tensor, kind=None, *args, **kwargs):
-    """Replace Tensor.type: return the type's name, or convert to a name, a class or a dtype."""
+    """Replace Tensor.type, which returns the type's name, or converts to a name, a class or a dtype."""
     if kind is None:
         name = method(tensor)
         return name if gpu_of(tensor) is None else name.replace("torch.", "torch.cuda.")
@@ -135,7 +135,7 @@ def _pin_memory(method, tensor, *args, **kwargs):
 
 
 def _grad(get, tensor):
-    """Return the gradient with its GPU, as DistributedDataParallel may create it without one."""
+    """Return the gradient with its GPU, because DistributedDataParallel may create it without a GPU."""
     gradient, gpu = get(tensor), gpu_of(tensor)
     return gradient if gradient is None or gpu is None else set_gpu(gradient, gpu)
 
@@ -181,7 +181,7 @@ def _factory(function, default, *, host):
         gpu = gpu_index(device)
         if finish:  # these functions move their result internally
             return finish(function(*args, device=device if gpu is None else "cpu", **kwargs), gpu)
-        if gpu is None:  # not by the mode: C++ also creates tensors on "cpu", which have no GPU yet
+        if gpu is None:  # set here, because the mode also sees tensors that C++ creates on "cpu"
             return set_gpu(function(*args, device=device, **kwargs), None)
         return function(*args, device=torch.device("cuda", gpu), **kwargs)
 
@@ -189,15 +189,15 @@ def _factory(function, default, *, host):
 
 
 _aten = torch.ops.aten
-_COPIES = {_aten.copy_, _aten._foreach_copy_}  # between devices
-# Operations for which tensors on several devices are an error, except scalars.
+_COPIES = {_aten.copy_, _aten._foreach_copy_}  # operations that copy between devices
+# Operations for which tensors on several devices are an error, unless they are scalars.
 _STRICT = {
     *(_aten.addmm, _aten.mm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.cat, _aten.stack),
     *(_aten.linear, _aten.convolution, _aten.embedding, _aten.nll_loss_forward, _aten.nll_loss2d_forward),
     *(_aten.mse_loss, _aten.binary_cross_entropy, _aten.binary_cross_entropy_with_logits),
 }
-# Operations for which C++ may pass a tensor that it created without a GPU, like all pointwise ones. Some do
-# not exist in all releases.
+# Operations to which C++ may pass a tensor that it created without a GPU, as to all pointwise operations.
+# Some of them do not exist in all releases.
 _LENIENT = {
     getattr(_aten, name, None)
     for name in (
@@ -216,7 +216,7 @@ class FakeCudaTensorMode(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = dict(kwargs) if kwargs else {}
         if FakeTensor in types or torch._C._get_dispatch_mode(_FAKE):
-            return op(*args, **kwargs)  # fake tensors have their own device
+            return op(*args, **kwargs)  # a fake tensor has its own device
         if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # a subclass dispatches operations on its inner tensors again
         if kwargs.get("pin_memory"):
@@ -244,9 +244,9 @@ def _is_on_host(tensor, gpu):
 
 
 def _refuse_mixed_devices(op, pairs):
-    """Raise RuntimeError for tensors on several devices.
+    """Raise RuntimeError if the tensors of an operation are on several devices.
 
-    Tensors on a GPU accept indices from the host, but not the reverse.
+    A tensor on a GPU accepts indices on the host, but a tensor on the host accepts no indices on a GPU.
     """
     kind = op.overloadpacket
     if kind in _INDEXED and _is_on_host(*pairs[0]):
@@ -267,7 +267,7 @@ def _refuse_mixed_devices(op, pairs):
 
 
 def with_mode(function):
-    """Return a function that enters the mode, which applies to a single thread."""
+    """Return a function that first enters the mode, because a mode applies to a single thread."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -279,9 +279,9 @@ def with_mode(function):
 
 def track_gpus():
     """Make tensors record their GPU, in all threads."""
-    FakeCudaTensorMode().__enter__()  # never left
+    FakeCudaTensorMode().__enter__()  # the mode is never left
     threading.Thread._bootstrap_inner = with_mode(threading.Thread._bootstrap_inner)
-    for name in ("then", "add_done_callback"):  # gloo's threads call their callbacks
+    for name in ("then", "add_done_callback"):  # gloo's threads call the callbacks of futures
         add = getattr(torch._C.Future, name)
         setattr(torch._C.Future, name, lambda self, call, add=add: add(self, with_mode(call)))
     _patch_tensors()
@@ -313,7 +313,7 @@ def _patch_tensors():
 
 
 def _patch_factories():
-    constructors = _device._device_constructors()  # functions that `with torch.device("cuda")` applies to
+    constructors = _device._device_constructors()  # what `with torch.device("cuda")` applies to
     scripted = torch.jit._builtins._get_builtin_table()
 
     def replace(owner, names, default, *, host=False):
@@ -342,7 +342,7 @@ def _patch_factories():
     generator = torch.Generator
 
     class Generator(generator):
-        """A generator of random numbers, on the CPU."""
+        """A generator of random numbers, which works on the CPU."""
 
         def __new__(cls, device="cpu"):
             return generator.__new__(cls, device if gpu_index(device) is None else "cpu")
@@ -351,7 +351,7 @@ def _patch_factories():
 
 
 def _patch_storages():
-    """Keep the GPU of storages that are saved, loaded and copied."""
+    """Keep the GPU of a storage when it is saved, loaded or copied."""
     storage = torch.UntypedStorage
     copy = storage.clone
 
@@ -377,7 +377,7 @@ def _patch_storages():
 
 
 def _patch_modules():
-    """Make Module.to accept a GPU as a plain number, as `device=`, and as a tensor on it."""
+    """Make Module.to accept a GPU as a plain number, as `device=`, or by a tensor on the GPU."""
     parse = torch._C._nn._parse_to
 
     def parse_to(*args, **kwargs):
