@@ -18,10 +18,10 @@ from awsddp.agent.s3.checkpoints import (
 
 
 def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
-    """Return the checkpoint in `results` (runs/JOB) to resume from, None without one.
+    """Return the checkpoint in `results` (runs/JOB) to resume from, or None if there is no checkpoint.
 
-    The rules are in agent/s3/checkpoints.py. Nodes share no file system: the files of a checkpoint folder may
-    lie on several nodes.
+    agent/s3/checkpoints.py decides which files are checkpoints and which one is the newest. Nodes share no
+    file system, so that the files of a checkpoint folder may come from several nodes.
     """
     job, results = results.name, results.resolve()
     nodes = sorted(path for path in results.glob("node*") if path.is_dir())
@@ -53,7 +53,7 @@ def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
 def _make_checkpoints(
     job: str, results: Path, match: CheckpointPath, files: list[Path]
 ) -> Iterator[tuple["Checkpoint", list[Path]]]:
-    """Yield checkpoints with their files: each file by itself, a folder with the files of all nodes."""
+    """Yield checkpoints with their files: each file is a checkpoint; a folder has the files of all nodes."""
     if not match.trees:
         for path in files:
             yield Checkpoint(job=job, parts=(path,)), [path]
@@ -71,7 +71,7 @@ def _metadata_files(match: CheckpointPath, files: Iterable[Path]) -> list[Path]:
 class Checkpoint:
     """A checkpoint of a job: a file, or a folder of which each node has a part.
 
-    `parts` are the file or the folder's parts, `members` the files of a folder.
+    `parts` are the file, or the folder's parts; `members` are the files of a folder.
     """
 
     job: str
@@ -85,7 +85,7 @@ class Checkpoint:
 
     @property
     def display_path(self) -> str:
-        """The path to show to the user."""
+        """The path that is shown to the user."""
         return str(self.parts[0])
 
     @property
@@ -95,7 +95,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Path]:
-        """Yield a temporary folder that contains only the checkpoint, as hard links where possible."""
+        """Yield a temporary folder that contains only the checkpoint, made of hard links where possible."""
         import tempfile
 
         parent = self.parts[0].parent
@@ -112,5 +112,5 @@ class Checkpoint:
 def _link(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or a file system without hard links
         shutil.copy2(source, target)

@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from awsddp.nodes.project_files import Listing
 
 MAX_LISTED = 100_000
-"""How many objects of a source a plan lists at most, in 100 requests."""
+"""The maximum number of objects of a source that a plan lists, which takes 100 requests."""
 _MODULES = ("file_tree", "s3.store", "s3.download")
 _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
 """The packages of this machine that a node without boto3 needs for agent/s3/store.py."""
 _MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
-"""The botocore data files that are sent with them."""
+"""The botocore data files that are sent with these packages."""
 BUNDLE = "boto3"
 _PAGE_BYTES = 1 << 20
-"""The approximate size of a page of the list of files that a bucket has."""
+"""The approximate size of a page of the list of sent files, in bytes."""
 _Row = tuple[int, int, int, int, str]
 _LIST_WRITES = 20
-"""Approximately how often this list is written while a folder is uploaded."""
+"""Approximately how often the list of sent files is written while a folder is uploaded."""
 _SILENT_S = 120.0
 _PASSED_PREFIXES = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_proxy", "no_proxy")
 """Prefixes of the job's variables that are passed to Hugging Face's program."""
@@ -80,7 +80,7 @@ def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
 
 
 def list_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
-    """Return size and number of files of a job's data sources, as far as this machine's login may list them.
+    """Return the size and number of files of a job's data sources, if this machine's login may list them.
 
     Raises ConfigError for a folder that cannot be sent, and for sources that the nodes cannot reach or that
     S3 does not have.
@@ -107,7 +107,7 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
         store, objects = list_objects(S3Uri(source.at, source.part), make, most=MAX_LISTED)
     except CopyError as refusal:
         why = refusal.document["why"]
-        if refusal.code in ("NoSuchBucket", ""):  # "": nothing below the prefix
+        if refusal.code in ("NoSuchBucket", ""):  # "" means that nothing is below the prefix
             raise ConfigError(str(refusal), why, refusal.document["next"]) from refusal
         return replace(data, why=f"{refusal}: {why}".rstrip(": "), requester_pays=payer)
     with contextlib.closing(store):
@@ -122,9 +122,10 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
 
 
 def copy_data_to_nodes(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) -> None:
-    """Copy the data of a job to its nodes in parallel, except files that they already have.
+    """Copy the data of a job to its nodes in parallel, except files that the nodes already have.
 
-    `spec` has the variables of the ranks. Raises ConfigError, CloudError, NodesFailed with the source's name.
+    `spec` has the variables of the ranks. Raises ConfigError, CloudError, or NodesFailed with the source's
+    name.
     """
     sources = list(parse_data_sources(spec.data.sources))
     if not sources:
@@ -140,7 +141,7 @@ def copy_data_to_nodes(connected: ConnectedCluster, nodes: Collection[int], spec
     if spec.job.save_to is not None:
         parent = S3Uri(*parse_s3_uri(spec.job.save_to))
         for number, source in enumerate(sources):
-            files = folders.get(source.name)  # objects cannot be links, and their keys are Unicode
+            files = folders.get(source.name)  # S3 objects cannot be links, and their keys are Unicode
             if (
                 files
                 and files.size
@@ -210,10 +211,10 @@ def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent:
 
 
 class _SentFiles:
-    """The list of the files of a local folder that a bucket has: by path, `rows` has file stamp and ETag.
+    """The list of those files of a local folder that a bucket has; `rows` has file stamp and ETag by path.
 
-    It is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages, and is signed with a
-    `secret` of this machine, as others may write to the bucket.
+    The list is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages, and is signed
+    with a `secret` of this machine because others may write to the bucket.
     """
 
     def __init__(self, store: Store, parent: S3Uri, name: str, *, secret: str) -> None:
@@ -236,7 +237,7 @@ class _SentFiles:
                     self._pages[body] = ref
 
     def write(self) -> None:
-        """Write the pages that have changed, and their list. Raises ClientError."""
+        """Write the pages that have changed, and the list of pages. Raises ClientError."""
         pages: dict[bytes, PageRef] = {}
         for number, rows in enumerate(_split(self.rows)):
             body, key = msgspec.json.encode(rows), f".{self._name}/{number}"
@@ -253,7 +254,7 @@ class _SentFiles:
 
 
 def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
-    """Yield rows of at most about _PAGE_BYTES as JSON, in their order."""
+    """Split rows, in their order, into pages whose JSON has at most about _PAGE_BYTES."""
     page: dict[str, _Row] = {}
     size = 0
     for path, row in rows.items():
@@ -282,10 +283,10 @@ def copy_checkpoint_to_nodes(
 def _send_saved_checkpoint(
     connected: ConnectedCluster, checkpoint: SavedCheckpoint, nodes: Collection[int]
 ) -> None:
-    """Let nodes download a checkpoint from S3, again if a running job replaces its files.
+    """Let nodes download a checkpoint from S3, and download it again if a running job replaces its files.
 
-    Raises NodesFailed; ConfigError if a checkpoint of another name is now the newest: the ranks expect this
-    name.
+    Raises NodesFailed, and ConfigError if the newest checkpoint now has another name, because the ranks
+    expect the name of `checkpoint`.
     """
     folder, uri = f"awsddp/{checkpoint.folder}", str(checkpoint.uri)
     for attempt in range(1 + MAX_READS):

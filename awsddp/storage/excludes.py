@@ -6,7 +6,7 @@ from awsddp.errors import ConfigError
 
 
 def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return gitignore patterns in the form that the node matches: (regular expression, excludes).
+    """Return gitignore patterns in the form that a node uses: (regular expression, True if it excludes).
 
     Raises ConfigError.
     """

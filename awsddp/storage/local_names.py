@@ -1,4 +1,4 @@
-"""Local names for the results of all nodes, and the files that exceed the size limit."""
+"""Choose local names for the results of all nodes, and find the files that exceed the size limit."""
 
 import os
 import posixpath
@@ -14,14 +14,14 @@ from awsddp.agent.manifest import sample
 from awsddp.model.node_answers import Manifest, ResultFile
 from awsddp.util import terminal_safe
 
-_LONGEST = 255  # bytes of a name, on all file systems of today
+_LONGEST = 255  # the longest name in bytes that all current file systems allow
 
 
 def assign_local_names(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
-    """Return the files, then the links, of all nodes under names that are unique on every local file system.
+    """Return the files, then the links, of all nodes, with names that are unique on every local file system.
 
     Equal names, and names that differ only in case or Unicode form, get a suffix: name~2. Control characters
-    are escaped, as in "a\\x1b": `ls` and a prompt would print them.
+    are escaped, as in "a\\x1b": otherwise `ls` and prompts would send them to the terminal.
     """
     names = _Names()
     files = [replace(file, node=node) for node, manifest in manifests.items() for file in manifest.files]
@@ -34,12 +34,12 @@ def assign_local_names(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
 
 
 def matches_sample(path: Path, described: ResultFile) -> bool:
-    """Return True if a file begins with the content that a node described, by its sample. Raises OSError."""
+    """Return True if a file begins with the content of which a node has sent a sample. Raises OSError."""
     return sample(path, described.size) == described.sample
 
 
 def find_excess_files(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:
-    """Return the largest files, without which the others have at most `limit` bytes in total.
+    """Return the largest files, so that all other files together have at most `limit` bytes.
 
     Files that are already in `results` (runs/JOB) do not count.
     """
@@ -55,7 +55,7 @@ def find_excess_files(files: Iterable[ResultFile], limit: float, *, results: Pat
 
 
 class _Names:
-    """Assigns names within one local folder, first come, first served."""
+    """Assigns names within one local folder; the first file to ask for a name gets it."""
 
     def __init__(self) -> None:
         self._taken: set[tuple[str, str]] = set()
@@ -64,7 +64,7 @@ class _Names:
         self._files: dict[str, str] = {}
 
     def add(self, path: str) -> str:
-        """Return a free name for another file with the remote path `path`."""
+        """Return a free name for one more file with the remote path `path`."""
         name = self._assign(path)
         self._files.setdefault(path, name)
         return name

@@ -1,4 +1,4 @@
-"""Draw the loss over the steps as SVG."""
+"""Draw the loss over the training steps as SVG."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,8 @@ Points = list[tuple[float, float]]
 def plot_loss(rows: Rows, *, title: str, outlier: int | None = None) -> str | None:
     """Return an SVG of the loss over the steps: a line for each of at most eight ranks, including `outlier`.
 
-    None if no rank has two points. A row without a rank counts for rank 0; rows without a step are numbered.
+    Returns None if no rank has two points. A row without a rank counts for rank 0; rows without a step are
+    numbered.
     """
     points: dict[int, Points] = {}
     for row in rows:
@@ -31,7 +32,7 @@ def plot_loss(rows: Rows, *, title: str, outlier: int | None = None) -> str | No
 
 
 def _thin_out(points: Points) -> Points:
-    """Return at most about 300 of the points, the first and the last among them."""
+    """Return at most about 300 of the points, including the first and the last."""
     return [*points[: -1 : max(1, len(points) // _MOST_POINTS)], points[-1]]
 
 

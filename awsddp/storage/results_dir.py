@@ -22,7 +22,7 @@ from awsddp.util.formatting import node_name
 
 
 def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return why parts of a job cannot be fetched now, by the number that the node had in the job."""
+    """Return, by the number of the node in the job, why parts of the job cannot be fetched now."""
     connected_ids = {
         connected.fleet.endpoints[node].instance_id for node in connected.fleet.nodes_of_job(job)
     }
@@ -51,7 +51,7 @@ def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int,
 
 
 def _lost(job: JobRecord) -> str:
-    """Return a text on what remains of a lost node's part of a job."""
+    """Return a string that says what remains of a lost node's part of a job."""
     if job.save_to is None:
         return f"its part of job {job.job} is lost"
     saved = f"the saved files of its part of job {job.job} are at {job.save_to}/{job.job}"
@@ -59,14 +59,14 @@ def _lost(job: JobRecord) -> str:
 
 
 def find_unfetched_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
+    """Return, by node, why parts of a job cannot be fetched now; empty if all results are already fetched."""
     return {} if is_fetched(connected.session.results / job.job, job) else find_missing_parts(connected, job)
 
 
 MAX_METRICS_CHARACTERS = 64 << 20
-"""How many characters of a metrics file are read."""
+"""How many characters of a metrics file are read at most."""
 MAX_EVENT_BYTES = 16 << 20
-"""How many bytes of an event file are read."""
+"""How many bytes of an event file are read at most."""
 
 
 def write_loss_plot(target: Path) -> None:
@@ -81,7 +81,7 @@ def write_loss_plot(target: Path) -> None:
 
 
 def read_metrics(target: Path, node: int = 0) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl in a node's run folder; [] without a file."""
+    """Return the rows of metrics.jsonl in a node's run folder, or [] if there is no file."""
     file = target / f"node{node}" / "run" / "metrics.jsonl"
     if not file.is_file():
         return []
@@ -90,7 +90,7 @@ def read_metrics(target: Path, node: int = 0) -> list[dict[str, Any]]:
 
 
 def read_metrics_with_loss(target: Path, node: int) -> list[dict[str, Any]]:
-    """Return a node's metrics; if they have no loss, with the rows of its TensorBoard event files."""
+    """Return a node's metrics; if they have no loss, add the rows of the node's TensorBoard event files."""
     from awsddp.storage import tensorboard
 
     rows = read_metrics(target, node)
@@ -119,9 +119,10 @@ def read_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
 
 
 def get_job_progress(folder: Path, job: JobRecord) -> RankProgress:
-    """Return the progress of a job: of the first rank with a loss, as its nodes report or by its results.
+    """Return the progress of a job: that of the first rank with a loss.
 
-    Without a loss there, loss and step come from the last row of its TensorBoard event files.
+    The progress comes from the job's record or, if it has none, from the results. If no rank has a loss, loss
+    and step come from the last row of the TensorBoard event files.
     """
     from awsddp.storage import tensorboard
 
@@ -143,8 +144,8 @@ def _data_name(rows: list[dict[str, Any]]) -> str | None:
 def make_job_result(session: Session, job: JobRecord, *, folder: Path | None = None) -> JobDocument:
     """Return the `train` document of a job, with loss and accuracy from its metrics.
 
-    `folder` has its results (None: the folder into which they are fetched). `missing` has the nodes whose
-    results are missing.
+    `folder` has the job's results; by default, it is the folder into which they are fetched. In the document,
+    `missing` has the nodes whose results are missing.
     """
     folder = folder or session.results / job.job
     recorded, rows = read_ended_job(folder), read_metrics(folder)
@@ -166,14 +167,14 @@ def make_job_result(session: Session, job: JobRecord, *, folder: Path | None = N
 
 
 def read_job(folder: Path) -> JobRecord | None:
-    """Return the job from job.json in a results folder; None if the file is missing or damaged."""
+    """Return the job from job.json in a results folder, or None if the file is missing or damaged."""
     with contextlib.suppress(ConfigError, OSError):
         return job_reports.decode_job((folder / "job.json").read_bytes())
     return None
 
 
 def read_ended_job(folder: Path) -> JobRecord | None:
-    """Return the job from job.json in a results folder if it was fetched after the job's end."""
+    """Return the job from job.json in a results folder, or None if it had not ended when it was fetched."""
     job = read_job(folder)
     return job if job is not None and job.state not in ACTIVE else None
 
@@ -190,8 +191,8 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
 def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) -> None:
     """Raise ConfigError if a job's results folder has results of another job, on other instances.
 
-    `strict` is for a job read from S3, where others may write: it must name its instances, and instances and
-    S3 URI must equal those of the job in the folder.
+    `strict` is for a job read from S3, where others may write: such a job must name its instances, and its
+    instances and S3 URI must equal those of the job in the folder.
     """
     folder = session.results / job.job
     recorded = read_job(folder)
@@ -215,14 +216,16 @@ def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) 
 
 
 def _uri(job: JobRecord) -> tuple[str, str] | None:
-    """Return bucket and prefix of `save_to` of a job, None without."""
+    """Return the bucket and prefix of a job's `save_to`, or None if it is not set."""
     return None if job.save_to is None else parse_s3_uri(job.save_to)
 
 
 def has_unfetched_results(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
-    """Return True if the nodes have unfetched results of a job, by the job names in their tags (`unfetched`).
+    """Return True if nodes have unfetched results of a job, by the job names in their tags
+    (`unfetched`).
 
-    If the tags had no room for all names (OLDER_JOBS), a job counts as unfetched unless it is fetched.
+    If the tags had no room for all names (OLDER_JOBS), a job counts as unfetched unless this machine has all
+    its results.
     """
     if job.job in unfetched or OLDER_JOBS not in unfetched:
         return job.job in unfetched
@@ -232,8 +235,8 @@ def has_unfetched_results(session: Session, unfetched: Collection[str], job: Job
 def list_older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return the jobs that OLDER_JOBS stands for on each connected node with this tag, by instance id.
 
-    These are all jobs that the node reports and this machine has not completely fetched, also those that
-    another machine has fetched.
+    These are all jobs that the node reports and this machine has not completely fetched, even if another
+    machine has fetched them.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import call_each_node
@@ -258,12 +261,12 @@ def list_older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[s
 
 
 def is_fetched_from(session: Session, name: str, instance_id: str) -> bool:
-    """Return True if all results of a job that ran on this instance are fetched."""
+    """Return True if the job `name` ran on this instance and all its results are fetched."""
     fetched = find_fetched_job(session, name)
     return fetched is not None and instance_id in {node.instance_id for node in fetched.nodes}
 
 
 def find_fetched_job(session: Session, name: str) -> JobRecord | None:
-    """Return the job of this name if all its results are fetched, else None."""
+    """Return the job of this name if all its results are fetched, or else None."""
     job = read_ended_job(session.results / name)
     return job if job is not None and not job.missing else None

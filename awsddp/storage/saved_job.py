@@ -1,7 +1,7 @@
 """Download a job that was saved to S3 (--save-to), by its URI s3://bucket/prefix/JOB, without its nodes.
 
-Nodes wrote the objects and are not trusted: paths are checked as in their answers. A file is downloaded as
-its list describes it; if the object has changed, the list is read again.
+The nodes that wrote the objects are not trusted: paths are checked like paths in a node's answers. A file is
+downloaded as the node's list describes it; if the object has changed, the list is read again.
 """
 
 import contextlib
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 _LOGS = ("logs/", ".awsddp/")
 _METRICS = ("/run/metrics.jsonl", f"/run/{DUMP}")
 _JOB_SUBFOLDER = re.compile(r"parts|lists|node\d+")
-"""The subfolders of a job in S3."""
+"""The names of the subfolders of a job in S3."""
 _MAX_NAMED = 10
-"""How many files, nodes or jobs are listed by name."""
+"""How many files, nodes or jobs a message names at most."""
 _REPORTS = 200
-"""How often progress is reported per transfer."""
+"""How often the progress of a transfer is reported."""
 
 
 class FilesChanged(AwsddpError, exit_code=1, kind="changing", retryable=True):
-    """Files changed whenever they were read. All other results of `job` were downloaded (`fetched`)."""
+    """Files changed at every attempt to read them. All other results of `job` were downloaded (`fetched`)."""
 
     def __init__(
         self, uri: S3Uri, paths: Sequence[str], job: JobRecord, fetched: Mapping[int, NodeFiles]
@@ -71,7 +71,7 @@ class FilesChanged(AwsddpError, exit_code=1, kind="changing", retryable=True):
 
 
 class IncompleteUpload(NodeError):
-    """S3 does not have all results of an ended `job`. Those that it has were downloaded (`fetched`)."""
+    """S3 does not have all results of an ended `job`. The results in S3 were downloaded (`fetched`)."""
 
     def __init__(
         self, uri: S3Uri, nodes: Sequence[int], job: JobRecord, fetched: Mapping[int, NodeFiles]
@@ -86,7 +86,7 @@ class IncompleteUpload(NodeError):
 
 @dataclass(frozen=True)
 class _Node:
-    """The list of a node as saved and as a manifest; `rows` has the saved files by path."""
+    """The list of a node, as saved and as a manifest; `rows` has the saved files by staging path."""
 
     listed: NodeFileList
     manifest: Manifest
@@ -94,7 +94,7 @@ class _Node:
 
 
 class StoredJob:
-    """A job as stored under an S3 URI. `is_over`: the first node has written its final state."""
+    """A job as stored under an S3 URI. `is_over` is True if the first node has written the final state."""
 
     def __init__(self, session: Session, store: Store, uri: S3Uri) -> None:
         self._session, self._store, self.uri = session, store, uri
@@ -127,7 +127,7 @@ class StoredJob:
         return tuple(sorted(number for number, node in self._nodes.items() if not node.listed.is_all))
 
     def explain_incomplete(self, job: JobRecord) -> str:
-        """Return why S3 does not have all results of a job of this machine, "" if it has them.
+        """Return why S3 does not have all results of a job of this machine, or "" if S3 has all results.
 
         Every listed object must be in the bucket with the listed size and ETag.
         """
@@ -147,7 +147,7 @@ class StoredJob:
         return f"not in S3 as listed: {_shorten(absent)}" if absent else ""
 
     def _not_found_error(self, *, is_job: bool) -> NotFoundError:
-        """Return the error for a URI without results, which suggests other jobs near it."""
+        """Return the error for a URI without results; the error suggests jobs near the URI."""
         message = "no results of the job yet" if is_job else "no job"
         nearby, names = self._find_nearby_jobs(is_job=is_job)
         why, command = "", f"aws s3 ls {quote_uri(nearby)}/   # what is there"
@@ -157,7 +157,7 @@ class StoredJob:
         return NotFoundError(f"{message} at {self.uri}", why, command)
 
     def _find_nearby_jobs(self, *, is_job: bool) -> tuple[S3Uri, list[str]]:
-        """Return the URI itself or its parent, and the names of folders there that may be other jobs."""
+        """Return the URI or its parent, and the names of folders there that may be other jobs."""
         parent, job_name = _parent(self.uri), posixpath.basename(self.uri.prefix)
         for nearby in (parent,) if is_job else (self.uri, parent):
             with contextlib.suppress(self._store.client.exceptions.ClientError):
@@ -170,7 +170,7 @@ class StoredJob:
         return parent, []
 
     def _read(self, node: int, before: NodeFileList | None = None) -> _Node:
-        """Read the list of a node, and check it like the manifest of a node. Raises NodeError."""
+        """Read the list that a node saved, and check it like a manifest from a node. Raises NodeError."""
         listed = self._lists.read_node(node, launch=self._index.launch, earlier=before)
         with self._lists.translating_errors(f"node{node}.json"):
             entries = [
@@ -188,10 +188,11 @@ class StoredJob:
         return manifest
 
     def download(self, *, all_results: bool) -> dict[int, NodeFiles]:
-        """Download all results if `whole`, otherwise only logs and metrics, into the results folder.
+        """Download all results, or only logs and metrics unless `all_results`, into the results folder.
 
-        Files already downloaded are skipped. In a folder that had all results, existing files stay and
-        missing files are restored. Raises ConfigError, NodeError, and FilesChanged after all other files.
+        Files that are already downloaded are skipped. In a folder that had all results, existing files stay
+        and missing files are restored. Raises ConfigError and NodeError; raises FilesChanged after all other
+        files are downloaded.
         """
         from awsddp.nodes.download import pull
 
@@ -237,7 +238,7 @@ class StoredJob:
         return wanted
 
     def _current_files(self, _: Collection[int]) -> dict[tuple[int, str], ResultFile]:
-        """Return the listed files, with those already downloaded as they were at their download."""
+        """Return the listed files; files already downloaded are described as they were at the download."""
         listed = {
             (number, file.path): file for number, node in self._nodes.items() for file in node.manifest.files
         }
@@ -246,7 +247,7 @@ class StoredJob:
     def _transfer(
         self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
     ) -> None:
-        """Download files of a node to their paths below a folder, several in parallel.
+        """Download several files of a node in parallel to their paths below a folder.
 
         Files that an earlier call has downloaded are skipped. Raises ClientError.
         """
@@ -267,9 +268,9 @@ class StoredJob:
             pass
 
     def _download(self, folder: Path, on_bytes: Callable[[int], None], file: ResultFile) -> None:
-        """Download a file as its list describes it, reading the list again if needed, and set its time.
+        """Download a file as the node's list describes it, and set its time; read the list again if needed.
 
-        Skips a file that is no longer listed or changes too often.
+        Skips a file that is no longer listed or that changes at every attempt.
         """
         path = folder / file.path[1:]
         for attempt in range(1 + MAX_READS):
@@ -290,13 +291,13 @@ class StoredJob:
             return
 
     def _read_again(self, file: ResultFile, row: SavedFile) -> None:
-        """Read a node's list again, unless another thread has already replaced the list of this row."""
+        """Read a node's list again, unless another thread has already replaced the list that has `row`."""
         with self._reading:
             if self._nodes[file.node].rows.get(file.path) is row:
                 self._nodes[file.node] = self._read(file.node, self._nodes[file.node].listed)
 
     def read_checkpoint(self) -> "SavedCheckpoint":
-        """Return the newest complete checkpoint. Raises ConfigError without one, NodeError."""
+        """Return the newest complete checkpoint. Raises ConfigError if there is none, NodeError."""
         index = self._index
         for _ in range(1 + MAX_READS):
             with contextlib.suppress(ObjectChanged):
@@ -324,14 +325,14 @@ class StoredJob:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint in S3: the parts of each file, with keys below `place`."""
+    """A checkpoint in S3; `files` has the parts of each file, with keys below `uri`."""
 
     uri: S3Uri
     files: Mapping[str, Sequence[Part]]
 
     @property
     def display_path(self) -> str:
-        """The S3 URI to show to the user."""
+        """The S3 URI that is shown to the user."""
         return str(self.parts[0]).replace(":/", "://", 1)
 
 
@@ -342,7 +343,7 @@ def is_s3_uri(text: str | None) -> TypeGuard[str]:
 
 @contextlib.contextmanager
 def open_store(target: Target, uri: S3Uri) -> Iterator[Store]:
-    """Yield an S3 store with this machine's login. Errors of botocore in the context are translated.
+    """Yield an S3 store with this machine's login. Errors of botocore in the context become errors of awsddp.
 
     Raises CloudError, ConfigError, NotFoundError if the bucket does not exist.
     """
@@ -371,10 +372,10 @@ def open_saved_job(session: Session, uri: str) -> Iterator[StoredJob]:
 def download_saved_job(
     session: Session, uri: str, *, all_results: bool = False
 ) -> tuple[JobRecord, dict[int, NodeFiles]]:
-    """Download a job's record, logs and metrics into its results folder, all results if `whole`.
+    """Download a job's record, logs and metrics, or with `all_results` all results, into its results folder.
 
     Returns the job and the files by node. Raises the errors of `open_saved_job`, ConfigError if the folder
-    belongs to another job, and with `whole` FilesChanged and IncompleteUpload.
+    belongs to another job, and with `all_results` FilesChanged and IncompleteUpload.
     """
     with open_saved_job(session, uri) as saved:
         if not saved.is_over:
@@ -393,9 +394,9 @@ def download_saved_job(
 
 
 def verify_in_s3(session: Session, job: JobRecord) -> bool:
-    """Return True if S3 has all results of a job; then download its record, logs and metrics.
+    """Return True if S3 has all results of a job, and download its record, logs and metrics in that case.
 
-    Otherwise reports the reason.
+    If S3 does not have all results, the reason is reported.
     """
     if job.save_to is None:
         return False
@@ -421,7 +422,7 @@ def derive_signing_secret(session: Session, job: str) -> str:
 
 
 def _find_started_job(session: Session, uri: S3Uri) -> JobRecord | None:
-    """Return the job of this machine that saves to this URI, None without one."""
+    """Return the job of this machine that saves to this URI, or None if there is none."""
     record = session.folder.read()
     for job in record.jobs if record is not None else ():
         if job.save_to is not None and S3Uri(*parse_s3_uri(job.save_to)).join(job.job) == uri:
@@ -439,7 +440,7 @@ def _stamp(row: SavedFile) -> dict[str, int]:
 
 
 def _staging_path(path: str) -> str:
-    """Return a staging path for a result: a list may use one name as a file and as a folder."""
+    """Return a staging path for a result; a hash, because a list may use one name for a file and a folder."""
     return f"/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
 
 

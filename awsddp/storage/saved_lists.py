@@ -30,9 +30,9 @@ from awsddp.model.node_answers import Nanoseconds, NodeJob, check_job, convert_a
 from awsddp.model.records import NodeNumber, ShortText, Text
 
 FORMAT = 2
-"""`save` of job.json."""
+"""The value of the field `save` in job.json."""
 MAX_READS = 3
-"""How often a document or file is read again if it changes while it is read."""
+"""How often a document or file is read again if it changes during the reading."""
 _MAX_FILES = 1_000_000
 """The maximum number of files and links of a job."""
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
@@ -51,7 +51,7 @@ class PageRef(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An object with a file or a part of a file; with a `digest`, the first `size` bytes of the object."""
+    """An object that holds a file or a part of it; with a `digest`, only its first `size` bytes count."""
 
     key: _Key
     size: _Size
@@ -69,7 +69,7 @@ class SavedFile(msgspec.Struct, frozen=True):
     parts: Annotated[tuple[Part, ...], Meta(max_length=100_000)]
 
     def check(self, path: str) -> None:
-        """Raise ValueError if the sizes of file and parts differ, or a part is too large to be joined."""
+        """Raise ValueError if the parts' sizes do not add up to the file's, or a part is too large."""
         if self.size != (length := sum(part.size for part in self.parts)):
             raise ValueError(f"{path!r} has {self.size:,} bytes, its parts have {length:,}")
         largest = max((part.size for part in self.parts if part.digest or len(self.parts) > 1), default=0)
@@ -115,7 +115,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class NodeFileList(msgspec.Struct, frozen=True):
-    """The list of a node. `is_all`: the node has ended and has saved all of its results."""
+    """The list of a node. `is_all` is True if the job has ended on the node and all its results are saved."""
 
     files: Mapping[str, SavedFile] = {}
     links: Mapping[str, str] = {}
@@ -126,15 +126,15 @@ class NodeFileList(msgspec.Struct, frozen=True):
 class ListReader:
     """Reads the documents of a job at an S3 URI.
 
-    With the `secret` of the job, documents that its nodes did not sign are refused. Invalid documents raise
-    NodeError.
+    If the `secret` of the job is given, documents that the job's nodes did not sign are refused. Invalid
+    documents raise NodeError.
     """
 
     def __init__(self, store: Store, uri: S3Uri, *, secret: str | None = None) -> None:
         self._store, self.uri, self._secret = store, uri, secret
 
     def read_index(self) -> _Index | None:
-        """Return job.json, None if it does not exist."""
+        """Return job.json, or None if the file does not exist."""
         with self.translating_errors("job.json"):
             index = self._read("job.json", _Index)
             if index is not None and index.document is not None:
@@ -148,7 +148,7 @@ class ListReader:
             raise ValueError(f"it names the nodes {list(index.nodes)[:20]}, its job has {job_nodes[:20]}")
 
     def read_node(self, node: int, *, launch: str, earlier: NodeFileList | None = None) -> NodeFileList:
-        """Return the list of a node of this launch; pages that `before` has are not read again."""
+        """Return the list of a node of this launch; pages that `earlier` has are not read again."""
         name, pages = f"node{node}.json", earlier.pages if earlier else {}
         for _ in range(MAX_READS):
             with self.translating_errors(name):
@@ -165,9 +165,9 @@ class ListReader:
         raise self.make_changing_error(name)
 
     def read_checkpoint(self, index: _Index) -> tuple[str, dict[str, SavedFile]] | None:
-        """Return the name and the files of the newest complete checkpoint, None without one.
+        """Return the name and the files of the newest complete checkpoint, or None if there is none.
 
-        Raises Changed if job.json must be read again.
+        Raises ObjectChanged if job.json must be read again.
         """
         if index.checkpoint is None:
             return None
@@ -177,7 +177,7 @@ class ListReader:
         }
 
     def _pages(self, refs: Sequence[PageRef], earlier: Mapping[PageRef, _Page]) -> dict[PageRef, _Page]:
-        """Return the pages, taking those in `earlier` from there. Raises Changed."""
+        """Return the pages; pages that are in `earlier` are not read again. Raises ObjectChanged."""
         pages: dict[PageRef, _Page] = {}
         for ref in refs:
             with self.translating_errors(ref.key):
@@ -195,7 +195,7 @@ class ListReader:
         return page
 
     def _read(self, name: str, kind: type[_Kind]) -> _Kind | None:
-        """Return a document, None if it does not exist. Raises ValueError, NodeError if not signed."""
+        """Return a document, or None if it is missing. Raises ValueError, NodeError if it is not signed."""
         document = self._store.document(self.uri, name)
         if document is None:
             return None
@@ -219,7 +219,7 @@ class ListReader:
 
     @contextlib.contextmanager
     def translating_errors(self, name: str) -> Iterator[None]:
-        """Raise NodeError for errors in the context: an invalid document `name`, or invalid entries in it."""
+        """Raise NodeError for errors in the context: the document `name`, or an entry in it, is invalid."""
         try:
             yield
         except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:

@@ -5,11 +5,11 @@ import struct
 
 
 def read_loss_rows(data: bytes) -> list[dict[str, float]]:
-    """Return step and loss of a TensorBoard event file: of the first tag that names a loss.
+    """Return the steps and losses in a TensorBoard event file, from the first tag that names a loss.
 
-    Records of TFRecord, each an Event: step is field 2, summary 5, of which a value has tag 1 and
-    simple_value 2 (tensorboard/compat/proto in github.com/tensorflow/tensorboard). An incomplete last
-    record is ignored.
+    The file has TFRecord records, each of which is an Event: field 2 is the step, field 5 the summary, whose
+    values have the tag in field 1 and simple_value in field 2 (tensorboard/compat/proto in
+    github.com/tensorflow/tensorboard). An incomplete last record is ignored.
     """
     rows: list[dict[str, float]] = []
     chosen, at = b"", 0
@@ -28,7 +28,7 @@ def read_loss_rows(data: bytes) -> list[dict[str, float]]:
 
 
 def cut_middle(data: bytes, most: int = 300) -> bytes:
-    """Return an event file without its middle: at most its first and its last `most` records."""
+    """Return an event file without its middle: the first and the last `most` records remain, at most."""
     starts, at = [], 0
     while at + 12 <= len(data):
         starts.append(at)
@@ -37,7 +37,7 @@ def cut_middle(data: bytes, most: int = 300) -> bytes:
 
 
 def _fields(message: bytes) -> dict[int, list[bytes]]:
-    """Return the fields of a protobuf message by number; a varint as 8 bytes, little-endian."""
+    """Return the fields of a protobuf message by number; a varint is returned as 8 bytes, little-endian."""
     fields: dict[int, list[bytes]] = {}
     at = 0
     while at < len(message):
@@ -54,6 +54,6 @@ def _fields(message: bytes) -> dict[int, list[bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at position `at` and the position after it; 7 bits per byte."""
+    """Return the varint at position `at` and the position after it; each byte holds 7 bits."""
     last = next((n for n in range(at, at + 10) if message[n] < 128), at + 9)
     return sum((byte & 127) << 7 * n for n, byte in enumerate(message[at : last + 1])), last + 1
