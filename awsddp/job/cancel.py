@@ -49,7 +49,7 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
                 refuse_unlaunched_job(name, unbegun)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []
-        # Waiting jobs first, the newest first: no waiting job shall start because another job ends.
+        # Waiting jobs first, the newest first, so that no waiting job starts because another job ends.
         for job in sorted({job.job: job for job in reversed(chosen)}.values(), key=_is_running):
             ended = end_job(connected, job)
             session.folder.save_jobs(ended)
@@ -64,9 +64,9 @@ def _is_running(job: JobRecord) -> bool:
 def end_ranks(
     connected: ConnectedCluster, job: str, *, grace_s: float | None = None, launch: str | None = None
 ) -> None:
-    """End a job on every node that has it: TERM, the grace, KILL. Return when it has ended.
+    """End a job on every node that has it (TERM, the grace, KILL); return when the job has ended.
 
-    `launch`: end the job only if it belongs to this launch.
+    With `launch` the job is ended only if it belongs to this launch.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import ANSWER_S, call_nodes
@@ -79,7 +79,7 @@ def end_ranks(
 
 
 def end_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
-    """End a job that runs or waits, with its grace, and return its state afterwards."""
+    """End a job that runs or waits, with its grace, and return the job as the nodes report it afterwards."""
     if job.state not in ACTIVE:
         return job
     grace = connected.session.job_spec.job.grace

@@ -17,7 +17,8 @@ def ensure_environment(
     """Build the environment on the connected nodes.
 
     Returns the cluster with the environment in its record, and the job with the environment's variables.
-    Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
+    If there are no packages and no setup commands, no request is sent to the nodes. Raises ConfigError,
+    NodeError.
     """
     record = connected.cluster.record
     job = connected.cluster.job_spec

@@ -1,4 +1,4 @@
-"""Explain why a module, package, file or variable is missing on the nodes, by this machine's files."""
+"""Explain, from this machine's files, why a module, package, file or variable is missing on the nodes."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def explain_cause(session: Session, job: JobRecord) -> JobRecord:
-    """Return the job, with the reason and a next step added to its cause where this machine's files give one.
+    """Return the job; if this machine's files explain its cause, the reason and a next step are added to it.
 
     Covers a module, package, file or variable that is missing on the nodes, and limits of a rehearsal.
     """
@@ -109,7 +109,7 @@ def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    """Explain why the file in the cause is missing; without one, name data of the job that is not synced."""
+    """Explain why the file in the cause is missing; or else name data of the job that is not synced."""
     from awsddp.job.script_paths import find_mentioned_data
 
     explained_cause = _explain_path(session, job, cause)
@@ -124,7 +124,7 @@ def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
-    """Explain why a path in the cause is missing on the nodes; with `files` it must be a local file."""
+    """Explain why a path in the cause is missing on the nodes; with `files` only local files count."""
     from awsddp.nodes.project_files import UNRESOLVABLE_LINK, list_project_files
 
     listing = list_project_files(session.job_spec, awsddp_home=session.home)

@@ -1,6 +1,6 @@
 """fetch: download a job's results, verify them, then release the nodes, which may end them.
 
-Files that stay on the nodes are reported with the reason and the next step.
+Files that stay on the nodes are reported, with the reason and the next step.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ FRESH_S = 2.0
 MANIFEST_S = 300.0
 """How long a node may take to list its results."""
 MAX_NAMED = 10
-"""How many files are listed by name."""
+"""How many files a message names at most."""
 ALL_RESULTS = "all results"
 CHANGE_OWNER = (
     "awsddp exec 'sudo find ~/awsddp/work ! -user $USER -exec chown -h $USER {} +'   # then fetch again"
@@ -74,11 +74,11 @@ def fetch(
     """Fetch the results of a job (`JobRegistry.resolve_name`; the last by default); return the `fetch`
     document.
 
-    Results that are already fetched need no node, unless `refetch`. `start` starts nodes that stopped with
-    results (it raises to refuse); the document then has `started`. Results come from S3 if S3 has all of
-    them, the job has no nodes any more, or its nodes are lost during the fetch. If a part is missing, the
-    other parts are fetched, and NodeError (for S3 also FilesChanged) is raised with the document as its
-    `result`. Raises NotFoundError for an unknown job, NoNodes.
+    Results that are already fetched need no node, unless `refetch`. `start` is called to start nodes that
+    stopped with results (it raises an exception to refuse); the document then has `started`. Results come
+    from S3 if S3 has all of them, the job has no nodes any more, or its nodes are lost during the fetch. If a
+    part is missing, the other parts are fetched, and NodeError (for S3 also FilesChanged) is raised with the
+    document as its `result`. Raises NotFoundError for an unknown job, NoNodes.
     """
     if is_s3_uri(job):
         return _fetch_saved(session, job)
@@ -96,7 +96,7 @@ def fetch(
         stopped = error.stopped if isinstance(error, NoReachableNodes) else ()
         if not stopped or not {job, OLDER_JOBS} & {None, *stopped}:
             raise
-    except NodesFailed as error:  # another client may have ended them
+    except NodesFailed as error:  # another client may have ended the nodes
         view = JobRegistry(session).find(job)
         if view and verify_in_s3(session, view.job):
             saved = f"{view.job.save_to}/{view.job.job}"
@@ -129,8 +129,8 @@ def fetch_jobs(
 ) -> list[FetchDocument]:
     """Fetch the results of several jobs, each with `fetch_one`; "all" means all jobs that the nodes report.
 
-    `on_document` receives each document when its job is done. An error does not stop the other jobs: the
-    first one is raised at the end.
+    `on_document` receives each document when its job is done. If the fetch of one job fails, the other jobs
+    are still fetched; the first error is raised at the end.
     """
     if "all" in names:
         with preconnected_cluster(session) as cluster:
@@ -207,10 +207,10 @@ def fetch_from_nodes(
     """Fetch a job's results from the reachable nodes, verify them, then release the nodes.
 
     job.json in the results folder lists the missing nodes. A lock admits one client of this machine at a
-    time. Above job.results_limit `session.confirms` decides. With `wait_for_uploads` the nodes of a job that
-    saves to S3 are released after its last upload. Raises Unfetched if files of the job stay on the nodes,
-    NodeError if a node does not send a file that it listed, ConfigError if the disk is full or the folder
-    belongs to another job.
+    time. If the results exceed job.results_limit, `session.confirms` decides. With `wait_for_uploads` the
+    nodes of a job that saves to S3 are released after its last upload. Raises Unfetched if files of the job
+    stay on the nodes, NodeError if a node does not send a file that it listed, ConfigError if the disk is
+    full or the folder belongs to another job.
     """
     refuse_other_job(connected.session, job)
     lost = find_unfetched_parts(connected, job)
@@ -238,7 +238,7 @@ def _fetch_and_release(
     selected = select_results(connected, job, nodes, folder)
 
     def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
-        # A file that differs from its description is growing while the job runs, otherwise it is unfetched.
+        # A file that differs from its description counts as growing while the job runs, else as unfetched.
         rerun = f"awsddp fetch {job.job}   # again, once nothing writes to it"
         pending = selected.growing if job.state in ACTIVE else selected.unfetched
         why = "it changed while it was fetched"
@@ -274,7 +274,7 @@ def _fetch_and_release(
             if wait_until_saved(connected, job):
                 abort_uploads(connected.cluster, [job])
         with session.folder.lock("train", part="tags", wait_s=TAG_CHANGE_S) as free_s:
-            # A file's time is up to 10 ms late.
+            # The time stamp of a file may be up to 10 ms late.
             is_fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
             older = list_older_jobs(connected, tagged.result())
             release(
@@ -288,7 +288,7 @@ def _fetch_and_release(
 
 
 class UnfetchedFile(NamedTuple):
-    """A file of a job that is still on a node: path there, size in bytes, reason and next step."""
+    """A file of a job that is still on a node: its path there, size in bytes, reason and next step."""
 
     node: int
     path: str
@@ -318,9 +318,9 @@ def select_results(
 ) -> Selected:
     """Request the lists of a job's results, and return the files to fetch into `target` and those to leave.
 
-    Above job.results_limit `session.confirms` decides. Skipped files are reported by name, those that
-    job.exclude matches by their count. If a node does not list its results, all of them are unfetched. Raises
-    NodeError if no node lists them.
+    If the results exceed job.results_limit, `session.confirms` decides. Skipped files are reported by name;
+    for files that job.exclude matches, only their number is reported. If a node does not list its results,
+    all its results count as unfetched. Raises NodeError if no node lists them.
     """
     manifests, failures = _query_manifests(connected, job, nodes)
     if failures and not manifests:
@@ -341,12 +341,12 @@ def select_results(
 
 
 def _is_in(targets: Collection[str], path: str) -> bool:
-    """Return True if a link of the results leads to a file, or to a folder above it."""
+    """Return True if `path` is the target of a link in the results, or lies below such a target."""
     return any(path == target or path.startswith(f"{target}/") for target in targets)
 
 
 def _is_synced(session: Session, file: ResultFile) -> bool:
-    """Return True if a file equals its copy in the project folder, as after chown -R on the node."""
+    """Return True if a file equals its copy in the project folder, for example after chown -R on the node."""
     if file.digest is None:
         return False
     path = Path(session.job_spec.sync.workdir, file.home.partition("/")[2])
@@ -391,7 +391,7 @@ def refuse_ephemeral_results(connected: ConnectedCluster, jobs: Sequence[JobReco
 def _unfetched_error(
     job: JobRecord, unfetched: Sequence[UnfetchedFile], lost: Mapping[int, str]
 ) -> Unfetched:
-    """Return the error that lists the unfetched files with next steps, and the reasons of `lost` parts."""
+    """Return the error that lists the unfetched files with next steps, and why parts are `lost`."""
     sizes = [file.size for file in unfetched if file.path != ALL_RESULTS]
     parts = [files_text(len(sizes), sum(sizes))] if sizes else []
     parts += [f"everything on {node_name(file.node)}" for file in unfetched if file.path == ALL_RESULTS]
@@ -427,7 +427,7 @@ def _query_manifests(
 
 
 def make_manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
-    """Return the request for the list of a job's results; `more`: further fields of messages.Manifest."""
+    """Return the request for the list of a job's results; `more` are further fields of messages.Manifest."""
     job_settings = session.job_spec.job
     ranks = [(rank.rank, rank.node) for rank in job.ranks]
     exclude = exclude_patterns(job_settings.exclude)
@@ -458,7 +458,7 @@ def _apply_limit(
 
 
 def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
-    """Select these files; those that a running job is writing are growing."""
+    """Add `files` to `selected`: files that a running job is writing to `growing`, the others to `wanted`."""
     for file in files:
         if job.state in ACTIVE and file.writing:
             selected.growing.append(UnfetchedFile(file.node, file.path, file.size, ""))

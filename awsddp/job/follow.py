@@ -35,7 +35,7 @@ SILENT_S = 12.0
 HINT_S = 300.0
 """After how long without output a job is reported as silent."""
 EXTRA_PATIENCE_S = 60.0
-"""How much longer than `job.heartbeat_timeout` to retry connecting: the agents notice a break later.
+"""How much longer than `job.heartbeat_timeout` to retry connecting, because agents notice a break later.
 
 Also how long to retry a node whose sshd refuses, after the other nodes have reported the end of the job."""
 _CONNECT_S = 5.0
@@ -45,13 +45,14 @@ _GONE = ("terminated", "stopped")
 _FRUITLESS = 30  # consecutive streams that a node may end without sending data
 FETCH_INTERVAL_S = 30.0
 BYTES_PER_SECOND = 100e3
-"""The average rate limit of event files: after 16 MB nothing is fetched for 160 s."""
+"""The limit of the average rate at which event files are fetched: after 16 MB nothing is fetched for 160
+s."""
 MAX_LISTING_SHARE = 0.05
 """The maximum share of its time that a node spends on listing event files."""
 
 
 def make_merger(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
-    """Return the merger of a job's logs: it writes all ranks to files and returns the lines of those `shown`.
+    """Return the merger of a job's logs: it writes all lines to files and returns those of the ranks `shown`.
 
     Raises ConfigError if the files belong to another job.
     """
@@ -130,8 +131,8 @@ class _Interruption(Exception):
 class JobFollower:
     """Follows a job to its end over connections that may break at any time.
 
-    `connected` has the nodes as EC2 describes them after the job was interrupted. `merger` has the output
-    received so far. `to_the_end` as in `messages.Follow`.
+    After the job was interrupted, `connected` has the nodes as EC2 describes them. `merger` has the output
+    received so far. `to_the_end` has the same meaning as in `messages.Follow`.
     """
 
     connected: ConnectedCluster
@@ -158,9 +159,9 @@ class JobFollower:
     def run(self) -> JobRecord:
         """Pass on every line once, from the first byte, and return the job in its final state.
 
-        A silent node is reconnected until its agents would give it up or EC2 reports it gone. The state is
-        then the one that the other nodes report, or interrupted if EC2 reports all nodes gone. Raises
-        NodeError if no node has reported a state.
+        awsddp tries to reconnect a silent node until the agents would give the node up or EC2 reports it
+        gone. The job's state is then the state that the other nodes report, or interrupted if EC2 reports all
+        nodes gone. Raises NodeError if no node has reported a state.
         """
         with (
             BackgroundFetch(self.connected, self.job).running()
@@ -185,9 +186,9 @@ class JobFollower:
         return explain_cause(self.connected.session, job)
 
     def _mark_interrupted(self, job: JobRecord) -> JobRecord:
-        """Return a job that its nodes last reported active: as interrupted if EC2 reports all nodes gone.
+        """Return a job that its nodes last reported as active, but interrupted if EC2 reports them gone.
 
-        Then also updates `connected` with the nodes as EC2 describes them.
+        In that case, `connected` is also updated with the nodes as EC2 describes them.
         """
         from awsddp.agent.diagnosis.job_causes import cause_of_kind
 
@@ -232,7 +233,7 @@ class JobFollower:
                 self._connect()
 
     def _stream(self) -> Mapping[int, str]:
-        """Follow the connected nodes until one is lost or all have ended; return the reason by lost node."""
+        """Follow the connected nodes until a node is lost or all have ended; return why nodes are lost."""
         nodes = [
             node for node in self._followed if node not in self._lost_at and not self.merger.has_ended(node)
         ]
@@ -298,7 +299,7 @@ class JobFollower:
         return {node for node in nodes if node not in connected and not self.merger.has_ended(node)}
 
     def _connect(self) -> None:
-        """Reconnect to lost nodes, and give up those that were lost for too long."""
+        """Reconnect to lost nodes, and give up nodes that were lost for too long."""
         if len(self._lost_at) == len(self._followed):
             time.sleep(_CHECK_S)  # nothing else limits the rate of attempts
         self._fleet.reconnect(self._lost_at, deadline_s=_CONNECT_S, partial=True)

@@ -27,7 +27,7 @@ def make_jobs_document(
     *,
     since: datetime | None = None,
 ) -> JobsDocument:
-    """Return the `jobs` document for the jobs of these `names` (empty: all).
+    """Return the `jobs` document for the jobs with these `names`, or for all jobs if `names` is empty.
 
     `since` leaves out jobs and clusters that ended before, and the earlier cost of clusters. `reported` are
     the jobs that the session's cluster has just reported, `bill` is its bill if AWS has just listed it.
@@ -71,12 +71,12 @@ def make_jobs_document(
 
 
 def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | None = None) -> JobsDocument:
-    """Return the `jobs` document for `names`; without names, for all jobs of this machine and of the nodes.
+    """Return the `jobs` document for `names`, or for all jobs that this machine or the nodes know of.
 
-    The oldest job comes first; `since` as in `make_jobs_document`. Unreachable nodes are reported, and so is
-    an ended cluster. An error that prevents the nodes' report is raised with the document as its `result`.
-    Raises NotFoundError if this machine has no such job or never made a cluster of this name (the name
-    `default`, if not configured: only if there are no jobs either); UsageError.
+    The oldest job comes first; `since` has the same meaning as in `make_jobs_document`. Unreachable nodes are
+    reported, and so is an ended cluster. An error that prevents the nodes' report is raised with the document
+    as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster of this name
+    (the name `default`, if not configured: only if there are no jobs either); UsageError.
     """
     bill = None
     if names and all(map(is_s3_uri, names)):
@@ -96,7 +96,7 @@ def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | 
             absent = isinstance(error, NotFoundError | ConfigError if document.jobs else NoRegion)
         if not absent:
             raise
-        if not isinstance(error, NoRegion):  # nor has this machine any jobs
+        if not isinstance(error, NoRegion):  # without a region, there is no cluster to report
             session.say(error.summary)
         return document
 

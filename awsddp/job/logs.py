@@ -31,7 +31,7 @@ def logs(
     `last` limits the output so far to this number of lines. With `follow`, continue to the job's end and
     fetch its results. A fetched job needs no node; if a part is missing, the reachable nodes send their
     lines. Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and the errors of
-    `fetch_followed_job`. A KeyboardInterrupt gets a note on the state of the job.
+    `fetch_followed_job`. A note with the job's state is added to a KeyboardInterrupt.
     """
     fetched = download_saved_job(session, job)[0] if is_s3_uri(job) else None
     job = fetched.job if fetched else JobRegistry(session).resolve_name(job)
@@ -78,7 +78,7 @@ def logs(
 
 
 def _check_ranks(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
-    """Return `ranks`, None if empty. Raises NotFoundError for ranks that the job does not have."""
+    """Return `ranks`, or None if it is empty. Raises NotFoundError for ranks that the job does not have."""
     missing = [f"rank {rank}" for rank in ranks if rank not in (nodes := map_ranks_to_nodes(job))]
     if missing:
         node_names = ", ".join(map(node_name, sorted(set(nodes.values()))))

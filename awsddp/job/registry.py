@@ -23,9 +23,9 @@ MAX_LISTED_JOBS = 5
 class JobView(Frozen):
     """A job with its results folder, and the history of its cluster (None: no ledger names the job).
 
-    `launched` is the time of the launch in ISO format. `reported`: the nodes have just reported the job.
-    `share` is the part of its nodes' price that it pays, below 1.0 if other jobs ran on them at the same
-    time.
+    `launched` is the time of the launch in ISO format. `reported` is True if the nodes have just reported the
+    job. `share` is the part of its nodes' price that the job pays: it is below 1.0 if other jobs ran on the
+    nodes at the same time.
     """
 
     job: JobRecord
@@ -37,7 +37,7 @@ class JobView(Frozen):
 
     @property
     def seconds(self) -> float | None:
-        """The run time of the job by its record, until now if it runs; None if it has not started."""
+        """The job's run time by its record (until now if it runs), or None if it has not started."""
         return elapsed_seconds(self.job.started, self.job.ended)
 
     @property
@@ -140,10 +140,11 @@ class JobRegistry:
     def resolve_name(self, text: str | None, *, also_reported: Iterable[str] = ()) -> str | None:
         """Return the job name for `text`: a name, a unique part of a name, an S3 URI, or `last` (None).
 
-        A whole name precedes a part. Jobs that nodes have reported (`also_reported`: further names) and jobs
-        of the project's results folder precede the other jobs of this machine. For a job in S3, downloads its
-        record, logs and metrics. Text that matches no job is returned unchanged. Raises UsageError if several
-        names contain `text`, and the errors of `open_saved_job`.
+        A name that matches as a whole is preferred to a name that contains `text`. Jobs that nodes have
+        reported (`also_reported`: further names) and jobs of the project's results folder precede the other
+        jobs of this machine. For a job in S3, downloads its record, logs and metrics. Text that matches no
+        job is returned unchanged. Raises UsageError if several names contain `text`, and the errors of
+        `open_saved_job`.
         """
         if text is None or text == "last":
             return None

@@ -11,7 +11,7 @@ from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.state import TAG_CHANGE_S
 
 LEASE_S = 60
-"""How long other clients cannot start a job if this one dies while it releases nodes."""
+"""How long other clients cannot start a job if this client dies while it releases nodes."""
 
 
 def describe_client(verb: str) -> str:
@@ -49,7 +49,7 @@ def release_unlaunched_jobs(connected: ConnectedCluster, reported: Iterable[JobR
         return set()
     first = min(
         node.node for node in (*connected.cluster.nodes, *connected.cluster.excluded)
-    )  # it holds the right to start jobs
+    )  # the first node holds the right to start jobs
     if first not in fleet.responsive_nodes:
         return set()
     turns: dict[int, list[messages.Request[Any]]] = {node.node: [messages.State()] for node in suspects}
@@ -69,7 +69,7 @@ def release_unlaunched_jobs(connected: ConnectedCluster, reported: Iterable[JobR
 def release_unknown_jobs(
     cluster: LocatedCluster, nodes: Sequence[Node], names_by_node: Mapping[int, Iterable[str]]
 ) -> set[str]:
-    """Release nodes from the jobs that their tags name and they do not have; return the names of these jobs.
+    """Release nodes from jobs that are in their tags, but not on the nodes; return the names of these jobs.
 
     `names_by_node` has the jobs of each node, reported while no other client could launch one. Raises
     CloudError.

@@ -74,7 +74,7 @@ def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
 
 
 def _cause(job: "JobReport") -> Sequence[Html | None]:
-    """Return the cause of a job's end; nothing for a job that succeeded or runs."""
+    """Return the cause of a job's end, or an empty list if there is no cause."""
     cause = job.cause
     if cause is None:
         return []

@@ -52,7 +52,7 @@ def refuse_unlaunched_job(name: str | None, unlaunched: Collection[str]) -> None
 
 
 def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
-    """Return the job of this name, the last job for None. Raises NotFoundError."""
+    """Return the job of this name, or the last job if `name` is None. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
         why, advice = "no jobs on this cluster yet", "awsddp train"

@@ -48,7 +48,7 @@ LOCAL_PROFILE = "awsddp-local"
 def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
     """Return the facts with the job's data and save_to, as far as this machine's login has the rights.
 
-    Raises ConfigError as `list_data`.
+    Raises ConfigError as `list_data` does.
     """
     from awsddp.aws import account_resources
 
@@ -69,7 +69,7 @@ def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
 
 
 def prepare_local_saving(cluster: LocatedCluster) -> LocatedCluster:
-    """Return a cluster of the local cloud with an instance profile if its job saves to S3; others unchanged.
+    """If the job saves to S3, add an instance profile to a cluster of the local cloud; return the cluster.
 
     Creates and reports a missing profile and bucket. Raises ConfigError, CloudError.
     """
@@ -117,8 +117,8 @@ def _refuse_loopback(target: Target, save_to: str) -> None:
 def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: list[str]) -> None:
     """Let the first node claim the job's name at job.save_to, if set, and add uploads to the launch requests.
 
-    Raises NameTaken, after adding the taken names to `refused`; ConfigError if the node cannot write there,
-    NodeError.
+    Raises NameTaken, after adding the taken names to `refused`; ConfigError if the node cannot write to
+    job.save_to, NodeError.
     """
     launch, requested = next(iter(launches.values())), connected.session.job_spec.job
     if requested.save_to is None:
@@ -190,7 +190,7 @@ def _claim_error(result: NameClaimResult, cluster: LocatedCluster, node: int) ->
         )
     profile_option = (
         "" if cluster.target.name == "local" else " -o access.instance_profile=NAME"
-    )  # --local creates one
+    )  # the local cloud creates a profile
     failed, why, remedy = {
         "role": (
             f"{node_label} has no role, so that it cannot save to {save_to}",
@@ -233,8 +233,8 @@ def _retryable_error(code: str, *, node_label: str, save_to: str, reason: str, r
 def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
     """Wait for the last upload of an ended job, and return True if all its results are saved.
 
-    They are if the reachable nodes report so and S3 holds the files that they list. Otherwise, also if
-    uploads make no progress, reports the reason.
+    All results are saved if the reachable nodes report so and S3 has the files that they list. If not, or if
+    uploads make no progress, the reason is reported.
     """
     session = connected.session
     saving, counts, until = None, None, time.monotonic() + _STILL_S

@@ -15,8 +15,8 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 def check_script(workdir: Path, script: str, *, module: bool) -> None:
     """Raise UsageError for a script that the project folder does not have.
 
-    A module is refused if its package is in the project folder without it; other packages may be on the
-    nodes.
+    A module is refused if its package is in the project folder but lacks the module; other packages may be on
+    the nodes.
     """
     pattern = _PLACEHOLDER.sub("*", script.replace("[", "[[]"))
     patterns = [pattern]
@@ -35,7 +35,7 @@ def check_script(workdir: Path, script: str, *, module: bool) -> None:
 
 
 def find_similar_files(folder: Path, path: str) -> list[str]:
-    """Return the file with the most similar name in the parent folder of `path`, [] without one."""
+    """Return the file with the most similar name in the parent folder of `path`, or [] if there is none."""
     parent = (folder / path).parent
     try:
         by_name = {file.name: str(file.relative_to(folder)) for file in parent.iterdir() if file.is_file()}
@@ -58,8 +58,8 @@ def _any_file(folder: Path, pattern: str) -> bool:
 def read_commit(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:
     """Return the commit of `workdir`, and whether files differ from it (new files count); None if unknown.
 
-    Ignores ignored files and the folder `results`. Takes 2 s at most. Returns None for both without git, a
-    repository or a commit.
+    Ignores ignored files and the folder `results`. Takes 2 s at most. Returns None for both if there is no
+    git, repository or commit.
     """
     argv = ["git", "-C", os.fspath(workdir), "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
     has_results = not PurePosixPath(results).is_absolute() and ".." not in PurePosixPath(results).parts

@@ -125,7 +125,7 @@ def find_source(mentions: Mapping[str, str], path: str) -> str:
 
 
 def match_mentions(data: Mapping[str, str], mentions: Iterable[str]) -> list[str]:
-    """Return the paths of `data` that equal or contain a mention, and mentioned folders that contain some."""
+    """Return the paths of `data` that equal or contain a mention, and mentioned folders with such paths."""
     tops = {Path(path).parts[0] for path in data}
     matches = {
         f"{mention}/" if path.startswith(f"{mention}/") else path

@@ -79,9 +79,9 @@ def _launch_alone(
     listing: "Listing",
     checkpoint: "Checkpoint | None",
 ) -> tuple[list[Node], dict[int, Launch]]:
-    """Start the job under this machine's lock, with the next automatic name if one is taken.
+    """Start the job under this machine's lock; if an automatic name is taken, use the next one.
 
-    Returns its nodes and their launch requests.
+    Returns the job's nodes and their launch requests.
     """
     session, fleet = connected.session, connected.fleet
     refused: list[str] = []
@@ -120,7 +120,7 @@ def _make_record(session: Session, launch: Launch, ranks: Sequence[Rank], nodes:
 
 
 def _save_job(session: Session, job: JobRecord) -> None:
-    """Add a started job to ledger and record. An AwsddpError is extended: the job runs in spite of it."""
+    """Add a started job to ledger and record. An AwsddpError gets next steps, because the job runs anyway."""
     name, home = job.job, str((session.results / job.job).absolute())
     try:
         session.folder.append_event("train", job=name, world_size=job.world_size, home=home)
@@ -198,7 +198,7 @@ def _make_requests(
     )
     answers = {node: slots[node] for node in used}
     after, job = resolve_after(session, answers), next_job_name(connected.cluster, slots, refused)
-    # A waiting job has its own copy: running jobs use theirs.
+    # A waiting job gets its own copy of the project folder, because running jobs use theirs.
     folder = requested.work_folder if requested.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=session.on_event)
     connected, spec = ensure_environment(connected, send_files=sending)
@@ -251,7 +251,7 @@ def _claim_and_query(fleet: "Fleet", requests: Mapping[int, messages.Slots]) -> 
 
 
 def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
-    """Return the jobs to wait for: the one in `job.after`, and all that occupy the nodes now.
+    """Return the jobs to wait for: the job in `job.after`, and all jobs that occupy the nodes now.
 
     `answers` are the answers to `messages.Slots`. If `job.after` is not set ("all" counts as set), no job may
     occupy the nodes. Raises InUse, UsageError, NotFoundError.
@@ -295,7 +295,7 @@ def _keep_disks(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> Non
 
 @contextlib.contextmanager
 def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
-    """On an error end the ranks of this launch and remove its tags from the nodes.
+    """After an error, end the ranks of this launch and remove its tags from the nodes.
 
     Yields a set of nodes to exclude: nodes on which another launch has a job of the same name. Tags stay,
     which is safe, on these nodes, and on all nodes if one of them cannot be reached to end the ranks.
@@ -338,7 +338,7 @@ def check_job_name(session: Session, name: str) -> None:
 
 
 def _describe_folder(session: Session, name: str) -> str:
-    """Return a text on the state of a job, if known, and on the size of its results folder."""
+    """Return a string with the state of a job, if known, and the size of its results folder."""
     folder, record = session.results / name, session.folder.read()
     job = read_job(folder)
     recorded = [job] if job else [seen for seen in record.jobs if seen.job == name] if record else []
@@ -370,7 +370,7 @@ def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused
 
 
 def _why_taken(cluster: LocatedCluster, name: str, answers: Mapping[int, Slots]) -> str:
-    """Return why a job name is taken, "" if it is free.
+    """Return why a job name is taken, or "" if the name is free.
 
     A name is taken by a job on a node, by the tag of a node without an answer, or by a results folder.
     """

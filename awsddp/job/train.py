@@ -64,7 +64,7 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
 
 
 def _report_unfetched(cluster: LocatedCluster) -> None:
-    """Report the jobs whose unfetched results this job may overwrite: it works in the same project folder."""
+    """Report jobs whose unfetched results this job may overwrite, as it works in the same project folder."""
     ended = {job.job: job for job in cluster.record.jobs if job.state not in ACTIVE}
     names = [name for name in cluster.unfetched_jobs if name in ended and not _is_saved(ended[name])]
     if names and cluster.session.job_spec.job.after is None:
@@ -118,7 +118,7 @@ def check_ranks(session: Session, plan: "LaunchPlan") -> None:
 def _check_results_dir(session: Session, *, is_used: bool) -> None:
     """Raise ConfigError if the results path is not UTF-8 or, with `is_used`, not writable.
 
-    This is before the job starts, not at its end.
+    The check is made before the job starts, because the results are written only at its end.
     """
     folder = session.results.absolute()
     try:

@@ -40,8 +40,8 @@ _CHECK_S = 20.0
 def ask_about_unsynced_data(session: Session) -> Session:
     """Prompt whether to send each git-ignored path that the job mentions; report other unsynced paths.
 
-    Returns the session, with a `sync.ignore` that sends the paths that the user agreed to. If not
-    interactive, the path is reported and not sent: a script may download the data that it mentions. Raises
+    Returns the session with a `sync.ignore` that sends the paths to which the user agreed. If there is no
+    terminal, paths are reported and not sent, because a script may download the data that it mentions. Raises
     ConfigError for a folder that cannot be sent.
     """
     job, script = session.job_spec, session.job_spec.job.script
@@ -90,7 +90,7 @@ def describe_ignored_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
 
 
 def _find_local_files(mentions: Mapping[str, str], root: Path, outputs: Collection[str]) -> list[str]:
-    """Return the mentioned paths that exist locally: files, and for arguments also folders.
+    """Return the mentioned paths that exist locally as files or, for arguments, as files or folders.
 
     Leaves out `outputs`, the folders that programs write.
     """
@@ -146,7 +146,7 @@ def _describe(path: str, data: Mapping[str, str], root: Path, times: str = "") -
 def report_unsynced_files(
     session: Session, fleet: "Fleet", nodes: Collection[int], words: Sequence[str]
 ) -> None:
-    """Report the files that a failed command mentions and the nodes do not have, and how to send them."""
+    """Report the files that a failed command mentions but the nodes do not have, and how to send them."""
     named = _find_mentioned_files(Path(session.job_spec.sync.workdir), words)
     if not (nodes and named):
         return
@@ -181,5 +181,5 @@ def _find_mentioned_files(workdir: Path, words: Sequence[str]) -> list[str]:
     candidates = dict.fromkeys(
         word.removeprefix("./") for word in parts if word and not word.startswith(("-", "/"))
     )
-    # Unlike Path.exists, it is False for a name that no file can have.
+    # Unlike Path.exists, os.path.exists is False for a name that no file can have.
     return [word for word in candidates if word and os.path.exists(workdir / word)]  # noqa: PTH110

@@ -30,8 +30,8 @@ STACKS_S = 8.0
 def why(session: Session, job: str | None = None) -> WhyDocument:
     """Return where each rank of a job is, and which ranks are behind; by default for the last started job.
 
-    For a job that does not run: its end as `result`, and the last stacks of its ranks if nodes wrote them.
-    Raises NotFoundError, NodeError.
+    For a job that does not run, the document has its end as `result`, and its ranks' last stacks if nodes
+    wrote them. Raises NotFoundError, NodeError.
     """
     view = JobRegistry(session).find(job)
     if view is not None and (is_s3_uri(job) or view.job.state not in ACTIVE):

@@ -221,8 +221,7 @@ def _uri(job: JobRecord) -> tuple[str, str] | None:
 
 
 def has_unfetched_results(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
-    """Return True if nodes have unfetched results of a job, by the job names in their tags
-    (`unfetched`).
+    """Return True if nodes have unfetched results of a job, by the names in their tags (`unfetched`).
 
     If the tags had no room for all names (OLDER_JOBS), a job counts as unfetched unless this machine has all
     its results.
