@@ -1,8 +1,8 @@
 """State of the running command: its global options, its signal handlers, the commands that it recommends.
 
-The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way, the second at once. Orderly
-means: `train` ends its job and fetches the results, `run` also terminates the nodes, every other verb exits
-within seconds. SIGHUP (a closed terminal) and SIGTERM leave the job of `train` running.
+The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way, a second one ends it at once.
+Orderly means: `train` ends its job and fetches the results, `run` also terminates the nodes, every other verb
+exits within seconds. But after SIGHUP (a closed terminal) or SIGTERM, the job of `train` continues to run.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ EXIT_WITHIN_S = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Globals:
-    """The values of the global options. `override` holds the texts of -o."""
+    """The values of the global options. `override` holds the arguments of -o."""
 
     cluster: str | None = None
     region: str | None = None
@@ -40,21 +40,22 @@ class Globals:
 
     @property
     def name(self) -> str:
-        """The cluster's name: -c, else $AWSDDP_CLUSTER, else "default"."""
+        """The cluster's name, from -c or else $AWSDDP_CLUSTER; "default" if neither is set."""
         return self.cluster or os.environ.get("AWSDDP_CLUSTER") or "default"
 
     @property
     def is_named(self) -> bool:
-        """Whether the cluster was named explicitly."""
+        """True if the user named the cluster, by -c or $AWSDDP_CLUSTER."""
         return bool(self.cluster or os.environ.get("AWSDDP_CLUSTER"))
 
 
 class CommandState:
     """Handle the signals of the running command.
 
-    `session` is set when the verb has its session, the other attributes when the options are parsed. `pause`
-    removes the live lines. `rerun_command` continues after an interrupt ("": none). `unwritten_file` is the
-    file that the current questions are for ("": none).
+    `session` is set as soon as the verb has its session, the other attributes as soon as the options are
+    parsed. `pause` removes the live lines. `rerun_command` is the command that continues after an interrupt
+    ("": there is none). `unwritten_file` is the file that the answers to the current questions will be
+    written to ("": there is none).
     """
 
     def __init__(self) -> None:
@@ -80,11 +81,14 @@ class CommandState:
 
     @property
     def is_signalled(self) -> bool:
-        """Whether a signal was received."""
+        """True if the command has received a signal."""
         return self._signals > 0
 
     def interrupt_error(self, stop: BaseException | None = None) -> AwsddpError:
-        """Return the error of an interrupted command: what still runs, and the exit code for `stop`."""
+        """Return the error of an interrupted command.
+
+        The error says what still runs, and has the exit code for `stop`.
+        """
         error = Interrupted(
             "interrupted before anything was changed",
             "",
@@ -125,7 +129,7 @@ class CommandState:
 def exit_now(code: int) -> None:
     """End the process at once, without waiting for other threads and without freeing memory."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal during a write
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a signal during a write: RuntimeError
             stream.flush()
     os._exit(code)
 
@@ -136,7 +140,8 @@ COMMAND = CommandState()
 def with_global_options(text: str, *, job: "JobRecord | None" = None) -> str:
     """Return `text` with the global options (-c, --local, ...) added to its commands.
 
-    Uses the session of the running verb, or the global options if there is none yet.
+    The options come from the session of the running verb, or from the command line if there is no session
+    yet.
     """
     from awsddp.session import next_steps
     from awsddp.session.advice import parse_message

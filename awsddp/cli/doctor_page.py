@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
 _AFTER_SUMMARY = re.compile(r": |(?<! ago\))\. Ranks? ")
-"""The end of an explanation's first sentence; the positions of ranks that follow are in the table."""
+"""The end of an explanation's first sentence. After it come the ranks' positions, which the table shows."""
 _FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
@@ -40,7 +40,7 @@ def health_page(report: "DoctorDocument") -> None:
 
 
 def _outcome(check: Check) -> tuple[str, str, int]:
-    """Return the key that groups checks into rows: nodes that passed share a row, others have their own."""
+    """Return the key that groups checks into rows. Nodes that passed share one, others have their own."""
     node = -1 if check.ok or check.node is None else check.node
     return check.name, _OUTCOMES[check.ok], node
 
@@ -58,7 +58,7 @@ def _result(checks: list[Check]) -> str:
 
 
 def checks_page(report: "DoctorDocument") -> None:
-    """Show each check before a launch, its outcome and the next step, in at most 80 columns."""
+    """Show each check made before a launch, with its outcome and next step, in at most 80 columns."""
     columns = _columns()
     for (kind, ok, value, hint), group in itertools.groupby(report.checks, key=_merge_key):
         names = [check.name.removeprefix(f"{kind} ") for check in group]
@@ -72,7 +72,7 @@ def checks_page(report: "DoctorDocument") -> None:
 
 
 def _merge_key(check: Check) -> tuple[str, bool | None, str, str]:
-    """Return the key that merges checks into one row: permissions with the same outcome."""
+    """Return the key that groups checks into rows: permissions with the same outcome share a row."""
     kind, _, name = check.name.partition(" ")
     return kind if name and kind == "permission" else "", check.ok, check.value, check.hint
 
@@ -82,9 +82,10 @@ def _columns() -> int:
 
 
 def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
-    """Show the position of each rank: ranks at the same position share a line, ranks behind come first.
+    """Show each rank's position. Ranks at the same position share a line; ranks that are behind come first.
 
-    `verbose`: also their stacks. If the job has ended: its cause and the next step.
+    If `verbose`, the stacks of the ranks are shown too. If the job has ended, its cause and the next step
+    come first.
     """
     if document.result is not None:
         line(*job_lines(document.result))
@@ -107,7 +108,7 @@ def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
 
 
 def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:
-    """Yield [ranks, their position, that line of the program, the call in which they wait]."""
+    """Yield [ranks, their position, the program's line at this position, the call in which they wait]."""
     for (state, call, position, *workers), ranks in _group_ranks(document, _position):
         nodes = sorted({rank.node for rank in ranks})
         names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {format_ranges(nodes)}"
@@ -122,7 +123,10 @@ def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:
 def _group_ranks(
     document: "WhyDocument", key: Callable[[RankStack], tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], list[RankStack]]]:
-    """Return the ranks grouped by `key`: groups behind first, then in the order of their first ranks."""
+    """Return the ranks grouped by `key`.
+
+    Groups that are behind come first; otherwise the groups are in the order of their first ranks.
+    """
     groups: dict[tuple[str, ...], list[RankStack]] = {}
     for rank in sorted(document.ranks, key=lambda rank: rank.rank not in document.behind):
         groups.setdefault(key(rank), []).append(rank)
@@ -130,9 +134,10 @@ def _group_ranks(
 
 
 def _position(rank: RankStack) -> tuple[str, ...]:
-    """Return a rank's state, the call in which it waits, and the positions of it and its child processes.
+    """Return a rank's state, the call in which it waits, its position and those of its child processes.
 
-    A position has two lines: file, line number and function, and the line of the program.
+    A position is a text of two lines: first the file, line number and function, then the program's line
+    there.
     """
     call = f"{rank.collective.operation} {rank.collective.number}" if rank.collective else ""
     if not call and any(frame.endswith(" in init_process_group") for frame in rank.stack):

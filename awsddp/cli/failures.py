@@ -11,7 +11,7 @@ from awsddp.cli.command_line import COMMAND, Globals, with_global_options
 from awsddp.errors import AwsddpError, CloudError, ConfigError, Interrupted, UsageError
 
 BROKEN_PIPE_CODE = 141
-"""The exit code if the reader of a pipe has gone: 128 + SIGPIPE."""
+"""The exit code after the reader of a pipe has exited: 128 + SIGPIPE."""
 _PERMISSION = "awsddp runs as your user: give your user access to it"
 _SPACE = "free disk space, then run the same command again"
 _LIMIT = "ulimit -n 4096   # raises the limit of open files; then run the same command again"
@@ -25,7 +25,7 @@ _LOCAL_ERRORS = {
     errno.ENFILE: _LIMIT,
     errno.EIO: "its disk fails: dmesg",
 }
-"""The next step for an error of a file, disk or limit of this machine."""
+"""The next step for each error number of a file, a disk or a limit of this machine."""
 
 
 def run_command(command: click.Command) -> int:
@@ -34,7 +34,7 @@ def run_command(command: click.Command) -> int:
     COMMAND.unwritten_file = ""
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
-        print(end="", flush=True)  # raises BrokenPipeError in this try, not at exit
+        print(end="", flush=True)  # so that BrokenPipeError is raised in this try, not at exit
     except (click.exceptions.Abort, KeyboardInterrupt):
         return show_error(COMMAND.interrupt_error())
     except click.exceptions.NoArgsIsHelpError as error:  # a group (`awsddp local`) without a subcommand
@@ -51,7 +51,7 @@ def run_command(command: click.Command) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as end:
-        if not end.code:  # shell completion has ended
+        if not end.code:  # click exits like this after a shell completion
             raise
         return _reader_gone()  # click itself exits if its echo gets a broken pipe
     except Exception as error:
@@ -62,14 +62,14 @@ def run_command(command: click.Command) -> int:
 
 
 def _local_error(error: OSError) -> ConfigError:
-    """Return the ConfigError for an unhandled error of a file, disk or limit of this machine."""
+    """Return the ConfigError for an unhandled error about a file, a disk or a limit of this machine."""
     use = "use" if error.filename else "write"
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the output"
     return ConfigError(f"cannot {use} {path}", error.strerror or "", _LOCAL_ERRORS[error.errno or 0])
 
 
 def show_error(error: AwsddpError) -> int:
-    """Print an error, as a document with --json, and return its exit code. Ignores a closed terminal."""
+    """Print an error (with --json as a document) and return its exit code. A closed terminal is ignored."""
     with contextlib.suppress(OSError):
         _print_error(error)
     return error.exit_code
@@ -95,7 +95,7 @@ def _print_error(error: AwsddpError) -> None:
         return
     columns = table.width(stderr=True)
     is_notice = isinstance(error, Interrupted) and not (error.why or error.next)
-    if (is_notice or COMMAND.is_signalled) and sys.stderr.isatty():  # after the terminal's ^C
+    if (is_notice or COMMAND.is_signalled) and sys.stderr.isatty():  # the terminal has shown ^C on this line
         click.echo(err=True)
     for label, text in (
         ("" if is_notice else "error: ", terminal_safe.escape_line(error.message)),
@@ -111,13 +111,13 @@ def _print_error(error: AwsddpError) -> None:
 
 
 def _reader_gone() -> int:
-    """Discard further output after the reader of a pipe has gone (`| head`), and return the exit code."""
+    """Discard further output because the reader of the pipe (`| head`) has exited; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE_CODE
 
 
 def _report_bug(error: Exception) -> int:
-    """Write the traceback to a file, print the error, and return its exit code."""
+    """Write the traceback of an unexpected error to a file, print the error, and return its exit code."""
     import traceback
     from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Options that verbs share, and the session and screen of a verb."""
+"""Read the options that verbs share, and open the session and the screen of a verb."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ _COMPLETIONS = {
 
 
 def add_options(verb: str) -> Callable[[Any], Any]:
-    """Return a decorator that adds to a command the options of `verb` that set keys of awsddp.toml."""
+    """Return a decorator that gives a command the options with which `verb` sets keys of awsddp.toml."""
 
     def decorate(function: Any) -> Any:
         for key in reversed(OPTIONS):
@@ -50,7 +50,7 @@ def add_options(verb: str) -> Callable[[Any], Any]:
 
 
 def _option(key: str) -> Callable[[Any], Any]:
-    """Return the click option of a key, with the key's type; an option of several values is repeatable."""
+    """Return the click option of a key, with the key's type; it is repeatable if the key has many values."""
     setting, (section, _, name) = OPTIONS[key], key.partition(".")
     hint = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
@@ -70,9 +70,10 @@ def _option(key: str) -> Callable[[Any], Any]:
 
 
 def read_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
-    """Return the options of a command line by key of awsddp.toml; `values` are click's, by parameter name.
+    """Return the options of a command line, by key of awsddp.toml.
 
-    `--env NAME=VALUE` is the same as --env-var. Raises UsageError for it on a verb that has no --env-var.
+    `values` are the values from click, by parameter name. `--env NAME=VALUE` has the same effect as
+    --env-var. Raises UsageError if the verb has no --env-var.
     """
     by_key: dict[str, OptionValue] = {}
     for key in OPTIONS:
@@ -108,7 +109,7 @@ def _check_env_variables(variables: list[str], *, has_env_var: bool) -> None:
 
 
 def _parse_variable(text: str) -> tuple[str, str | None]:
-    """Return the key that --env-var sets, and its value: None for a secret. Raises UsageError."""
+    """Return the key that --env-var sets, and its value (None for a secret). Raises UsageError if invalid."""
     if "=" in text:
         name, value = _split_assignment(text)
         return f"env.variables.{name}", value
@@ -120,7 +121,7 @@ def _parse_variable(text: str) -> tuple[str, str | None]:
 
 
 def _with_relative_script(job: JobSpec) -> JobSpec:
-    """Return the job with its script relative to the project folder if it was given by another path."""
+    """Return the job; if its script is in the project folder, its path is made relative to that folder."""
     script, workdir = job.job.script, Path(job.sync.workdir)
     if script is None or job.job.module:
         return job
@@ -130,7 +131,7 @@ def _with_relative_script(job: JobSpec) -> JobSpec:
         if is_relative or not (path.is_file() and path.is_relative_to(workdir.resolve())):
             return job
         relative = str(path.relative_to(workdir.resolve()))
-    except (OSError, ValueError, RuntimeError):  # a name that no file can have
+    except (OSError, ValueError, RuntimeError):  # the script's name is one that no file can have
         return job
     return dataclasses.replace(job, job=dataclasses.replace(job.job, script=relative))
 
@@ -155,7 +156,7 @@ def opened(
     *,
     verb: Literal["train", "run"] = "train",
 ) -> Iterator[tuple[Session, Screen]]:
-    """Yield the session and the screen of a verb; `verb` is "run" if the cluster ends with the job."""
+    """Yield the session and the screen of a verb; `verb` is "run" if the job's end also ends the cluster."""
     spec, job = specs(options, explicit)
     with contextlib.closing(Screen(options)) as screen:
         screen.begin()

@@ -34,7 +34,7 @@ class Launch(Verb):
     finishes = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remove the script's arguments before click parses the others."""
+        """Remove the script's arguments, then let click parse the other arguments."""
         end = args.index("--") if "--" in args else len(args)
         ctx.meta["awsddp.script_args"] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])
@@ -45,7 +45,7 @@ class Launch(Verb):
 
 
 def read_job_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
-    """Return the job's options, its script and the script's arguments as overrides."""
+    """Return the job's options, its script and the script's arguments as overrides of awsddp.toml."""
     script, args = values.get("script"), click.get_current_context().meta["awsddp.script_args"]
     script_overrides: dict[str, OptionValue] = {} if script is None else {"job.script": script}
     args_overrides: dict[str, OptionValue] = {"job.args": list(args)} if args else {}
@@ -53,9 +53,9 @@ def read_job_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]
 
 
 def refuse_launcher(ctx: click.Context, options: Globals) -> None:
-    """Raise UsageError for a launcher's command line, and for a file after -- if no script is set.
+    """Raise UsageError for a launcher's command line, or for a file after `--` if no script is set.
 
-    The words would become arguments of another program, the bundled one.
+    Otherwise these words would become arguments of the bundled program.
     """
     from awsddp.cli.suggestions import is_launcher_command
 
@@ -102,7 +102,7 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **values: An
 
 
 class Run(Launch):
-    """A launch with every option of `up` and `train`; its help page shows only the usual ones."""
+    """The verb `run`: it takes every option of `up` and `train`; its help page shows only the usual ones."""
 
     ends_cluster = True
 
@@ -257,7 +257,7 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
             documents = [fetch_one(*names)]
             on_document(documents[0])
         if any(document.started for document in documents):
-            with contextlib.suppress(Interrupted):  # the answer was no: the idle watchdog ends the nodes
+            with contextlib.suppress(Interrupted):  # answer no: the idle watchdog ends the nodes
                 documents[-1].down = down(session, confirm=show.question(*TERMINATION))
                 show.page(documents[-1].down, down_page)
         show.result(documents if _returns_list(names) else documents[0], lambda _: None)

@@ -124,12 +124,12 @@ def fault_clear(options: Globals, number: int | None) -> None:
 
 
 def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
-    """Yield the session and screen of a verb on the local cloud itself, with the option --local."""
+    """Yield the session and screen of a verb that works on the local cloud itself, as if with --local."""
     return invocation.opened(dataclasses.replace(options, local=True))
 
 
 def _seconds(text: str | None, option: str) -> float | None:
-    """Return the seconds of an option, None if it was not given. Raises UsageError."""
+    """Return an option's duration in seconds, or None if it is not given. Raises UsageError if invalid."""
     try:
         return None if text is None else parse_duration(text)
     except ConfigError:
@@ -137,7 +137,7 @@ def _seconds(text: str | None, option: str) -> float | None:
 
 
 def local_page(cloud: "LocalDocument") -> None:
-    """Show the local cloud: the settings for any EC2 client, its instances and faults."""
+    """Show the local cloud: its mode, the settings that any EC2 client needs, its instances and faults."""
     line(f"Local cloud in {cloud.mode} mode: {cloud.why}")
     line("For any EC2 client:")
     for variable, value in (

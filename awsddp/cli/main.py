@@ -36,13 +36,13 @@ VERBS = {
     "run": ("job", "Run up, train and down; the nodes are terminated even after a failure."),
     "local": ("local", "Control the local cloud, for rehearsals without an AWS account."),
 }
-"""Each verb's module in cli/, which has its function (`exec_` for exec), and its line on the help page."""
+"""For each verb: its module in cli/, which defines its function (`exec_` for exec), and its line of help."""
 _GH_RUN_VERBS = (["list"], ["watch"], ["view"])
-"""Words that follow `gh run`, so that `awsddp run list` does not take them for scripts."""
+"""Words that users type after `gh run`: `awsddp run list` must not take `list` for a script."""
 
 
 class _Verbs(click.Group):
-    """The verbs, each imported when it is used."""
+    """The verbs. A verb's module is imported when the verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -112,14 +112,14 @@ def main() -> None:
 
 
 def _use_utf8() -> None:
-    """Restart in Python's UTF-8 mode if the locale cannot write every file name (PEP 540)."""
+    """Restart in Python's UTF-8 mode (PEP 540) if the locale's encoding cannot represent every file name."""
     if sys.getfilesystemencoding() != "utf-8":
-        os.environ["PYTHONUTF8"] = "1"  # for child processes; -X overrides a PYTHONUTF8=0
+        os.environ["PYTHONUTF8"] = "1"  # for child processes; -X overrides PYTHONUTF8=0
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _open_streams() -> None:
-    """Open standard streams that are closed (`>&-`), so that no other file gets their numbers.
+    """Open the standard streams that are closed (`>&-`), so that no other file gets their file descriptors.
 
     A character that the locale or PYTHONIOENCODING cannot encode is printed as its escape.
     """
@@ -132,7 +132,7 @@ def _open_streams() -> None:
 
 
 def _keep_encoding_of_terminal() -> None:
-    """Read and print in the locale's encoding, or in UTF-8 if that is ASCII, as Python does by default."""
+    """Read and print in the locale's encoding, but in UTF-8 if the locale's is ASCII, as Python does."""
     import locale
 
     if (encoding := locale.getencoding()) not in ("utf-8", "UTF-8", "ANSI_X3.4-1968", "US-ASCII"):

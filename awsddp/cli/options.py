@@ -1,4 +1,4 @@
-"""The global options, which stand before or after the verb, and the shell's completions.
+"""The global options, which stand before or after the verb, and the completions for the shell.
 
 Completions are read from this machine's files, without calls to AWS.
 """
@@ -72,7 +72,7 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
 
 
 def _store(ctx: click.Context, option: click.Option, value: Any) -> None:
-    """Store an option in `ctx.obj`, over one that stood before the verb; -o and -v accumulate."""
+    """Store an option in `ctx.obj`; it replaces the one before the verb, but -o and -v accumulate."""
     options, name = ctx.ensure_object(Globals), str(option.name)
     if option.multiple or option.count:
         value = getattr(options, name) + value
@@ -81,14 +81,15 @@ def _store(ctx: click.Context, option: click.Option, value: Any) -> None:
 
 
 _RESUMABLE = ("down", "stop", "fetch", "cancel", "sync")
-"""Verbs that continue after an interrupt if they are typed again."""
+"""Verbs that continue their interrupted work if the user types them again."""
 
 
 class Verb(click.Command):
     """A verb's command: it also takes the global options, and is called with them as `options`.
 
-    Its help page lists its own options; the global ones are on `awsddp --help`. After an interrupt, a verb
-    with `finishes` ends its job before it exits, and only a second Ctrl-C ends a verb with `ends_cluster`.
+    Its help page lists only the verb's own options; `awsddp --help` lists the global ones. A verb with
+    `finishes` ends its job after an interrupt, before it exits. A verb with `ends_cluster` exits at once only
+    after a second Ctrl-C, not after another second signal.
     """
 
     finishes = False

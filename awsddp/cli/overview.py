@@ -39,7 +39,7 @@ _QUESTIONS = (
     ("job.script", "Training script (empty: given on the command line)", "", "train.py main.py"),
     ("env.file", "File with its packages (empty: the image's packages)", "", _PACKAGES),
 )
-"""The key, its question, its default, and file names: the first that exists is the default instead."""
+"""The key, its question, its default, and file names. The first file that exists replaces the default."""
 
 
 def show_overview(options: Globals) -> None:
@@ -51,7 +51,7 @@ def show_overview(options: Globals) -> None:
 
 
 def overview_page(document: "HomeDocument") -> None:
-    """Show the recorded clusters, or how to start."""
+    """Show the recorded clusters, or the commands to begin with if there are none."""
     for cluster in document.clusters:
         line(*_cluster_lines(cluster))
     if not document.clusters:
@@ -115,7 +115,7 @@ def _ask_questions() -> dict[str, OptionValue]:
     for key, text, default, names in _QUESTIONS:
         answer = _ask(key, text, _first_existing(names) or default)
         answers |= {key: answer} if str(answer) else {}
-    with contextlib.suppress(ConfigError):  # the folder is the home directory, or far too large
+    with contextlib.suppress(ConfigError):  # raised if the folder is the home directory, or far too large
         unsynced = describe_ignored_folders(JobSpec(), home=awsddp_home()).items()
         patterns = [
             f"!/{path}"
@@ -127,7 +127,7 @@ def _ask_questions() -> dict[str, OptionValue]:
 
 
 def _ask(key: str, text: str, default: "str | float") -> OptionValue:
-    """Ask until the answer is valid; an unknown name, such as a new region, must be typed twice."""
+    """Ask until the answer is valid. An unknown name, such as a new region, is valid if typed twice."""
     from awsddp.job.starter_doubts import check_answer
 
     last: OptionValue = None

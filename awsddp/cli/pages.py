@@ -63,12 +63,12 @@ def _type_and_place(cluster: "documents.ClusterDocument | documents.CostedCluste
 
 
 def _idle_left(cluster: "documents.ClusterDocument", seconds: "int | UnsetType | None") -> str:
-    """Return the idle time that a node has left; for a node that did not answer, the configured time."""
+    """Return the idle time that a node has left, or the configured idle time if the node did not answer."""
     return f"{cluster.idle}? (no answer)" if not isinstance(seconds, int) else duration(float(seconds))
 
 
 def _progress(job: JobRecord) -> str:
-    """Return the progress of a running job, by the metrics of its first rank that writes them."""
+    """Return a running job's progress, taken from the metrics of the first rank that writes any."""
     if not job.progress:
         return ""
     measures = ((template, getattr(job.progress[0], name)) for name, template in _MEASURES)
@@ -77,7 +77,7 @@ def _progress(job: JobRecord) -> str:
 
 
 def _state(job: "documents.SeenJob | documents.ListedJob") -> str:
-    """Return a job's state; with "seen" if the job may have ended since this machine last saw it."""
+    """Return a job's state, preceded by "seen" if the job may have ended since this machine last saw it."""
     return job.state if job.reported or job.state not in ACTIVE else f"seen {job.state}"
 
 
@@ -91,13 +91,13 @@ def _upload_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> 
 
 
 def _state_and_age(job: "documents.SeenJob") -> str:
-    """Return a job's state; for a job last seen running also how long ago that was."""
+    """Return a job's state. For a job that was last seen running, it includes how long ago that was."""
     has_age = _state(job) == "seen running" and job.last_seen
     return f"seen running {age(job.last_seen)} ago" if has_age else _state(job)
 
 
 def _job_place(job: "documents.SeenJob") -> str:
-    """Return the place of a job's results; a folder with the job's name is not repeated."""
+    """Return the place of a job's results, without the last folder if that has the job's name."""
     if not job.fetched and job.saving is not None and job.saving.is_complete:
         return f"in {job.save_to}/"
     if not job.fetched:
@@ -133,7 +133,7 @@ def _cost(cluster: "documents.ClusterDocument") -> str:
 
 
 def clusters_page(clusters: "list[documents.FoundCluster]") -> None:
-    """Show every cluster, the user's own first; the state of orphans is "orphan"."""
+    """Show every cluster in the given order; an orphan has the state "orphan"."""
     if not clusters:
         line("No resource carries awsddp's tags in any searched region.")
         return
@@ -162,9 +162,10 @@ def orphans_page(orphans: "documents.Orphans") -> None:
 
 
 def job_page(job: "documents.JobDocument", *, next_step: str = "", streamed: bool = False) -> None:
-    """Show a job's result, and `next_step` if the job has ended; for a failed job first how to run it again.
+    """Show a job's result and, if the job has ended, `next_step`.
 
-    `streamed`: the terminal has just shown the output of the ranks; only the cause's last line is repeated.
+    For a failed job, the command that runs it again comes before `next_step`. `streamed` means that the
+    terminal has just shown the output of the ranks, so only the last line of the cause's output is repeated.
     """
     is_done = job.state not in ACTIVE and (job.fetched or job.state != "succeeded")
     steps = [*_rerun_steps(job), next_step] if next_step and is_done else []
@@ -193,7 +194,7 @@ def _cause(cause: Cause | None) -> str:
 def job_lines(job: "documents.JobDocument", *, streamed: bool = False) -> list[str]:
     """Return the lines of a job's result: duration, loss, cause, results, and next steps.
 
-    If the cause was `streamed` before, at most its last line is repeated.
+    If the output of the ranks was `streamed` before, at most its last line is repeated.
     """
     name, lines = job.job, [f"Job {job.job}: {job.state}"]
     if job.state in ACTIVE:
@@ -230,8 +231,8 @@ def _results(job: "documents.JobDocument") -> str:
 def jobs_page(document: "documents.JobsDocument", *, verbose: bool = False, chosen: bool = False) -> None:
     """Show the jobs, one per line and the newest last, then the live clusters and the total cost.
 
-    `verbose`: also each job's command and cause, and terminated clusters. `chosen`: the user named the jobs;
-    show only them, with their arguments.
+    `verbose` adds each job's command and cause, and the terminated clusters. `chosen` means that the user
+    named the jobs: only these are shown, with their arguments.
     """
     if document.jobs:
         second, last = ("arguments", "progress") if chosen else ("age", "progress, or cause")
@@ -292,7 +293,7 @@ def _job_details(job: "documents.ListedJob") -> None:
 
 
 def ranks_table(job: "JobRecord") -> None:
-    """Show metrics and usage of each rank that has some; a star marks usage far from the other ranks'."""
+    """Show the metrics and usage of each rank that has any; a star marks usage unlike the other ranks'."""
     columns = list(make_rank_columns(job.progress, job.usage))
     ranks = sorted({rank for column in columns for rank in column.values})
     rows = [
@@ -317,7 +318,7 @@ def _cost_text(target: str | None, usd: float | None) -> str:
 
 
 def fetch_page(document: "documents.FetchDocument") -> None:
-    """Show the files and bytes fetched per node, and the results folder."""
+    """Show how many files and bytes were fetched from each node, and the results folder."""
     _files_table(document.nodes)
     line(f"Results: {document.home}/")
 
@@ -328,7 +329,7 @@ def _files_table(nodes: Sequence["documents.NodeFiles"]) -> None:
 
 
 def sync_page(document: "documents.SyncDocument", *, verbose: bool = False) -> None:
-    """Show the files and bytes sent per node; `verbose`: also the largest files and the excluded ones."""
+    """Show how many files and bytes each node got and, if `verbose`, the largest and the excluded files."""
     _files_table(document.nodes)
     if not verbose:
         return
@@ -356,7 +357,7 @@ def down_page(document: "documents.DownDocument") -> None:
 def run_page(result: "documents.RunDocument", *, detached: bool = False) -> None:
     """Show the whole run: the job's result, the time of each stage, what was terminated, and the cost.
 
-    `detached`: the job still runs; show when its nodes end.
+    `detached` means that the job still runs: the page then shows when its nodes end.
     """
     if result.train:
         rerun = [f"  next: {step}" for step in _rerun_steps(result.train)]

@@ -1,4 +1,4 @@
-"""The pages before a launch (plan, settings, offers, quota) and the question whether to launch."""
+"""The pages before a launch (plan, settings, offers, quota), and the question that asks for consent to it."""
 
 import json
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PRICE_KEYS = EXCLUSIVE_KEYS | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that determine or limit the price."""
 _MAX_FACT_LINES, _MAX_WARNING_LINES = 8, 12
-"""Limits of the launch page, so that its question is at most the 24th line."""
+"""The most lines of facts and of warnings on a launch page, so that its question is at most the 24th line."""
 _QUOTA_CODE = re.compile(r", L-[0-9A-F]{8}")
 _INFORMATIONAL = re.compile(
     r"GPUs are |prices are list |the budget of |skipped: |spot nodes |a newer image |"
@@ -35,7 +35,7 @@ _INFORMATIONAL = re.compile(
 def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False) -> None:
     """Show a plan: instances, price, image, zones, resources, fallbacks, other choices, warnings.
 
-    `verbose`: also placement, EFA, the price of data transfer and the code of the quota.
+    If `verbose`, the placement, EFA, the price of data transfer and the code of the quota are shown too.
     """
     unchanged = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
     no_cidrs = "nowhere: no port is open"
@@ -71,7 +71,7 @@ def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False
 
 
 def launch_page(plan: "LaunchPlan", idle: str) -> None:
-    """Show a launch on stderr before its question: a line per fact, and warnings that need a decision."""
+    """Show a launch on stderr before its question: a line per fact, and the warnings that need a decision."""
     columns = width(stderr=True) or sys.maxsize
     facts = [f"{label:<9}{text}" if label else text for label, text in _facts(plan, idle) if text]
     if len(facts) > _MAX_FACT_LINES:
@@ -120,7 +120,7 @@ def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
 
 
 def _step_lines(steps: "Sequence[Step]") -> list[str]:
-    """Return the steps, ends first; steps with the same action and reason share a line."""
+    """Return the steps as lines, terminations first. Steps with the same action and reason share a line."""
     groups: dict[tuple[str, str], list[Step]] = {}
     for step in sorted(steps, key=lambda step: step.do != "end"):
         groups.setdefault((step.do, step.why), []).append(step)
@@ -171,7 +171,7 @@ def _price_text(plan: "LaunchPlan") -> str:
 
 
 def _choices(choices: "Sequence[Choice]", region: str, *, stderr: bool = False) -> None:
-    """Show instance types, with a column of spot prices if any is known."""
+    """Show instance types, with a column of spot prices if any spot price is known."""
     spot_prices = [getattr(choice, "spot_usd_per_hour", None) for choice in choices]
     has_spot = spot_prices.count(None) < len(spot_prices)
     rows = [
@@ -189,7 +189,7 @@ def _choices(choices: "Sequence[Choice]", region: str, *, stderr: bool = False) 
 
 
 def settings_page(settings: "list[tuple[str, Value, str]]") -> None:
-    """Show each setting, its value and its source."""
+    """Show each setting with its value and its source."""
     rows = [(key, json.dumps(value, ensure_ascii=False), source) for key, value, source in settings]
     table(("setting", "value", "from"), rows)
 
@@ -207,7 +207,7 @@ def offers_page(document: "OffersDocument") -> None:
 
 
 def quota_page(quota: "QuotaDocument") -> None:
-    """Show the quota request, or that none is needed."""
+    """Show the quota request, or say that none is needed."""
     name = f"{quota.name} ({quota.quota}) in {quota.region}"
     if quota.request is None:
         line(f"No request needed: {name} allows {quota.have:g} vCPUs, and {quota.need} are needed.")
@@ -216,10 +216,11 @@ def quota_page(quota: "QuotaDocument") -> None:
 
 
 def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | str"], None]:
-    """Return the function that asks for consent to a plan, or to a change that is given as text.
+    """Return a function that asks for consent to a plan, or to a change that is described by a text.
 
-    -y answers it, but does not consent to any price: it raises UsageError if neither a type nor a limit was
-    given. In the local cloud, where launches are free, it asks only before nodes are terminated.
+    With -y the function does not ask, but raises UsageError if the user gave neither a type nor a limit: -y
+    alone is not consent to every price. In the local cloud, where launches are free, the function asks only
+    before nodes are terminated.
     """
 
     def ask(plan: "LaunchPlan | str") -> None:

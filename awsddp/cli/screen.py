@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PLAIN_INTERVAL_S = 10.0
-"""The interval of transfer reports without a terminal."""
+"""The interval of the progress lines of transfers if stderr is not a terminal."""
 JSON_INTERVAL_S = 1.0
-"""The interval of transfer reports per node with --json."""
+"""The interval of the events about a node's transfer with --json."""
 SILENT_S = 0.4
-"""The delay until a terminal shows a live line, if the verb has shown nothing before."""
+"""The time after which a terminal shows a live line if the verb has shown nothing so far."""
 LULL_S = 5.0
-"""The time without a log line after which a live line shows that the followed job runs."""
+"""The time without a log line after which a live line shows that the followed job still runs."""
 LONG_S = 2.0
-"""The age from which a live line shows how old it is."""
+"""The age of an activity from which its live line shows this age."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Screen:
-    """The output of a verb: live lines, messages, questions and the result. Must be closed."""
+    """The output of a verb: live lines, messages, questions and the result. A screen must be closed."""
 
     def __init__(self, options: Globals) -> None:
         self.options = options
@@ -51,20 +51,20 @@ class Screen:
         )
         self._region: Live | None = None
         self._rows: dict[str, Event] = {}  # the activities under way, by `who`
-        self._began: dict[str, tuple[str, float]] = {}  # the text and start time of each
+        self._began: dict[str, tuple[str, float]] = {}  # each activity's text and start time, by `who`
         self._last_output = time.monotonic()
         self._activity = (
             "connecting to the local cloud" if options.local else f"looking up cluster {options.name}"
         )
-        self._printed: dict[str, str] = {}  # without a terminal: the last text, by `who`
+        self._printed: dict[str, str] = {}  # the last text printed without a terminal, by `who`
         self._reported: dict[str, float] = {}  # the time of the last report, by key
-        self._unfinished: dict[tuple[int, bool], bytes] = {}  # output without its line end
+        self._unfinished: dict[tuple[int, bool], bytes] = {}  # output that does not end with a newline yet
         self._lock = threading.RLock()
         self._silence: threading.Timer | None = None
         self._lull: threading.Timer | None = None
 
     def begin(self) -> None:
-        """Show a live line after SILENT_S, on a terminal, even if the verb reports no event."""
+        """After SILENT_S, show a live line on a terminal, even if the verb has reported no event."""
         if self.live:
             self._silence = threading.Timer(SILENT_S, self._break_silence)
             self._silence.daemon = True
@@ -101,19 +101,19 @@ class Screen:
                 self._start_live().refresh()
 
     def _track(self, who: str, event: Event) -> None:
-        """Record the activities under way and their start times; an event ends the verb's own activity."""
+        """Record the activities under way and their start times; every event ends the verb's own activity."""
         self._last_output, self._activity = (now := time.monotonic()), "working"
         began = self._began.pop(who, ("", now))
         for ended in {who, ""}:
             self._rows.pop(ended, None)
             self._began.pop(ended, None)
-        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # another event ends a transfer
+        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # a transfer is ended by another event
         if event.who is not None and not is_over:
             self._rows[who] = event
             self._began[who] = began if began[0] == event.text else (event.text, now)
 
     def _suffix(self, who: str, event: Event) -> str:
-        """Return the text that follows a live line: the progress of a transfer, else the time so far."""
+        """Return the end of a live line: the progress of a transfer, or the age of another activity."""
         elapsed_s = time.monotonic() - self._began.get(who, ("", self._last_output))[1]
         if event.fraction is not None:
             return f": {table.progress_text(event, elapsed_s)}"
@@ -139,7 +139,7 @@ class Screen:
             print(f"{slowest}: {transfers[slowest].text}{suffix}{count}", file=sys.stderr, flush=True)
 
     def _is_due(self, key: str, every_s: float) -> bool:
-        """Return True, and record the time, if the last report of `key` is at least `every_s` ago."""
+        """Return True, and record the time, if `key` was last reported at least `every_s` seconds ago."""
         now = time.monotonic()
         is_due = now - self._reported.get(key, -every_s) >= every_s
         if is_due:
@@ -157,12 +157,12 @@ class Screen:
         self._start_live().console.print(text, soft_wrap=True)
 
     def _start_live(self) -> "Live":
-        """Return the live lines, started if necessary; they stay below all other output."""
+        """Return the live lines, which stay below all other output; start them if necessary."""
         if self._region is None:
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(stderr=True, highlight=False)  # it honours NO_COLOR
+            console = Console(stderr=True, highlight=False)  # a Console honours NO_COLOR
             self._region = Live(
                 console=console,
                 get_renderable=lambda: self._render(console.width, console.height),
@@ -173,7 +173,7 @@ class Screen:
         return self._region
 
     def _render(self, columns: int, height: int) -> "Text":
-        """Return the live lines, at most as many as fit the terminal; texts are truncated, `who` is not."""
+        """Return as many live lines as fit the terminal. Long texts are truncated, but `who` is not."""
         from rich.text import Text
 
         activities = [*self._rows.items()] or [("", Event(self._activity))]
@@ -193,7 +193,7 @@ class Screen:
                 self._start_live()
 
     def pause(self) -> None:
-        """Remove the live lines, so that other output can follow; unfinished activities leave no line."""
+        """Remove the live lines, even those of unfinished activities, so that other output can follow."""
         with self._lock:
             if self._lull is not None:
                 self._lull.cancel()
@@ -213,7 +213,7 @@ class Screen:
     def lines(self, data: bytes) -> None:
         """Write log lines of a followed job to stdout (with --json to stderr).
 
-        After LULL_S without a new line, a live line shows that the job runs.
+        After LULL_S without a new log line, a live line shows that the job still runs.
         """
         self._clear()
         self._last_output = time.monotonic()
@@ -229,7 +229,7 @@ class Screen:
 
     def _show_lull(self) -> None:
         with self._lock:
-            if self._lull is None:  # `pause` has cancelled it
+            if self._lull is None:  # `pause` has cancelled this timer
                 return
             self._lull = None
             remaining_s = self._last_output + LULL_S - time.monotonic()
@@ -240,7 +240,7 @@ class Screen:
                 self._start_live()
 
     def output(self, node: int, data: bytes, error: bool) -> None:
-        """Write the output of a node's command, with a label, to stdout or stderr; with --json nothing."""
+        """Write the output of a node's command, with a label, to stdout or stderr; not with --json."""
         if self.options.json:
             return
         self.pause()
@@ -257,7 +257,7 @@ class Screen:
         stream.buffer.flush()
 
     def result(self, result: R, page: Callable[[R], None]) -> None:
-        """Print a verb's result: with --json as a document, else its `page`."""
+        """Print a verb's result: as a document with --json, otherwise by `page`."""
         self.pause()
         if self.options.json:
             table.print_document(result)
@@ -265,13 +265,13 @@ class Screen:
             page(result)
 
     def page(self, result: R, page: Callable[[R], None]) -> None:
-        """Print a page before the result; with --json nothing."""
+        """Print a page before the result. With --json, print nothing."""
         if not self.options.json:
             self.result(result, page)
 
     @contextlib.contextmanager
     def partial_result(self, page: Callable[[Any], None]) -> Iterator[None]:
-        """Print the partial result of an error that is raised in the block; with --json the error has it."""
+        """Print the partial result of an error raised in the block. With --json, it is part of the error."""
         try:
             yield
         except AwsddpError as error:
@@ -282,7 +282,8 @@ class Screen:
     def question(self, ask: str, refused: str) -> Callable[[str], None]:
         """Return a function that asks for consent; its argument describes what the verb is about to do.
 
-        It raises Interrupted (`refused`) if the answer is no, UsageError without a terminal and without -y.
+        The function raises Interrupted (`refused`) if the answer is no, and UsageError if there is neither a
+        terminal nor -y.
         """
 
         def require_consent(description: str) -> None:
@@ -293,23 +294,23 @@ class Screen:
 
     @functools.cache  # noqa: B019  # a screen lives as long as its process
     def agree(self, question: str) -> bool:
-        """Return the answer to a question, asked once; False without a terminal and without -y."""
+        """Ask a question at most once and return the answer; False if there is neither a terminal nor -y."""
         return (self.options.yes or sys.stdin.isatty()) and self.confirm(question)
 
     def ask(self, question: str) -> bool | None:
         """Return the answer to a question that -y does not answer; None if no user can answer it.
 
-        That is with -y, with --json and without a terminal.
+        This is the case with -y, with --json, and without a terminal.
         """
         is_unattended = self.options.yes or self.options.json or not sys.stdin.isatty()
         return None if is_unattended else self.confirm(question)
 
     def confirm_loss(self, error: NodeError) -> bool:
-        """Return True if the user agrees that `down` loses the results that cannot be fetched."""
+        """Return True if the user agrees that `down` deletes the results that could not be fetched."""
         return bool(self.ask(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?"))
 
     def confirm(self, question: str) -> bool:
-        """Ask on the terminal. Raises UsageError without a terminal and without -y."""
+        """Return the user's answer; True with -y. Raises UsageError if there is neither a terminal nor -y."""
         import click
 
         self.pause()

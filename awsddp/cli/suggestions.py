@@ -24,19 +24,19 @@ from awsddp.settings.verbs import HEEDS
 from awsddp.util.shipped_files import template
 
 WORDS_KEY = "awsddp.words"
-"""The key of a context's meta under which the words from the verb on are stored."""
+"""The key in a context's `meta` under which the verb and the words after it are stored."""
 _CLUSTER_OPTIONS = ("-c", "--cluster", "--region", "--profile")
 """Options that select a cluster; they stand before the verb of each suggested command."""
 _REPEATED_OPTIONS = ("--local", "-o")
-"""Other options that each of several suggested commands needs."""
+"""Other options that every command needs if several commands are suggested."""
 _YES = ("-y", "--yes")
 _LIMITS = ("--budget", "--idle", "--expires", "--timeout")
-"""Options that are never passed to a script, even if misspelled."""
+"""Options that limit time or cost: they are never passed to a script, even if misspelled."""
 _PLAN_JOB_KEYS = ("job.world_size", "job.nproc_per_node")
-"""Keys of a job that affect a plan, as they determine the GPUs per node."""
+"""Keys of a job that affect a plan, because they determine the GPUs per node."""
 _READ_ONLY = ("status", "jobs", "logs", "why")
 _HARMLESS = ("up", "plan", *_READ_ONLY, "exec", "ssh", "doctor")
-"""Verbs that are read-only, or ask before they change anything that costs money."""
+"""Verbs that are read-only, or that ask before they change anything that costs money."""
 _SCRIPT_SUFFIXES = (".py", ".sh")
 _CLUSTER = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _AMOUNT = re.compile(r"\d+[smhd]?")
@@ -48,7 +48,8 @@ _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 class _Words:
     """The words after a verb, split into those for awsddp and the script's arguments.
 
-    Each item of `items` is an option's name with its words, or "" with a script or the name of a job.
+    Each item of `items` is an option's name with the option's words, or "" with a script or the name of a
+    job.
     """
 
     items: list[tuple[str, list[str]]]
@@ -56,7 +57,7 @@ class _Words:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments that are not options: a script, jobs."""
+        """The arguments that are not options: a script, or names of jobs."""
         return self.of([""])
 
     def of(self, names: Iterable[str]) -> list[str]:
@@ -70,7 +71,7 @@ def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
     ctx = error.ctx or click.Context(click.Command("awsddp"))
     verb, *args = ctx.meta.get(WORDS_KEY, ("",))
     before = [*typed[: len(typed) - len(args) - 1]]
-    if verb == "sky" and args:  # its verbs are in the table
+    if verb == "sky" and args:  # sky's verbs are in the table
         verb, *args = args
     cluster_options, args = _split_cluster_options(args)
     before += cluster_options
@@ -84,7 +85,7 @@ def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
             why, commands = correction.for_option(args, index, error.option_name)
     elif type(error) is click.UsageError:
         why, commands = correction.for_words(args)
-    if not any(commands) or "\n" in "".join([*before, *commands]):  # a user cannot type a newline
+    if not any(commands) or "\n" in "".join([*before, *commands]):  # a command with a newline cannot be typed
         return UsageError(message, why, f"{ctx.command_path} --help")
     if any(" -- " in command for command in commands) and "--" not in args:
         why = "; ".join(filter(None, (why, "arguments of your script go after --")))
@@ -96,7 +97,7 @@ def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
 def is_launcher_command(words: Sequence[str]) -> bool:
     """Return True if words are the command line of a launcher: torchrun, python, mpirun.
 
-    Shell variables may precede it; a script after shell variables also counts.
+    Assignments of shell variables may come first. A script after such assignments also counts as a launcher.
     """
     start = next((index for index, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
     if start == len(words):
@@ -124,7 +125,7 @@ def _option_name(word: str) -> str:
 
 
 def _command_line(before: list[str], text: str) -> str:
-    """Return a suggestion as a command line: each command of `text` after "awsddp" and the words `before`."""
+    """Return `text` as a command line: each of its commands begins with "awsddp" and the words `before`."""
     if text.startswith("$ "):
         return text.removeprefix("$ ")
     commands, mark, comment = text.partition("   #")
@@ -133,7 +134,7 @@ def _command_line(before: list[str], text: str) -> str:
 
 
 def _value_names(command: click.Command) -> dict[str, str]:
-    """Return the options of a command, each with the name of its value, "" for a flag."""
+    """Return the options of a command, each with the name of its value ("" for a flag)."""
     options = [param for param in command.params if isinstance(param, click.Option)]
     return {
         name: "" if option.is_flag or option.count else (option.metavar or "VALUE").partition("|")[0]
@@ -145,7 +146,7 @@ def _value_names(command: click.Command) -> dict[str, str]:
 class _Correction:
     """Corrections of a wrong command line; `verb` may be a verb of another tool.
 
-    `options` has the options of each verb of awsddp, with the names of their values.
+    `options` maps each verb of awsddp to its options, with the names of their values.
     """
 
     def __init__(self, ctx: click.Context, verb: str) -> None:
@@ -158,7 +159,7 @@ class _Correction:
     def split(self, verb: str, words: Sequence[str]) -> _Words:
         """Split words: options that no verb has, and words after the script, are the script's arguments.
 
-        Short options are only those of `verb`.
+        Of the short options, only those of `verb` are recognised.
         """
         options = {
             name: value for names in self.options.values() for name, value in names.items() if name[1] == "-"
@@ -200,7 +201,7 @@ class _Correction:
         return "", [shlex.join([*near, *args]) if near else ""]
 
     def for_option(self, args: list[str], index: int, option: str) -> tuple[str, list[str]]:
-        """Return (why, commands) for a wrong option: `args[index]`, or a letter of a combined one (-it)."""
+        """Return (why, commands) for a wrong option: `args[index]`, or a letter of combined options (-it)."""
         verb, options = self.verb, self.options.get(self.verb, {})
         if self._launcher_start(args) is not None:
             return self._for_launcher(f"{verb} SCRIPT", args)
@@ -232,7 +233,7 @@ class _Correction:
         text, _, fixed_value = text.partition(" ")
         value = fixed_value or value
         others[index:index] = [] if text == "-" else filter(None, (text, value or options.get(text, "")))
-        if verb in ("train", "run"):  # other words may also be wrong
+        if verb in ("train", "run"):  # because other words may be wrong too
             return why, self._with_script(verb, self.split(verb, others))
         return why, [shlex.join([verb, *others])]
 
@@ -242,7 +243,7 @@ class _Correction:
         return [*args[:index], option + equals + value, *args[index + 1 :]]
 
     def _for_owners(self, owners: list[str], args: list[str], option: str, value: str) -> list[str]:
-        """Return the commands for an option of other verbs (`owners`) on a verb without script."""
+        """Return the commands for an option of other verbs (`owners`) that was typed after this verb."""
         words = self.split(self.verb, args)
         if self.verb in ("up", "plan") and "train" in owners:
             verb_words = words.of(self.options[self.verb].keys() - {*_YES})
@@ -259,9 +260,10 @@ class _Correction:
         return [shlex.join([owner, *words.of({option, *_REPEATED_OPTIONS})])]
 
     def _with_script(self, verb: str, words: _Words) -> list[str]:
-        """Return the commands for a script and its arguments: `verb`, after an `up` if there are its options.
+        """Return the commands for a script and its arguments.
 
-        For an option of any other verb it is only that verb's command, so that nothing starts by mistake.
+        The command is `verb`, preceded by an `up` if options of `up` were typed. If an option of any other
+        verb was typed, only that verb's command is returned, so that nothing starts by mistake.
         """
         options = self.options[verb]
         foreign = [name for name, _ in words.items if name and name not in options]
@@ -280,10 +282,10 @@ class _Correction:
         return [command]
 
     def _fill(self, text: str, args: list[str]) -> list[str]:
-        """Return the commands of a text of the table, completed by the words that were typed.
+        """Return the commands in a text of the table, completed with the words that the user typed.
 
-        JOB is replaced by the job, {60m} by the first amount that was typed, SCRIPT by the script with its
-        arguments. Options that the text's verb has are appended.
+        JOB is replaced with the job, {60m} with the first amount that was typed, and SCRIPT with the script
+        and its arguments. The typed options that the verb of the text accepts are appended.
         """
         if text.startswith("$ "):
             return [text]
@@ -321,14 +323,14 @@ class _Correction:
 
     @staticmethod
     def _fill_amount(command: str, args: list[str]) -> str:
-        """Return a command with the first amount of `args` instead of {60m}, or with its default 60m."""
+        """Return a command with {60m} replaced with the first amount in `args`, or with the default 60m."""
         amount = next(filter(_AMOUNT.fullmatch, args), "")
         unit = "m" if amount.isdigit() and command.endswith("m}") else ""
         return re.sub(r"\{(.*)\}", lambda match: amount + unit if amount else match[1], command)
 
     @staticmethod
     def _fill_job(command: str, words: _Words) -> str:
-        """Return a command with the first argument instead of JOB, or without JOB."""
+        """Return a command with JOB replaced with the first argument, or removed if there is none."""
         names = [*words.arguments, *(word for word in words.script_args if not word.startswith("-"))]
         if "-c JOB" in command:
             names = [name for name in names if _CLUSTER.fullmatch(name)]
@@ -336,7 +338,7 @@ class _Correction:
         return command.replace("JOB", shlex.quote(name)) if name else re.sub(r"( -c)? JOB", "", command)
 
     def _launcher_start(self, args: list[str]) -> int | None:
-        """Return the index of a launcher's command line in the arguments of `train` or `run`."""
+        """Return where in the arguments of `train` or `run` a launcher's command line begins, or None."""
         if self.verb not in ("train", "run"):
             return None
         options, skip = self.options[self.verb], False
@@ -373,7 +375,7 @@ class _Correction:
         return why, self._with_script(verb, _Words(items, tail_words.script_args))
 
     def _convert_options(self, head: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
-        """Return the options of `train` for a launcher's words before the script, and options without one."""
+        """Return options of `train` for a launcher's options, and the launcher's options that have none."""
         table = {
             word: text for text, words in self.table["launchers"]["options"].items() for word in words.split()
         }
@@ -396,13 +398,13 @@ class _Correction:
 
 
 def _is_output_format(option: tuple[str, list[str]]) -> bool:
-    """Return True for the -o of another tool: -o yaml."""
+    """Return True if the option is another tool's -o, such as -o yaml."""
     name, words = option
     return name == "-o" and "=" not in words[-1]
 
 
 def _split_at_script(words: list[str], modules: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the words of launchers, the script or `-m MODULE`, and the words after it."""
+    """Return the words before the script, the script itself (or `-m MODULE`), and the words after it."""
     for index, word in enumerate(words):
         following = words[index + 1 : index + 2]
         if word in ("-m", "--module") and following and following[0] not in modules:
@@ -413,11 +415,11 @@ def _split_at_script(words: list[str], modules: Sequence[str]) -> tuple[list[str
 
 
 def _slurm_duration(text: str) -> str:
-    """Return a time of Slurm (90, 1:30:00, 2-12:00) as a duration in minutes; "" for another text."""
+    """Return a time of Slurm (90, 1:30:00, 2-12:00) as minutes ("90m"); "" if `text` is not such a time."""
     match = _SLURM_TIME.fullmatch(text)
     if match is None:
         return ""
     days, first, second = (int(number or 0) for number in match.groups()[:3])
-    has_hours = match[1] or match[4]  # else minutes, or minutes:seconds
+    has_hours = match[1] or match[4]  # otherwise the text is minutes, or minutes:seconds
     minutes = days * 1440 + first * 60 + second if has_hours else first
     return f"{max(1, minutes)}m"

@@ -1,4 +1,4 @@
-"""Render output: lines, tables, JSON documents and transfer progress."""
+"""Render the output: lines, tables, JSON documents and the progress of transfers."""
 
 import itertools
 import json
@@ -19,9 +19,9 @@ from awsddp.util.formatting import duration, size_text
 Rows = Iterable[Sequence[Any]]
 _GAP = 2
 _MIN_CUT_COLUMNS = 8
-"""The least width of a truncated last column; a narrower one is omitted."""
+"""The least width to which the last column is truncated; if less width remains, the column is omitted."""
 _COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
-"""A command at the end of a line, which the user may copy, and its comment."""
+"""A command at the end of a line, which the user may copy, and the comment after the command."""
 _JOIN = "\0"
 """The character that replaces the spaces of a command, so that it is not wrapped."""
 
@@ -32,13 +32,13 @@ def is_color_disabled() -> bool:
 
 
 def width(*, stderr: bool = False) -> int | None:
-    """Return the terminal's columns; None without a terminal."""
+    """Return the number of the terminal's columns; None if the stream is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 
 def line(*texts: str, stderr: bool = False) -> None:
-    """Print each text as a line, wrapped between words on a terminal; output of a rank ("  | ...") is not.
+    """Print each text as a line, wrapped on a terminal unless it is output of a rank ("  | ...").
 
     Newlines in a text are escaped, so that output of a node cannot imitate a line of awsddp.
     """
@@ -54,9 +54,10 @@ def wrap_lines(text: str, *, columns: int | None) -> list[str]:
 
 
 def wrap(text: str, columns: int | None, *, label: str = "", whole: bool = True) -> list[str]:
-    """Return `label` and a line of text, wrapped between words; unless `whole`, also within long words.
+    """Return `label` and a line of text, wrapped between words and, unless `whole`, within long words too.
 
-    A command stays on one line, so that it can be copied; its comment then gets its own lines.
+    A command stays on one line, so that it can be copied; if the text is too long, the command's comment gets
+    its own lines.
     """
     if columns is None or len((label + text).rstrip()) <= columns:
         return [label + text]
@@ -82,13 +83,13 @@ def _wrap(text: str, columns: int, first_indent: str, indent: str, *, whole: boo
 
 
 def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False, cut: bool = False) -> None:
-    """Print a table that fits the terminal; `cut` as for `table_lines`."""
+    """Print a table that fits the terminal; `cut` has the same meaning as in `table_lines`."""
     for text in table_lines(headings, rows, columns=width(stderr=stderr), cut=cut):
         print(text, file=sys.stderr if stderr else sys.stdout)
 
 
 def place_name(target: str, region: str | None) -> str:
-    """Return the place of a cluster: its region, or "the local cloud"."""
+    """Return the name of a cluster's place: its region, or "the local cloud"."""
     return "the local cloud" if target == "local" else str(region)
 
 
@@ -96,8 +97,8 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut
     """Return a table as lines of at most `columns` (None: unlimited). Words are never broken.
 
     The widest columns are wrapped first. If the longest words do not fit next to each other, each cell gets
-    its own line. With `cut` the other columns are not wrapped: the last one is truncated to the remaining
-    width, or omitted if that is too narrow.
+    its own line. With `cut` no column is wrapped: instead, the last one is truncated to the remaining width,
+    or omitted if this width is too small.
     """
     cells = [["" if cell is None else terminal_safe.escape_line(str(cell)) for cell in row] for row in rows]
     available = sys.maxsize if columns is None else columns - _GAP * (len(headings) - 1)
@@ -132,7 +133,7 @@ def _cut_last_column(rows: list[Sequence[str]], width: int) -> list[list[str]]:
 
 
 def _stack_cells(cells: list[list[str]], headings: Sequence[str], columns: int) -> list[str]:
-    """Return each cell as its own line, after its heading and wrapped."""
+    """Return each cell as its own wrapped line, which begins with the column's heading."""
     margin = max(map(len, headings)) + 2 + _GAP
     return [
         text
@@ -144,7 +145,7 @@ def _stack_cells(cells: list[list[str]], headings: Sequence[str], columns: int) 
 
 
 def print_document(value: Any) -> None:
-    """Print one JSON document on stdout; each document, or each of a list, has its schema version."""
+    """Print a JSON document, or a list of documents, on stdout; each document has the schema version."""
     value = msgspec.to_builtins(value)
     if isinstance(value, list):
         value = [{"schema": SCHEMA, **item} for item in value]
@@ -154,7 +155,7 @@ def print_document(value: Any) -> None:
 
 
 def progress_text(event: Event, elapsed_s: float) -> str:
-    """Return percentage, rate and time left of a transfer: "43 %, 12.3 MB/s, 40.0 s left"."""
+    """Return the percentage, rate and time left of a transfer: "43 %, 12.3 MB/s, 40.0 s left"."""
     done = event.fraction or 0.0
     parts = [f"{done:.0%}".replace("%", " %")]
     if done > 0 and elapsed_s > 0:
