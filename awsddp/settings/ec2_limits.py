@@ -13,16 +13,16 @@ from awsddp.errors import ConfigError
 MAX_TAG_KEY = 128
 MAX_TAG_VALUE = 256
 MAX_TAGS = 50
-"""The most tags of a resource; tags that AWS itself sets do not count."""
+"""The most tags that a resource may have; tags that AWS itself sets do not count."""
 RESERVED_TAG_PREFIX = "aws:"
-"""A prefix that no key may have, in any case."""
+"""A prefix that no tag's key may have, in upper or lower case."""
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
 GROUP_DESCRIPTION = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]*")
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups
 MAX_RULES = 60
-"""The most rules of a security group in one direction, for IPv4 and IPv6 each.
+"""The most rules that a security group may have in one direction, counted separately for IPv4 and IPv6.
 
-A rule that names a group counts for both.
+A rule that names a security group counts for IPv4 and for IPv6.
 """
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 MAX_USER_DATA_BYTES = 16 * 1024
@@ -30,14 +30,14 @@ MAX_USER_DATA_BYTES = 16 * 1024
 MAX_CLIENT_TOKEN = 64
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
 MAX_FILTER_VALUES = 200
-"""The most values of a filter in one request."""
+"""The most values that a filter may have in one request."""
 OWN_TAGS = 9
-"""The number of tags that awsddp sets on an instance, including that for unfetched jobs (docs/design.md)."""
+"""The number of tags that awsddp sets on an instance, with the tag for unfetched jobs (docs/design.md)."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def find_tag_fault(key: str, value: str) -> str:
-    """Return why EC2 would refuse a tag, "" if it would accept it."""
+    """Return why EC2 would refuse a tag, or "" if EC2 would accept the tag."""
     if not key:
         return "its key is empty"
     if key.lower().startswith(RESERVED_TAG_PREFIX):
@@ -72,7 +72,7 @@ def check_user_tags(tags: Mapping[str, str]) -> None:
 
 
 def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise ConfigError if a tag that awsddp sets is over a limit. Placeholders are not checked."""
+    """Raise ConfigError if a tag in these requests exceeds a limit of EC2. Placeholders are not checked."""
     for operation, parameters in requests:
         for specification in parameters.get("TagSpecifications", ()):
             for tag in specification["Tags"]:
@@ -87,9 +87,9 @@ def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) 
 
 
 def check_rules(cidrs: Sequence[str]) -> None:
-    """Raise ConfigError for more SSH sources than a security group can have rules.
+    """Raise ConfigError if there are more SSH sources than a security group can have rules for.
 
-    One rule is needed for the traffic between the nodes.
+    One rule of the group is needed for the traffic between the nodes.
     """
     for version, mark in (("IPv4", "."), ("IPv6", ":")):
         if (count := sum(mark in source or source.startswith("sg-") for source in cidrs)) > MAX_RULES - 1:

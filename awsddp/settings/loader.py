@@ -39,7 +39,7 @@ from awsddp.settings.values import VARIABLE_NAME, check_name
 ONE_COMMAND_KEYS = frozenset(
     {"cluster.replace", "capacity.retry_until_up", "job.resume", "job.after", "job.on"}
 )
-"""Keys that only a command line may set: in awsddp.toml they would apply to each later command."""
+"""Keys that only a command line may set, because in awsddp.toml they would apply to every later command."""
 _MOMENTARY = ONE_COMMAND_KEYS.union(
     ("cluster.nodes", "cluster.profile", "cluster.region", "env.variables", "env.secrets")
 )
@@ -98,7 +98,7 @@ def _is_job_key(key: str) -> bool:
 
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
-    """Return how many GPUs the ranks of one node use; None if their number is not requested."""
+    """Return how many GPUs the ranks of one node use; None if the user requests no number of ranks."""
     used = len(job.gpus_on) if job.on is not None else min(nodes, job.max_nodes or nodes)
     return job.nproc_per_node or (job.world_size and math.ceil(job.world_size / used))
 
@@ -109,7 +109,7 @@ def settings_to_record(spec: ClusterSpec | JobSpec) -> dict[str, Value]:
 
 
 def with_cluster_settings(spec: _Any, cluster_settings: Mapping[str, OptionValue]) -> _Any:
-    """Return a copy of a spec with the settings of its existing cluster, given by key.
+    """Return a copy of a spec with the settings of its existing cluster (`cluster_settings`, by key).
 
     An option or a variable overrides a setting of the cluster; awsddp.toml does not, except for [env].
     Returns the spec itself if there are no cluster settings. Raises ConfigError for an invalid value.
@@ -136,8 +136,8 @@ def with_cluster_settings(spec: _Any, cluster_settings: Mapping[str, OptionValue
 def find_differences(spec: ClusterSpec, cluster_spec: ClusterSpec) -> dict[str, tuple[Value, Value]]:
     """Return the keys of awsddp.toml whose values differ from the cluster's, each with both values.
 
-    `standing` is the spec that `with_cluster_settings` returned for `spec`. Keys that exclude an option or a
-    variable are omitted.
+    `cluster_spec` is the spec that `with_cluster_settings` returned for `spec`. Keys that cannot be combined
+    with an option or a variable in use are omitted.
     """
     typed = spec.explicit - spec.from_file
     keys = spec.from_file - (EXCLUSIVE_KEYS if typed & EXCLUSIVE_KEYS else frozenset())
@@ -153,7 +153,7 @@ def _value_of(spec: ClusterSpec | JobSpec, key: str) -> Value:
 
 
 def list_settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
-    """Return every key that has a value, the value, and its source ("default", or as in `sources`)."""
+    """Return every key that has a value, with this value and its source ("default", or as in `sources`)."""
     sources = {**job.sources, **spec.sources}
     rows = [(key, _value_of(job if _is_job_key(key) else spec, key)) for key in KEYS]
     rows += [(f"tags.{name}", value) for name, value in spec.tags.items()]
@@ -162,7 +162,7 @@ def list_settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str
 
 
 def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
-    """Return the job with its secrets and their values as variables. Raises ConfigError if one is not set."""
+    """Return the job with its secrets as variables with values. Raises ConfigError if a secret is not set."""
     missing = [name for name in spec.env.secrets if name not in environ]
     if missing:
         label = spec.labels.get(f"env.secrets.{missing[0]}", spec.label("env.secrets"))
@@ -182,20 +182,24 @@ KEYS_NOT_RECORDED = frozenset(
     [f"job.{name}" for name in ("script", "args", "name", "resume")]
     + [f"env.{name}" for name in ("variables", "setup", "index_url", "proxy")]
 )
-"""Keys that are not stored in a job record: it has other fields for them, or they may hold a secret."""
+"""Keys that a job record does not store among its settings: the record has other fields for them, or they may
+
+hold a secret.
+"""
 
 
 def job_arguments(spec: JobSpec) -> tuple[str, ...]:
     """Return the settings of a job that are not defaults, as arguments of a command line: -o job.timeout=1h.
 
-    Omits its script, arguments and name, and values that may hold a secret: variables, commands and URLs.
+    The job's script, arguments and name are omitted, and so are values that may hold a secret: the values of
+    variables, commands and URLs.
     """
     words: list[str] = []
     for key in filter(_is_job_key, KEYS):
         value = _value_of(spec, key)
         if value != SETTINGS[key].default and key not in KEYS_NOT_RECORDED:
             words += key_arguments(key, value)
-    typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
+    typed = spec.sources.get("env.variables", OPTION) == OPTION  # otherwise awsddp.toml sets them again
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
 
@@ -205,7 +209,7 @@ def key_arguments(key: str, value: object) -> list[str]:
 
 
 def option_arguments(key: str, value: object) -> list[str]:
-    """Return the arguments that set a key by its own option, or by -o if it has none."""
+    """Return the arguments that set a key by the key's own option, or by -o if the key has no option."""
     if key not in OPTIONS or value is None or value is False or value in ([], ()):
         return key_arguments(key, value)
     flag = OPTIONS[key].option.split()[0]
@@ -215,7 +219,7 @@ def option_arguments(key: str, value: object) -> list[str]:
 
 
 def parse_job_arguments(words: Sequence[str]) -> dict[str, OptionValue]:
-    """Return the values by key of arguments that `job_arguments` returned; a variable's value is None."""
+    """Return the values in arguments that `job_arguments` returned, by key. A variable's value is None."""
     values: dict[str, OptionValue] = {}
     for sign, word in zip(words[::2], words[1::2], strict=False):
         key, _, text = word.partition("=")
@@ -243,7 +247,7 @@ def _read_keys(file: Path) -> Iterator[tuple[str, str, Any, str]]:
 
 
 class _NumberText(str):
-    """The text of a number in awsddp.toml: python = 3.10 is not 3.1."""
+    """The text of a number in awsddp.toml: `python = 3.10` must not become 3.1."""
 
 
 def _read_variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
@@ -253,7 +257,7 @@ def _read_variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str
 
 
 def _set_key(sections: dict[str, Section], tags: dict[str, str], key: str, value: object, label: str) -> str:
-    """Set a key in its section and return the key; for env.variables.NAME return "env.variables"."""
+    """Set a key in its section and return the key, but "env.variables" for env.variables.NAME."""
     section, _, name = key.partition(".")
     if section == "tags" and name:
         tags[name] = str(value)
@@ -273,7 +277,7 @@ def _set_key(sections: dict[str, Section], tags: dict[str, str], key: str, value
 
 
 def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
-    """Return `env` with a variable, or a secret if `value` is None; the last setting counts."""
+    """Return `env` with a variable, or a secret if `value` is None. An earlier one is replaced."""
     variables = {key: text for key, text in env.variables.items() if key != name}
     secrets = tuple(key for key in env.secrets if key != name)
     if value is None:
@@ -282,7 +286,7 @@ def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
 
 
 def _convert(value: object, hint: Any, label: str) -> Any:
-    """Return `value` as the field's type; a text from an option or a variable may be a TOML value."""
+    """Return `value` as the field's type. A text from an option or a variable may contain a TOML value."""
     if isinstance(value, str) and not _takes_text(hint):
         try:
             value = tomllib.loads(f"value = {value}")["value"]
@@ -307,7 +311,7 @@ def _takes_text(hint: Any) -> bool:
 
 
 def _describe_type(hint: Any) -> str:
-    """Return the values that a type allows in TOML: "true or false"."""
+    """Return a text with the values that a type allows in TOML: "true or false"."""
     *first, last = _allowed_values(hint)
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -334,14 +338,14 @@ def _unknown_key(label: str, key: str, known_keys: Collection[str]) -> ConfigErr
 
 
 def check_keywords(keys: Mapping[str, object]) -> dict[str, Any]:
-    """Return a copy of these keywords. Raises UsageError for one that is not a key of awsddp.toml."""
+    """Return a copy of these keywords. Raises UsageError if a keyword is not that of a key of awsddp.toml."""
     if unknown := [key for key in keys if key not in KEYWORDS]:
         raise UsageError(f"unknown keyword {unknown[0]!r}", "", suggest_nearest(unknown[0], KEYWORDS))
     return dict(keys)
 
 
 def suggest_nearest(word: str, names: Collection[str]) -> str:
-    """Return the hint for an unknown word: the most similar one of `names`, or all of them."""
+    """Return the hint for an unknown word: the most similar of `names`, or all of them if none is similar."""
     import difflib
 
     matches = difflib.get_close_matches(word, names, n=1)

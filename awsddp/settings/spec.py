@@ -35,7 +35,7 @@ SSM = "ssm"
 Value = str | int | float | tuple[str, ...] | dict[str, str] | None
 """The type of a key's value."""
 OptionValue = Value | Sequence[object]
-"""The type of a key's value before conversion: a text, or any value of TOML or JSON."""
+"""The type of a key's value before its conversion: a string, or any value of TOML or JSON."""
 _Kind = TypeVar("_Kind")
 
 
@@ -43,9 +43,9 @@ _Kind = TypeVar("_Kind")
 class Setting:
     """The definition of a key.
 
-    `option` is the key's option and the form of its value, "" if the key has no option. The starter file
-    shows `example` and `comment`; without them, the default and the help. `check` raises ConfigError if the
-    value is invalid; `load` adds the key to the message.
+    `option` is the key's option and the form of the option's value, or "" if the key has no option. The
+    starter file shows `example` and `comment`, or the default and the help if these are not given. `check`
+    raises ConfigError if the value is invalid; `load` adds the key to the error's message.
     """
 
     default: Any
@@ -393,7 +393,7 @@ class JobSection(Section):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job needs torch's elastic agent."""
+        """True if the job needs torch's elastic agent."""
         return self.max_restarts is not None or self.nnodes is not None
 
     @property
@@ -403,22 +403,22 @@ class JobSection(Section):
 
     @property
     def gpus_on(self) -> dict[int, tuple[int, ...]]:
-        """The nodes of `on`, each with its GPUs; an empty tuple means all GPUs of the node."""
+        """The nodes in `on`, each with the GPUs to use; an empty tuple means all GPUs of the node."""
         return parse_gpus(self.on) if self.on is not None else {}
 
     @property
     def work_folder(self) -> str:
-        """The project folder on a node; jobs that share a node by GPUs have one each."""
+        """The name of the project folder on a node; jobs that divide a node's GPUs have one each."""
         shares_nodes = any(self.gpus_on.values())
         return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if shares_nodes else "work"
 
     @property
     def max_nodes(self) -> int | None:
-        """The largest number of nodes that the job uses."""
+        """The largest number of nodes that the job uses; None if `nnodes` is not set."""
         return None if self.nnodes is None else parse_nodes_range(self.nnodes)[1]
 
     def min_nodes(self, nodes: int) -> int:
-        """Return how many of its `nodes` the job needs to continue."""
+        """Return how many of the job's `nodes` must remain so that the job continues."""
         return nodes if self.nnodes is None else min(nodes, parse_nodes_range(self.nnodes)[0])
 
 
@@ -426,7 +426,7 @@ class _Spec(Frozen):
     """The sources of the values of a spec.
 
     `sources` maps each key that was set ("cluster.nodes") to a file, a variable, "option", or "cluster" if
-    the value was set at the launch. `labels` maps it to its name in messages.
+    the value was set at the launch. `labels` maps each of these keys to the key's name in messages.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -434,7 +434,7 @@ class _Spec(Frozen):
 
     @property
     def explicit(self) -> frozenset[str]:
-        """The keys that were set; of a job's keys only those of [env]."""
+        """The keys that were set, without those of the sections [sync], [data] and [job]."""
         return frozenset(key for key in self.sources if not key.startswith(("sync.", "data.", "job.")))
 
     def label(self, key: str) -> str:
@@ -445,7 +445,7 @@ class _Spec(Frozen):
 class ClusterSpec(_Spec):
     """The requested cluster. `tags` are the user's own tags, which every resource gets.
 
-    `gpus_needed` is how many GPUs a node needs for the ranks of the job; None if the job sets no number.
+    `gpus_needed` is how many GPUs a node needs for the job's ranks; None if the job sets no number of ranks.
     """
 
     name: str = "default"
@@ -464,7 +464,7 @@ class ClusterSpec(_Spec):
 
     @property
     def from_file(self) -> frozenset[str]:
-        """The keys that were set in awsddp.toml; they do not change an existing cluster."""
+        """The keys that were set in awsddp.toml; their values do not change an existing cluster."""
         return frozenset(key for key, source in self.sources.items() if Path(source).name == FILE)
 
 
@@ -490,7 +490,7 @@ SETTINGS: dict[str, Setting] = {
 KEYS = tuple(SETTINGS)
 _KEYWORDS = {"data.sources": "data", "local.gpus": "local_gpus"}
 KEYWORDS = {_KEYWORDS.get(key, key).rpartition(".")[2]: key for key in KEYS}
-"""The keys of awsddp.toml by their keywords in the Python API."""
+"""The keys of awsddp.toml, each by its keyword in the Python API."""
 _LAST = ("env.file", "env.variables", "job.name", "job.timeout")
 OPTIONS = {key: SETTINGS[key] for key in sorted(KEYS, key=_LAST.__contains__) if SETTINGS[key].option}
-"""The keys with an option, in the order of the help pages."""
+"""The keys that have an option of their own, in the order of the help pages."""

@@ -16,7 +16,7 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """The form of an environment variable's name."""
 MAX_DURATION_S = 365 * 86400.0
 MIN_EXPIRY = "1m"
-"""The least `cluster.expires`: EC2 bills each instance for at least a minute.
+"""The shortest `cluster.expires`: EC2 bills each instance for at least a minute.
 
 https://aws.amazon.com/ec2/pricing/on-demand/
 """
@@ -27,14 +27,14 @@ _ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.A
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _DATA = re.compile(r"(?:([^/:.~=][^/:=]*)=)?(.*)", re.DOTALL)
-_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sent)")  # sync keeps NAME.sent
+_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sent)")  # NAME.sent is used by sync
 _S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[^\x00-\x1f\x7f]*)?)")
 _HF = re.compile(r"hf://datasets/(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?", re.ASCII)
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 
 
 def check_file_names() -> None:
-    """Raise ConfigError if this process cannot write all file names that a node may send."""
+    """Raise ConfigError if this process cannot represent every file name that a node may send."""
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise ConfigError(
             f"Python cannot write every file name: its encoding is {encoding}",
@@ -44,7 +44,7 @@ def check_file_names() -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
+    """Return a duration such as "90", "30s", "90m", "24h" or "7d" in seconds. Raises ConfigError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/cost.md")
@@ -55,7 +55,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> float:
-    """Return the bytes of `job.results_limit`, such as "500MB" or "20GB". Raises ConfigError."""
+    """Return the value of `job.results_limit`, such as "500MB" or "20GB", in bytes. Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/results.md")
@@ -63,7 +63,7 @@ def parse_size(text: str) -> float:
 
 
 def parse_nodes_range(text: str) -> tuple[int, int]:
-    """Return MIN and MAX of `job.nnodes`, "MIN:MAX" or a number. Raises ConfigError."""
+    """Return MIN and MAX of `job.nnodes`, which is "MIN:MAX" or a number. Raises ConfigError."""
     match = _NODES.fullmatch(text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < low <= high:
@@ -72,7 +72,7 @@ def parse_nodes_range(text: str) -> tuple[int, int]:
 
 
 def parse_gpus(text: str) -> dict[int, tuple[int, ...]]:
-    """Return the nodes of `job.on`, each with its GPUs; an empty tuple means all GPUs. Raises ConfigError."""
+    """Return the nodes in `job.on`, each with its GPUs; () means all of its GPUs. Raises ConfigError."""
     gpus_by_node: dict[int, tuple[int, ...]] = {}
     for part in text.split(","):
         match = _ON.fullmatch(part.strip())
@@ -93,7 +93,7 @@ def _number_range(first: str, last: str | None) -> tuple[int, ...]:
 
 
 def parse_idle(text: str) -> int:
-    """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
+    """Return the value of `cluster.idle` in seconds; 0 for "off". Raises ConfigError."""
     idle_s = 0 if text == "off" else int(parse_duration(text))
     if idle_s == 0 and text != "off":
         raise ConfigError(f"{text!r} is too short", "", 'from 1s to 365d, or "off"')
@@ -101,7 +101,7 @@ def parse_idle(text: str) -> int:
 
 
 def parse_jump_host(text: str) -> tuple[str, int | None]:
-    """Return ssh's destination and port (None: not given) of `network.jump`. Raises ConfigError."""
+    """Return the destination for ssh and the port (None: not given) in `network.jump`. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
@@ -113,7 +113,7 @@ def parse_jump_host(text: str) -> tuple[str, int | None]:
 
 
 def parse_s3_uri(text: str) -> tuple[str, str]:
-    """Return bucket and prefix of s3://bucket/prefix. Raises ConfigError."""
+    """Return the bucket and the prefix of an S3 URI, s3://bucket/prefix. Raises ConfigError."""
     match = _S3.fullmatch(text)
     if match is None:
         why = "an S3 URI has a bucket and a prefix of object keys"
@@ -138,7 +138,7 @@ def check_positive_amount(usd: float) -> None:
 
 
 def min_duration_check(least: str, why: str) -> Callable[[str], None]:
-    """Return a function that raises ConfigError, with this `why`, if a duration is shorter than `least`."""
+    """Return a function that raises ConfigError, with `why` as the reason, if a duration is below `least`."""
 
     def check(text: str) -> None:
         if parse_duration(text) < parse_duration(least):
@@ -148,7 +148,7 @@ def min_duration_check(least: str, why: str) -> Callable[[str], None]:
 
 
 class Source(NamedTuple):
-    """A source of data, and its name on the nodes.
+    """A source of data, and the name that the data gets on the nodes.
 
     `at` and `part` are a bucket and a prefix, a Hugging Face data set and its revision, or a local folder
     and "".
@@ -166,7 +166,7 @@ class Source(NamedTuple):
 
 
 def parse_data_sources(texts: Iterable[str]) -> tuple[Source, ...]:
-    """Return the sources of `data.sources`, each "[NAME=]SOURCE". Raises ConfigError."""
+    """Return the sources in `data.sources`, each written as "[NAME=]SOURCE". Raises ConfigError."""
     sources: dict[str, Source] = {}
     for text in texts:
         match = _DATA.fullmatch(text)
@@ -185,7 +185,7 @@ def parse_data_sources(texts: Iterable[str]) -> tuple[Source, ...]:
 
 
 def _parse_source(text: str) -> Source:
-    """Return a source with its default name. Raises ConfigError."""
+    """Return the source that `text` describes, with its default name. Raises ConfigError."""
     if match := _S3.fullmatch(text):
         prefix = match[2].strip("/")
         return Source(posixpath.basename(prefix or match[1]), "s3", match[1], prefix)

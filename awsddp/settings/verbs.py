@@ -1,4 +1,4 @@
-"""Map each verb to the settings that it uses, and settings to the arguments of a command line."""
+"""Map each verb to the settings that the verb uses, and settings to arguments of a command line."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ _NODES = (
 )
 _REACH = ("network.jump",)
 JOB_KEYS = ("env.", "sync.", "data.", "job.")
-"""The keys of a job, by prefix."""
+"""The keys of a job, given by prefix."""
 _RESULTS = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 HEEDS = {
     **dict.fromkeys(("plan", "doctor"), _NODES),
@@ -24,7 +24,7 @@ HEEDS = {
     "train": (*_REACH, *JOB_KEYS),
     "run": ("",),
 }
-"""The verbs that work on one cluster (-c), each with the keys of awsddp.toml that it uses, by prefix."""
+"""The verbs that work on one cluster (-c), each with the prefixes of the keys of awsddp.toml that it uses."""
 HAS_OPTION = {
     "plan": ("cluster.", "env.file", "data.", "job.save_to"),
     "up": ("cluster.", "env.file", "data.", "job.save_to"),
@@ -32,16 +32,16 @@ HAS_OPTION = {
     "fetch": ("job.outputs",),
     "run": ("",),
 }
-"""The keys, by prefix, that have their own option on a verb; other keys are set with -o."""
+"""For each verb, the prefixes of the keys that have their own option on it; other keys are set with -o."""
 SCRIPT_KEYS = ("job.script", "job.args")
 
 
 def command_arguments(verb: str, options: Mapping[str, OptionValue]) -> list[str]:
-    """Return the arguments that set these keys on a verb, without those of `script_arguments`."""
+    """Return the arguments with which a verb sets these keys, except the keys in `script_arguments`."""
     words: list[str] = []
     for key, value in options.items():
         name = key.removeprefix("env.variables.")
-        if name != key:  # without a value it is read from the environment of the command
+        if name != key:  # a variable without a value is read from this environment
             words += ["--env-var", name if value is None else f"{name}={value}"]
         elif key not in SCRIPT_KEYS:
             make_arguments = option_arguments if key.startswith(HAS_OPTION.get(verb, ())) else key_arguments
@@ -50,7 +50,7 @@ def command_arguments(verb: str, options: Mapping[str, OptionValue]) -> list[str
 
 
 def script_arguments(options: Mapping[str, OptionValue]) -> list[str]:
-    """Return the script (omitted if it is the bundled one) and its arguments."""
+    """Return the script (omitted if it is the bundled program) and the script's arguments."""
     script, args = map(options.get, SCRIPT_KEYS)
     words = [script] if isinstance(script, str) and script and not is_bundled(script) else []
     return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words

@@ -9,7 +9,7 @@ def node_name(node: int) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for display: 12 kB."""
+    """Return a number of bytes as a text for display: 12 kB."""
     for unit, scale, digits in (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 0)):
         if size >= scale:
             return f"{size / scale:.{digits}f} {unit}"
@@ -17,7 +17,7 @@ def size_text(size: int) -> str:
 
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Return a count with its noun: "1 node", "2 nodes"; `ending` makes the plural."""
+    """Return a count with its noun: "1 node", "2 nodes"; `ending` makes the plural of `noun`."""
     return f"{count} {noun}{ending * (count != 1)}"
 
 
@@ -37,7 +37,7 @@ def optional_utc(moment: datetime | None) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for display: 12.3 s, 4 min 5 s, 23 h 59 min."""
+    """Return a duration as a text for display: 12.3 s, 4 min 5 s, 23 h 59 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def elapsed_seconds(since: str | None, until: str | None = None) -> float | None:
-    """Return the seconds between two times in the form of `utc` (None: now); None for no `since`."""
+    """Return the seconds between two times in the form of `utc` (`until` None: now); None without `since`."""
     if since is None:
         return None
     end = datetime.fromisoformat(until) if until else datetime.now(UTC)
@@ -56,7 +56,7 @@ def elapsed_seconds(since: str | None, until: str | None = None) -> float | None
 
 
 def age(moment: str | None) -> str:
-    """Return how long ago a time was, in one unit: 48 s, 2 h, 3 days; "" for None."""
+    """Return how long ago a time was, in a single unit: 48 s, 2 h, 3 days; "" if the time is None."""
     if (seconds := elapsed_seconds(moment)) is None:
         return ""
     units = (("days", 172800, 86400), ("h", 3600, 3600), ("min", 60, 60), ("s", 0, 1))
@@ -64,5 +64,5 @@ def age(moment: str | None) -> str:
 
 
 def money(usd: float | None) -> str:
-    """Return an amount for display; "unknown" without a price."""
+    """Return an amount in US dollars for display; "unknown" if the amount is None."""
     return "unknown" if usd is None else f"${usd:,.2f}"

@@ -1,4 +1,4 @@
-"""Run functions in parallel threads; no other module starts threads to wait for several things at once."""
+"""Run functions in parallel threads. No other module starts threads in order to wait for several results."""
 
 import importlib
 import threading
@@ -17,7 +17,7 @@ Outcome = TypeVar("Outcome")
 Message = TypeVar("Message")
 Params = ParamSpec("Params")
 MEANWHILE_S = 5.0
-"""The interval of `run_on_nodes` without an event after which it calls `on_idle`."""
+"""The time without an event after which `run_on_nodes` calls `on_idle`."""
 
 
 def ignore_event(event: object) -> None:
@@ -39,9 +39,9 @@ def run_in_thread(work: Callable[Params, T], /, *args: Params.args, **more: Para
 
 
 def run_both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
-    """Run `work` in this thread and `other` in another, and return both results when both have ended.
+    """Run `work` in this thread and `other` in a second one; return both results when both have ended.
 
-    Raises the error of `work`, otherwise that of `other`.
+    Raises the error of `work` or, if `work` succeeds, the error of `other`.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         future = pool.submit(other)
@@ -51,18 +51,19 @@ def run_both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
 def run_each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16) -> list[T]:
     """Run `work` for all items, up to `at_most` at once, and return the results in order.
 
-    Raises the first error, in the order of the items, when all have ended.
+    When all calls have ended, raises the first error in the order of the items.
     """
-    with ThreadPoolExecutor(max_workers=at_most) as pool:  # it starts at most one thread per item
+    with ThreadPoolExecutor(max_workers=at_most) as pool:  # a pool starts at most one thread per item
         return list(pool.map(work, items))
 
 
 def run_all_with_events(
     works: Iterable[Callable[[Callable[[Message], None]], T]], *, on_event: Callable[[Message], None]
 ) -> list[T]:
-    """Run several functions in parallel, and return their results in order. Raises as `each` does.
+    """Run several functions in parallel, and return their results in order. Raises like `run_each`.
 
-    Each is called with a callback for its events, which this thread passes to `on_event` while it waits.
+    Each function is called with a callback for its events. While this thread waits, it passes the events to
+    `on_event`.
     """
     queue: SimpleQueue[Message | None] = SimpleQueue()
     with ThreadPoolExecutor() as pool:
@@ -84,9 +85,9 @@ def run_on_nodes(
 ) -> dict[int, T | NodeError]:
     """Call `function(node, on_event, stop)` for all nodes in parallel; return each result or NodeError.
 
-    `on_event` is called in the caller's thread only, as is `on_idle` after each MEANWHILE_S without an
-    event. Any other exception, including an interrupt, is raised at once: it sets `stop`, so that the other
-    calls can end, and does not wait for them.
+    `on_event` is called in the caller's thread only, as is `on_idle` after each MEANWHILE_S without an event.
+    Any other exception, including an interrupt, is raised at once, without waiting for the other calls;
+    `stop` is then set, so that they can end.
     """
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     stop = threading.Event()
@@ -116,12 +117,12 @@ def run_on_nodes(
 
 
 def import_in_thread(module: str) -> None:
-    """Import a module in a thread, so that it is loaded when AWS or a node has responded."""
+    """Import a module in a thread, so that the module is loaded by the time AWS or a node responds."""
     run_in_thread(importlib.import_module, module)
 
 
 class NodesFailed(NodeError):
-    """Some nodes failed. `failures` holds the error of each, `results` the results of the others."""
+    """Some nodes failed. `failures` holds their errors by node, `results` the results of the other nodes."""
 
     def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
         ordered = [failures[node] for node in sorted(failures)]
@@ -140,7 +141,7 @@ class NodesFailed(NodeError):
 
 
 def results_or_raise(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
-    """Return the results by node. Raises NodesFailed if any is a NodeError, and any other error as it is."""
+    """Return the results by node. Raises NodesFailed if there is a NodeError, and other errors unchanged."""
     failures: dict[int, NodeError] = {}
     results: dict[int, Outcome] = {}
     for node, outcome in outcomes.items():

@@ -1,4 +1,4 @@
-"""Find the files that ship with the package: train/ and templates/, in a checkout and in a wheel."""
+"""Find the files that ship with the package (train/ and templates/), both in a checkout and in a wheel."""
 
 import string
 from pathlib import Path
@@ -13,7 +13,7 @@ BUNDLED_SCRIPT = "main.py"
 
 def shipped_folder(name: str) -> Path:
     """Return a folder that ships with the package: "train" (the bundled programs) or "templates"."""
-    packed = _PACKAGE / f"_{name}"  # its path in a wheel (pyproject.toml, force-include)
+    packed = _PACKAGE / f"_{name}"  # the folder's path in a wheel (pyproject.toml, force-include)
     return packed if packed.is_dir() else _PACKAGE.parent / name
 
 
@@ -28,9 +28,12 @@ def template(name: str) -> str:
 
 
 class _Rendered(string.Template):
-    delimiter = "@@"  # shells and units use the dollar themselves
+    delimiter = "@@"  # not "$", which shell scripts and systemd units use
 
 
 def render(name: str, **values: object) -> str:
-    """Return the template `name` with its placeholders @@{key} replaced. Raises KeyError without a value."""
+    """Return the template `name` with its placeholders @@{key} replaced.
+
+    Raises KeyError if there is no value for a placeholder.
+    """
     return _Rendered(template(name)).substitute(values)

@@ -8,7 +8,7 @@ import re
 # C0 except tab and newline, DEL and C1; marks that change the direction of text; line separators.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _NOT_UTF8 = "\ud800-\udfff"
-"""Bytes of a file's name as os.fsdecode() returns them."""
+"""Surrogates: os.fsdecode() returns them for the bytes of a file's name that are not UTF-8."""
 _IN_LINES = re.compile(f"[{_CONTROL}{_NOT_UTF8}]")
 _IN_LINE = re.compile(f"[\n{_CONTROL}{_NOT_UTF8}]")
 _IN_NAME = re.compile(f"[\t\n{_CONTROL}]")
@@ -30,25 +30,25 @@ _CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
 
 
 def escape_line(text: str) -> str:
-    """Return a text as one line, with its control characters made visible."""
+    """Return a text as one line, with all control characters made visible."""
     return _IN_LINE.sub(_escape, text)
 
 
 def escape_name(text: str) -> str:
-    """Return the name of a file with its control characters made visible; bytes that are not UTF-8 stay."""
+    """Return a file's name with control characters made visible; bytes that are not UTF-8 stay unchanged."""
     return _IN_NAME.sub(_escape, text)
 
 
 def escape_lines(text: str) -> str:
-    """Return a text with its control characters made visible, except newlines."""
+    """Return a text with all control characters except newlines made visible."""
     return _IN_LINES.sub(_escape, text)
 
 
 def keep_colours(data: bytes, *, none: bool = False) -> bytes:
-    """Return the output of ranks or commands for a terminal: colours stay, and end with their line.
+    """Return the output of ranks or commands for a terminal: colours stay, but end at the end of their line.
 
-    Other sequences are removed. Characters that hide text or change its direction are made visible. With
-    `none` colours are also removed.
+    Other control sequences are removed. Characters that hide text or change its direction are made visible.
+    If `none` is true, colours are removed too.
     """
 
     def escape(match: re.Match[bytes]) -> bytes:
@@ -65,6 +65,6 @@ def keep_colours(data: bytes, *, none: bool = False) -> bytes:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode() of a byte
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, from os.fsdecode()
         code -= 0xDC00
     return "\\n" if code == 10 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
