@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 
 class Batch(NamedTuple):
-    """`records` [B, bytes] uint8 as in the file, `labels` [B], `draws` [B, 3] random numbers to augment."""
+    """`records` [B, bytes] uint8 as in the file, `labels` [B], `draws` [B, 3] for `crop_and_flip`."""
 
     records: Tensor
     labels: Tensor
@@ -28,8 +28,9 @@ class Batch(NamedTuple):
 class Transform:
     """Turns records into the network's input, on their device: crop, mirror, resize, normalise.
 
-    `mean` and `std`: one per channel, of pixels between 0 and 1. `size`: the side to resize to (bilinear),
-    None: no resizing. `crop`: random crops of images padded with that many zeros on each side.
+    `mean` and `std`: one per channel, of pixels between 0 and 1. `size`: the side in pixels to which images
+    are resized (bilinear); None: they are not resized. `crop`: random crops of images padded with that many
+    zeros on each side.
     """
 
     def __init__(
@@ -52,20 +53,20 @@ class Transform:
         return self
 
     def __call__(self, records: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Return [B, C, H, W] float32 in channels_last; with `draws` [B, 3] cropped and mirrored."""
+        """Return images [B, C, H, W] float32 in channels_last, cropped and mirrored if there are `draws`."""
         pixels = self.images.pixels(records)
         if draws is not None and self.crop:
             pixels = crop_and_flip(pixels, draws, padding=self.crop)
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         if self.size is None:
             return self._normalise(pixels)
-        # Either order is right. On a CPU it is fastest to resize the bytes; a GPU has no kernel for that.
+        # Either order is right. A CPU is fastest if it resizes the bytes; a GPU has no kernel for bytes.
         if pixels.is_cuda:
             return F.interpolate(self._normalise(pixels), (self.size, self.size), mode="bilinear")
         return self._normalise(F.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True))
 
     def _normalise(self, pixels: Tensor) -> Tensor:
-        """Normalise whole rows of pixels: on a CPU much faster than to broadcast over 3 channels."""
+        """Normalise whole rows of pixels, which is much faster on a CPU than broadcasting over 3 channels."""
         rows = pixels.permute(0, 2, 3, 1).flatten(2)
         factor, shift = self.rows[pixels.shape[3]]
         normalised = torch.addcmul(shift, rows.float(), factor)
@@ -75,7 +76,7 @@ class Transform:
 def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
     """Return crops [B, C, H, W] of `pixels` padded with zeros, some mirrored.
 
-    `draws` [B, 3]: rows down and columns right, 0 to 2 * padding, and 1 to mirror the image.
+    `draws` [B, 3]: the crop's offset in rows and in columns, 0 to 2 * padding, and 1 to mirror the image.
     """
     count, _, height, width = pixels.shape
     padded = F.pad(pixels, (padding,) * 4)
@@ -92,7 +93,8 @@ class Batches:
     """The batches of one rank, epoch by epoch. The same sampler position yields the same batch.
 
     This process gathers them without a loop over samples; for a set that does not fit into memory, `workers`
-    DataLoader processes do. On a GPU the next batch is pinned and copied during the work on this one.
+    DataLoader processes do. On a GPU, the next batch is pinned and copied while the GPU works on the current
+    one.
     """
 
     def __init__(
@@ -108,8 +110,8 @@ class Batches:
     ) -> None:
         self.images, self.sampler, self.device, self.crop, self.seed = images, sampler, device, crop, seed
         self.batch_sampler = BatchSampler(sampler, batch_size)
-        # Not fork: a forked worker can deadlock on a lock that another thread held. Not the global generator:
-        # the numbers that the loader draws would be missing in the model's dropout.
+        # No fork: a forked worker can deadlock on a lock that another thread held. Not the global generator:
+        # the loader would draw numbers from it and so change the model's dropout.
         self.loader = DataLoader(
             images,
             batch_sampler=self.batch_sampler,
@@ -131,7 +133,7 @@ class Batches:
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` on the device, from number `start` on."""
-        self.sampler.set_epoch(epoch)  # without it every epoch has the same order
+        self.sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         draws = self._draw(epoch) if self.crop else None
         batches = (
             Batch(records, labels, None if draws is None else draws[index])
@@ -158,7 +160,7 @@ class Batches:
 
 
 class BatchSampler(Sampler[list[int]]):
-    """A batch sampler that can begin at batch number `start`."""
+    """A batch sampler whose first batch can be number `start`."""
 
     def __init__(self, sampler: DistributedSampler[object], batch_size: int) -> None:
         self.sampler, self.batch_size, self.start = sampler, batch_size, 0
@@ -177,12 +179,12 @@ def _unchanged(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Te
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield `batches` on the GPU; each is copied on a second stream during the work on the one before."""
+    """Yield `batches` on the GPU; each is copied on a second stream during the work on the previous batch."""
     copies = torch.cuda.Stream(device)
 
     def move(tensor: Tensor) -> Tensor:
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-        return pinned.to(device, non_blocking=True)  # asynchronous from pinned memory only
+        return pinned.to(device, non_blocking=True)  # only a copy from pinned memory is asynchronous
 
     def send(batch: Batch) -> Batch:
         with torch.cuda.stream(copies):
@@ -194,7 +196,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         ready = sent
         if ready is not None:
             torch.cuda.current_stream(device).wait_stream(copies)
-            for tensor in filter(torch.is_tensor, ready):  # else its memory may be used again too early
+            for tensor in filter(torch.is_tensor, ready):  # otherwise its memory may be reused too early
                 tensor.record_stream(torch.cuda.current_stream(device))
         sent = send(batch) if batch is not None else None
         if ready is not None:
@@ -202,7 +204,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
 
 
 class Synthetic:
-    """The same images `steps` times, ready on the device: the speed of training without its input."""
+    """The same images `steps` times, ready on the device, to measure training without its input."""
 
     def __init__(
         self, shape: tuple[int, int, int], *, classes: int, batch_size: int, device: torch.device, steps: int
@@ -217,7 +219,7 @@ class Synthetic:
         return self.steps
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return the number of images in the step, of `passes` batches, that has batch `number`."""
+        """Return the number of images in the step of `passes` batches that contains batch `number`."""
         first = (number - 1) // passes * passes
         return min(passes, self.steps - first) * len(self.images)
 
@@ -226,7 +228,7 @@ class Synthetic:
         return iter([self.batch] * (self.steps - start))
 
     def transform(self, records: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Return the images as they are."""
+        """Return the images unchanged."""
         return self.images
 
 
@@ -243,7 +245,10 @@ class Inputs:
 
 
 def build_inputs(args: argparse.Namespace, world: World, device: torch.device) -> Inputs:
-    """Return the data that `args` names, for this rank. Raises image_files.DataError without the data set."""
+    """Return the data that `args` names, for this rank.
+
+    Raises image_files.DataError if the data set is missing or wrong.
+    """
     parts, global_batch = world.size * args.accumulate, args.global_batch or 0
     size = args.batch_size or global_batch // parts
     sizes = (size, size * parts)

@@ -24,7 +24,7 @@ class CheckpointError(Exception):
 def save(state: State, path: Path) -> None:
     """Write `state` to `path` completely or not at all, even if the disk fills or the machine fails.
 
-    Raises CheckpointError if it could not be written.
+    Raises CheckpointError if the file could not be written.
     """
     aside = path.with_name(path.name + ".aside")
     try:
@@ -32,7 +32,7 @@ def save(state: State, path: Path) -> None:
         with aside.open("wb") as file:
             torch.save(state, file)
             file.flush()
-            os.fsync(file.fileno())  # else the rename may reach the disk before the content
+            os.fsync(file.fileno())  # otherwise the rename may reach the disk before the content
         aside.replace(path)
     except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def save(state: State, path: Path) -> None:
 
 
 def save_step(state: State, folder: Path, *, step: int, is_best: bool = False, keep: int = 2) -> None:
-    """Write the checkpoint of `step` into `folder`, and best.pt if it is the best; keep the last `keep`."""
+    """Write the checkpoint of `step` into `folder`, and best.pt if `is_best`; keep the last `keep` steps."""
     save(state, folder / f"step-{step:08d}.pt")
     if is_best:
         save(state, folder / "best.pt")
@@ -53,7 +53,7 @@ def save_step(state: State, folder: Path, *, step: int, is_best: bool = False, k
 
 
 def newest(paths: list[Path]) -> Path | None:
-    """Return the checkpoint of the latest step in `paths` (files or folders), or None."""
+    """Return the checkpoint of the latest step in `paths` (files or folders), or None if there is none."""
     files = [path for path in paths if path.is_file()]
     for folder in paths:
         files += [*folder.glob("step-*.pt"), *folder.glob("checkpoints/step-*.pt")]
@@ -63,8 +63,8 @@ def newest(paths: list[Path]) -> Path | None:
 def load(paths: list[Path]) -> State | None:
     """Return on every rank the newest checkpoint that any rank finds in `paths`, or None if none does.
 
-    A collective call: nodes share no file system, and after a restart another node may have rank 0.
-    Raises CheckpointError on every rank if it cannot be read.
+    This is a collective call, because nodes share no file system, and after a restart another node may have
+    rank 0. Raises CheckpointError on every rank if the checkpoint cannot be read.
     """
     path = newest(paths)
     steps = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
@@ -79,9 +79,9 @@ def load(paths: list[Path]) -> State | None:
     if content:
         dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=source)
     try:
-        # weights_only: a pickle can run code. "cpu": else rank 1 loads rank 0's tensors onto rank 0's GPU.
+        # weights_only: a pickle can run code. "cpu": otherwise rank 1 would load tensors onto rank 0's GPU.
         return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-    except Exception as error:  # torch.load raises whatever the damage leads to: EOFError, KeyError...
+    except Exception as error:  # a damaged file may lead to any error: EOFError, KeyError...
         raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {error}") from error
 
 
@@ -92,7 +92,7 @@ def _step_of(path: Path) -> int:
 
 
 def state(name: str, *, net: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> State:
-    """Return the content of a checkpoint of the model called `name`, without position and random numbers."""
+    """Return a checkpoint of the model called `name`, but without the position and the random numbers."""
     return {
         "name": name,
         "model": net.state_dict(),
@@ -102,9 +102,9 @@ def state(name: str, *, net: nn.Module, optimizer: Optimizer, scaler: GradScaler
 
 
 def restore(state: State, *, name: str, net: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> State:
-    """Load the state of a checkpoint into the objects; return its position.
+    """Load the state of a checkpoint into these objects; return the checkpoint's position.
 
-    Raises CheckpointError if it belongs to another model or another program.
+    Raises CheckpointError if the checkpoint belongs to another model or another program.
     """
     try:
         if state["name"] != name:
@@ -119,7 +119,7 @@ def restore(state: State, *, name: str, net: nn.Module, optimizer: Optimizer, sc
 
 
 def gather_rng(device: torch.device) -> list[torch.Tensor]:
-    """Return on rank 0 the random number states of all ranks, [] elsewhere. A collective call."""
+    """Return the random number states of all ranks on rank 0, and [] on other ranks. A collective call."""
     state = torch.get_rng_state()
     if device.type == "cuda":
         state = torch.cat([state, torch.cuda.get_rng_state(device)])
@@ -129,7 +129,7 @@ def gather_rng(device: torch.device) -> list[torch.Tensor]:
 
 
 def restore_rng(states: list[torch.Tensor], *, world: World, device: torch.device) -> bool:
-    """Restore this rank's random number state; return False if the world had another size."""
+    """Restore this rank's random number state; return False if `states` are of another world size."""
     if len(states) != world.size:
         return False
     state, size = states[world.rank], torch.get_rng_state().numel()

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Toy(nn.Module):
-    """10 -> 10 -> 5: the first layer on the device `first`, the second on `second`."""
+    """A model 10 -> 10 -> 5 with its first layer on the device `first` and its second on `second`."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Toy(nn.Module):
         self.net2 = nn.Linear(10, 5).to(second)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, 5] on the second device."""
+        """Return outputs [B, 5] on the second device."""
         hidden = torch.relu(self.net1(x.to(self.first)))
         output: Tensor = self.net2(hidden.to(self.second))
         return output
 
 
 def devices(local_rank: int, demo: str) -> tuple[torch.device, torch.device]:
-    """Return the devices of both layers for rank `local_rank` of this machine."""
+    """Return the devices of the two layers for rank `local_rank` of this machine."""
     if not torch.cuda.is_available():
         return torch.device("cpu"), torch.device("cpu")
     if demo == "split":
@@ -62,15 +62,15 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
 
 
 def checkpoint(model: nn.Module, path: Path, rank: int, device: torch.device) -> None:
-    """Save on rank 0, load on all ranks of its machine, remove on rank 0. Barriers keep this order."""
+    """Save on rank 0, load on all ranks of rank 0's machine, remove on rank 0. Barriers keep this order."""
     if rank == 0:
         torch.save(model.state_dict(), path.with_suffix(".aside"))
         path.with_suffix(".aside").replace(path)
-    dist.barrier()  # no rank reads before it is written
-    if path.exists():  # on other machines it does not: they do not share rank 0's disk
+    dist.barrier()  # no rank reads the file before it is written
+    if path.exists():  # the file exists only on rank 0's machine: the others do not share its disk
         model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
         print(f"rank {rank} loaded {path.name}\n", end="", flush=True)
-    dist.barrier()  # no rank is still reading
+    dist.barrier()  # after this, no rank is still reading
     if rank == 0:
         path.unlink()
 
@@ -81,8 +81,8 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
     if first.type == "cuda":
         torch.cuda.set_device(first)
     dist.init_process_group("nccl" if first.type == "cuda" else "gloo", rank=rank, world_size=world_size)
-    torch.manual_seed(rank)  # the ranks differ: it is DDP that gives all of them rank 0's weights
-    # device_ids only for a model on one GPU.
+    torch.manual_seed(rank)  # the ranks' weights differ until DDP gives all ranks those of rank 0
+    # device_ids is only for a model on one GPU.
     device_ids = [first] if first == second and first.type == "cuda" else None
     model = DistributedDataParallel(Toy(first, second), device_ids=device_ids)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -97,7 +97,7 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
     alike = "alike" if torch.equal(lowest, highest) else "NOT alike"
     print(
         f"{demo}: rank {rank} of {world_size} on {first}, {second}: loss {loss:.4f}, weights {alike}\n",
-        end="",  # in one piece: ranks share a terminal, and torchrun's write unbuffered
+        end="",  # in one write: ranks share a terminal, and those of torchrun are unbuffered
         flush=True,
     )
     dist.barrier()
@@ -106,14 +106,14 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
 
 
 def run_spawned(local_rank: int, ranks: int, demo: str) -> None:
-    """Run the demo in a process of mp.spawn."""
+    """Run the demo in a process that mp.spawn started."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "12355")
     run(local_rank, ranks, local_rank, demo)
 
 
 def main() -> None:
-    """Run the demo as a rank of the launcher, else start ranks on this machine."""
+    """Run the demo as a rank if a launcher started this process; otherwise start ranks on this machine."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("demo", choices=["basic", "checkpoint", "split"])

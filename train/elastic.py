@@ -36,7 +36,7 @@ def network() -> nn.Module:
 
 
 def newest(path: Path) -> dict[str, Any] | None:
-    """Return on all workers the newest snapshot that any worker finds at `path`, or None."""
+    """Return on all workers the newest snapshot that any worker finds at `path`, or None if none does."""
     content = bytearray(path.read_bytes() if path.exists() else b"")
     epoch = load(content)["epoch"] if content else 0
     snapshots = [torch.zeros(2, dtype=torch.long) for _ in range(dist.get_world_size())]
@@ -52,12 +52,12 @@ def newest(path: Path) -> dict[str, Any] | None:
 
 
 def load(content: bytearray) -> dict[str, Any]:
-    """Return the snapshot in `content`. On the CPU: it may come from another worker's GPU."""
+    """Return the snapshot in `content`, on the CPU because it may come from another worker's GPU."""
     return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
 def save(snapshot: dict[str, Any], path: Path) -> None:
-    """Write the snapshot and then rename it: a worker that fails in between leaves the last one."""
+    """Write the snapshot, then rename it: if a worker fails in between, the previous snapshot remains."""
     aside = path.with_suffix(".aside")
     torch.save(snapshot, aside)
     aside.replace(path)
@@ -79,7 +79,7 @@ def train_epoch(
 
 
 def main() -> None:
-    """Train until --epochs epochs are done, over all starts together."""
+    """Train until --epochs epochs are done, including the epochs of earlier starts."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="of an epoch")
@@ -101,12 +101,12 @@ def main() -> None:
         net.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
         done = snapshot["epoch"]
-    # In one piece: ranks share a terminal, and torchrun's write unbuffered.
+    # In one write: ranks share a terminal, and those of torchrun are unbuffered.
     print(f"rank {rank} of {world_size}: {done} epochs are done\n", end="", flush=True)
 
     for epoch in range(done + 1, args.epochs + 1):
         loss = train_epoch(model, optimizer, device, seed=epoch * 1000 + rank, steps=args.steps)
-        if local_rank == 0:  # one worker of each node: any node may be lost
+        if local_rank == 0:  # one worker of each node saves, because any node may be lost
             save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
         if rank == 0:
             print(f"epoch {epoch}  loss {loss:.6f}  on {world_size} workers", flush=True)

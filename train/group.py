@@ -18,18 +18,18 @@ from torch.distributed.rendezvous import rendezvous
 
 
 class LaunchError(Exception):
-    """The launch does not fit together. The text says what is wrong and what to type."""
+    """The values of a launch do not fit together. The text says what is wrong and what to type."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of the job, and which of them this process is. Local: among the ranks of its machine."""
+    """The ranks of the job, and which of them this process is. Local means among the ranks of its machine."""
 
     rank: int
     local_rank: int
     size: int
     local_size: int
-    init_method: str | None  # the address at which the ranks meet; None: there is one rank
+    init_method: str | None  # the address at which the ranks meet; None if there is one rank
 
 
 def find_world(
@@ -38,7 +38,7 @@ def find_world(
     world_size: int | None = None,
     init_method: str | None = None,
 ) -> World:
-    """Return the world: from the arguments, else from the environment, else this process is the only rank.
+    """Return the world given by the arguments or else by the environment, or else a world of one rank.
 
     `positional` is [RANK, LOCAL_RANK] or empty. Raises LaunchError if the values do not fit together.
     """
@@ -61,7 +61,7 @@ def find_world(
 
 
 def _check(world: World) -> World:
-    """Return `world`, with an init_method if it needs one. Raises LaunchError if its values do not fit."""
+    """Return `world`, with an init_method if one is needed. Raises LaunchError if the values do not fit."""
     if not 0 <= world.rank < world.size:
         last = world.size - 1
         raise LaunchError(
@@ -109,7 +109,7 @@ def join(world: World, *, device: torch.device, backend: str | None = None, time
     Raises LaunchError if the group does not form: the port is taken, ranks are missing, or the ranks were
     started with different world sizes.
     """
-    both = "cpu:gloo,cuda:nccl"  # nccl sends no CPU tensors; StopSignal and checkpoint.load have some
+    both = "cpu:gloo,cuda:nccl"  # nccl cannot send the CPU tensors of StopSignal and checkpoint.load
     backend = both if backend == "nccl" else backend or ("gloo" if device.type == "cpu" else both)
     rank, size, timeout = world.rank, world.size, timedelta(seconds=timeout_s)
     try:
@@ -121,15 +121,15 @@ def join(world: World, *, device: torch.device, backend: str | None = None, time
         if first_size != str(size):
             raise LaunchError(f"rank {rank} has world size {size}, another rank has {first_size}.")
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, AssertionError) as error:  # AssertionError: an unknown backend
+    except (RuntimeError, ValueError, AssertionError) as error:  # an unknown backend: AssertionError
         raise LaunchError(f"rank {rank} of {size} found no group at {world.init_method}: {error}") from error
 
 
 def leave() -> None:
     """Leave the process group, all ranks together.
 
-    The pause is for gloo (seen with torch 2.13): a group destroyed while a peer is still in its last
-    collective aborts that peer, about once in 20 groups.
+    The pause is for gloo (seen with torch 2.13): if a rank destroys the group while a peer is still in its
+    last collective, the peer aborts, about once in 20 groups.
     """
     dist.barrier()
     time.sleep(0.2)
@@ -137,7 +137,7 @@ def leave() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process: at once if it failed, and so did not leave the group.
+    """End this process, and at once if it has not left the group because it failed.
 
     After a failure gloo's threads may abort a regular exit, or block it for ever (seen with torch 2.13).
     """
@@ -147,7 +147,7 @@ def end(code: int) -> NoReturn:
 
 
 class StopSignal:
-    """SIGTERM to any rank stops all ranks after the same step.
+    """A SIGTERM to any rank stops all ranks after the same step.
 
     The handler only sets a flag: a rank inside a collective must not act alone. The ranks exchange their
     flags by an all_reduce on the CPU: after each step, or every `INTERVAL_S` seconds if steps are shorter,
@@ -185,9 +185,10 @@ def is_broken(error: RuntimeError) -> bool:
 
 
 def spawn(run: Callable[[list[str]], int], ranks: int, argv: list[str]) -> int:
-    """Start `ranks` processes on this machine that call `run(argv)`; return the first exit code not 0.
+    """Start `ranks` processes on this machine that call `run(argv)`; return the first nonzero exit code.
 
-    SIGTERM is passed on to them. Spawned, not forked: a fork keeps locks that other threads held.
+    SIGTERM is passed on to these processes. They are spawned, because a fork keeps locks that other threads
+    held.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

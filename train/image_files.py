@@ -18,27 +18,27 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 HERE = Path(__file__).resolve().parent
-MADE = "MADE.json"  # the file that marks a folder of made data, with the number of samples of each half
+MADE = "MADE.json"  # the file that marks a folder as made data, and has the number of samples of each half
 PUBLISHED_FOLDER = {"stl10": "stl10_binary", "cifar10": "cifar-10-batches-bin", "mnist": "MNIST/raw"}
 
 
 class DataError(Exception):
-    """A data set is missing, cut short, or another one than its name says."""
+    """A data set is missing, is cut short, or is not the one that its name says."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A record of a data set: `header` bytes, then the pixels: channels, height, width (or width, height)."""
+    """A record of a data set: `header` bytes, then pixels by channel, height, width (or width, height)."""
 
     shape: tuple[int, int, int]
     header: int = 0
     columns_first: bool = False
-    scale: int = 255  # the largest pixel
+    scale: int = 255  # the largest value of a pixel
     classes: int = 10
 
     @property
     def record(self) -> int:
-        """Bytes of a record."""
+        """The number of bytes of a record."""
         channels, height, width = self.shape
         return self.header + channels * height * width
 
@@ -54,7 +54,7 @@ COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 100
 
 @dataclass(frozen=True)
 class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Half of a data set: `records` [n, format.record] uint8 of each file; `labels` [N] int64, from 0."""
+    """Half of a data set: `records` [n, format.record] uint8 per file; `labels` [N] int64 that begin at 0."""
 
     name: str
     folder: Path
@@ -80,7 +80,7 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return output
 
     def pixels(self, records: Tensor) -> Tensor:
-        """Return the images [B, C, H, W] of `records` [B, format.record]: a view."""
+        """Return the images [B, C, H, W] in `records` [B, format.record], as a view."""
         channels, height, width = self.format.shape
         pixels = records[:, self.format.header :]
         if self.format.columns_first:
@@ -88,7 +88,7 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return pixels.unflatten(1, (channels, height, width))
 
     def __getitems__(self, samples: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return records, labels and numbers of a batch. The workers of a DataLoader call this."""
+        """Return the records, labels and sample numbers of a batch. The workers of a DataLoader call this."""
         index = torch.tensor(samples)
         return self.gather(index), self.labels[index], index
 
@@ -100,7 +100,7 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
 def load(name: str, folder: Path, train: bool) -> Images:
     """Return the training or the held-out half of `name` (stl10, cifar10, mnist, digits) in `folder`.
 
-    Raises DataError if a file is missing, cut short, swapped for another or in another format.
+    Raises DataError if a file is missing, is cut short, is another file or has another format.
     """
     if name == "digits":
         return _digits(train)
@@ -144,7 +144,7 @@ def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
 
 
 def _unpack(packed: Path, path: Path) -> None:
-    """Unpack for all ranks, under another name that is then changed: several ranks may do so at once."""
+    """Unpack a file under a temporary name and then rename it, because several ranks may do so at once."""
     aside = path.with_name(f"{path.name}.{torch.randint(1 << 60, (1,)).item()}")
     try:
         with gzip.open(packed) as source, aside.open("wb") as target:
@@ -158,7 +158,7 @@ def _unpack(packed: Path, path: Path) -> None:
 
 def _stl10(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
     half = "train" if train else "test"
-    labels = _map(root / f"{half}_y.bin", records=count, size=1).view(-1).long() - 1  # from 1 in the file
+    labels = _map(root / f"{half}_y.bin", records=count, size=1).view(-1).long() - 1  # the file counts from 1
     return (_map(root / f"{half}_X.bin", records=count, size=FORMATS["stl10"].record),), labels
 
 
@@ -187,7 +187,7 @@ READERS = {"stl10": _stl10, "cifar10": _cifar10, "mnist": _mnist}
 
 
 def _digits(train: bool) -> Images:
-    """Return half of the UCI digits. Two of eleven are held out: the digits have an order of period ten."""
+    """Return half of the UCI digits. Two of eleven are held out, as the digits repeat with period ten."""
     path = HERE / "digits.csv.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")

@@ -23,18 +23,18 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
 def network() -> nn.Module:
-    """Return the network: [B, 1] of inputs [B, 20]."""
+    """Return the network, which maps inputs [B, 20] to outputs [B, 1]."""
     return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
 
 
 def model_and_device(rung: str) -> tuple[nn.Module, torch.device]:
-    """Return the model in the wrapper of `rung`, and the device of its inputs."""
+    """Return the model in the wrapper that `rung` names, and the device for the model's inputs."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0")) if rung == "ddp" else 0  # a GPU for each rank
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
     net = network().to(device)
     if rung == "dataparallel":
-        return DataParallel(net), device  # without a GPU it only calls the model
+        return DataParallel(net), device  # without a GPU, DataParallel only calls the model
     if rung == "ddp":
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         device_ids = [local_rank] if device.type == "cuda" else None

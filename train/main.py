@@ -46,16 +46,16 @@ class TrainingError(Exception):
 
 @dataclass
 class Position:
-    """Progress of the training: `step` steps in all; of `epoch`, all ranks together have used `images`."""
+    """Progress of the training: `step` steps in all; in `epoch`, `images` images over all ranks."""
 
     step: int = 0
     epoch: int = 1
     images: int = 0
-    best: float = 0.0  # the highest accuracy so far
+    best: float = 0.0  # the highest accuracy so far on the held-out images
 
 
 def main(argv: list[str]) -> int:
-    """Join the process group, train, leave the group; return the exit code."""
+    """Join the process group, train and leave the group; return the exit code."""
     args = recipes.parse_arguments(__doc__, argv)
     if args.spawn:
         return group.spawn(run, args.spawn, argv)
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 class Trainer:
-    """A training run. Every rank has one; all ranks call the same methods in the same order."""
+    """A training run. Every rank has a Trainer, and all ranks call the same methods in the same order."""
 
     def __init__(self, args: argparse.Namespace, world: group.World, device: torch.device) -> None:
         self.args, self.world, self.device = args, world, device
@@ -100,12 +100,12 @@ class Trainer:
         self.meters = meters.Meters(device, accuracy=args.print_every > 0)
         self.folder = meters.results_folder()
         self.metrics = meters.Metrics(self.folder if world.rank == 0 else None)
-        if world.rank == 0:  # only rank 0 writes: the ranks of a node have the same folder
+        if world.rank == 0:  # only rank 0 writes, because the ranks of a node share a folder
             self.write_config()
         self.resume()
 
     def write_config(self) -> None:
-        """Create the results folder and config.json, and print what a step is."""
+        """Create the results folder and config.json, and print how many images a step has."""
         args, size, inputs = self.args, self.world.size, self.inputs
         sizes = {"world_size": size, "batch_size": inputs.batch_size, "data": inputs.description}
         meters.write_config(self.folder, {**vars(args), **sizes}, device=self.device)
@@ -171,7 +171,7 @@ class Trainer:
         return False
 
     def forward_backward(self, number: int, batch: batches.Batch, *, is_last_pass: bool) -> None:
-        """Add the gradients of a batch, the one with this `number` in the epoch: one pass of a step."""
+        """Add the gradients of batch `number` of the epoch, which is one pass of a step."""
         if (number - 1) % self.args.accumulate == 0:
             self.optimizer.zero_grad()
         images = self.inputs.transform(batch.records, batch.draws)
@@ -188,15 +188,15 @@ class Trainer:
     def update_weights(self) -> None:
         """Take a step with the optimiser."""
         if self.args.clip_norm:
-            self.scaler.unscale_(self.optimizer)  # first: the norm of scaled gradients is meaningless
+            self.scaler.unscale_(self.optimizer)  # the norm of scaled gradients is meaningless
             nn.utils.clip_grad_norm_(self.net.parameters(), self.args.clip_norm)
-        self.scaler.step(self.optimizer)  # skips the step if a gradient is infinite
+        self.scaler.step(self.optimizer)  # the scaler skips a step with an infinite gradient
         self.scaler.update()
         self.position.step += 1
         self.position.images += self.inputs.images_per_step
 
     def finish_step(self, number: int) -> bool:
-        """Log, print and save when due, after batch `number`; return True if the ranks agreed to stop."""
+        """After batch `number`, log, print and save if due; return True if the ranks agreed to stop."""
         args, position, batch_count = self.args, self.position, len(self.inputs.train)
         if number % (args.log_every * args.accumulate) == 0 or number == batch_count:
             self.log()
@@ -235,11 +235,11 @@ class Trainer:
             print_line(f"Epoch Summary: {summary}")
 
     def save(self, *, is_best: bool = False) -> None:
-        """Write a checkpoint on rank 0, with the random number states of all ranks. A collective call."""
+        """Write a checkpoint, with the random number states of all ranks, on rank 0. A collective call."""
         rng = checkpoint.gather_rng(self.device)
         if self.world.rank != 0:
             return
-        # net, not ddp: the names of ddp's parameters begin with "module.".
+        # The state is that of net, because the names of ddp's parameters begin with "module.".
         state = checkpoint.state(self.args.model, net=self.net, optimizer=self.optimizer, scaler=self.scaler)
         state |= {"at": asdict(self.position), "rng": rng}
         checkpoint.save_step(state, self.folder / "checkpoints", step=self.position.step, is_best=is_best)
@@ -251,8 +251,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Return loss, top-1 and top-5 accuracy on the held-out images. A collective call.
 
-    Each rank takes every W-th image. Nothing is padded, so no image counts twice, but a rank may have a batch
-    less. `net` is the network without DDP, because DDP's forward pass waits for all ranks.
+    Each rank takes every W-th image. The images are not padded, so no image counts twice, but a rank may have
+    one batch less than others. `net` is the network without DDP, because DDP's forward pass waits for all
+    ranks.
     """
     assert inputs.test_set is not None
     net.eval()

@@ -21,13 +21,13 @@ def results_folder() -> Path:
 
 
 def count_hits(logits: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return how often the label is the first of `logits` [B, classes], and how often among the first 5."""
+    """Return how often the label has the largest of `logits` [B, classes], and how often one of the top 5."""
     hits = logits.topk(5).indices == labels[:, None]
     return [hits[:, 0].sum(), hits.sum()]
 
 
 class Meters:
-    """The meters of an epoch: time per batch, time waiting for data, loss, and top-1 and top-5 if wanted.
+    """The meters of an epoch: time per batch, waiting time for data, loss, and with `accuracy` top-1 and -5.
 
     Sums stay on the device until they are read: each .item() would wait for the GPU.
     A window is the batches since the last row of metrics.jsonl.
@@ -54,7 +54,7 @@ class Meters:
         self.data_total_s += self.data_s
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add the mean `loss` of a batch and, if accuracy is wanted, its hits."""
+        """Add the mean `loss` of a batch and, if accuracy is measured, the batch's hits."""
         self.batch_images = len(labels)
         self.batch_sums = [loss.detach() * self.batch_images]
         if len(self.names) > 1:
@@ -81,7 +81,7 @@ class Meters:
         return {**means, "images_per_second": round(images / seconds, 1)}
 
     def line(self) -> str:
-        """Return the meters of this rank: for the last batch, and in brackets for the epoch so far."""
+        """Return this rank's meters as a line: for the last batch and, in brackets, for the epoch so far."""
         count, images = max(1, self.batches), self.epoch_images + self.window_images
         line = f"Time {self.batch_s:.3f} ({(time.perf_counter() - self.epoch_start) / count:.3f})"
         line += f"  Data {self.data_s:.4f} ({self.data_total_s / count:.4f})"
@@ -96,9 +96,9 @@ def _add(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
 
 
 class Metrics:
-    """Appends rows to metrics.jsonl in `folder`, each at once, so that a crash loses none.
+    """Appends each row to metrics.jsonl in `folder` at once, so that a crash loses no row.
 
-    On rank 0 only: elsewhere `folder` is None and nothing is written.
+    Only rank 0 writes: on other ranks `folder` is None and nothing is written.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -114,14 +114,14 @@ class Metrics:
                 file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the complete rows: a crash may have cut the last one."""
+        """Return the complete rows. A crash may have cut the last row, which is then omitted."""
         if self.path is None or not self.path.exists():
             return []
         lines = self.path.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def drop_after(self, step: int) -> None:
-        """Remove the rows after `step`: a resumed run writes them again."""
+        """Remove the rows after `step`, because a resumed run writes them again."""
         if self.path and self.path.exists():
             rows = [row for row in self.rows() if row["step"] <= step]
             aside = self.path.with_suffix(".aside")
@@ -130,7 +130,7 @@ class Metrics:
 
 
 def write_config(folder: Path, settings: Mapping[str, Any], *, device: torch.device) -> None:
-    """Create `folder` and config.json in it: the settings, and the versions they ran with."""
+    """Create `folder` and, in it, config.json with the settings and the versions of the software used."""
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -144,7 +144,7 @@ def write_config(folder: Path, settings: Mapping[str, Any], *, device: torch.dev
 
 
 def draw(rows: list[dict[str, Any]], path: Path, *, title: str, width: int = 640, height: int = 360) -> None:
-    """Write an SVG to `path`: the loss over the steps of `rows`, and the held-out accuracy if it is there."""
+    """Write an SVG to `path`: the loss over the steps of `rows` and, if measured, the held-out accuracy."""
     loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     accuracy = [(row["step"], row["accuracy"]) for row in rows if "accuracy" in row]
     if not loss:

@@ -1,4 +1,4 @@
-"""MNIST's own files, for mnist_convnet.py and mnist_mlp.py."""
+"""Read the published files of MNIST, for mnist_convnet.py and mnist_mlp.py."""
 
 from __future__ import annotations
 

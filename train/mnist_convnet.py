@@ -40,7 +40,7 @@ from torch.utils.data import DistributedSampler
 
 
 class ConvNet(nn.Module):
-    """Two convolutions, two linear layers, dropout, log-probabilities of ten digits."""
+    """A network of two convolutions, two linear layers and dropout; returns log-probabilities of digits."""
 
     def __init__(self, *, dropout: bool = True) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def train(local_rank: int, args: Namespace) -> None:
     rank, world_size = join_group(local_rank, args)
     device = torch.device("cuda", local_rank) if args.num_gpu_processes else torch.device("cpu")
     model = build_model(args, device)
-    torch.manual_seed(args.seed * world_size + rank)  # for dropout: each process drops other units
+    torch.manual_seed(args.seed * world_size + rank)  # for dropout: each process drops different units
     optimizer = torch.optim.Adadelta(model.parameters(), lr=0.5)
     pixels, labels, name = read_mnist(args.data_dir, "train")
     sampler = DistributedSampler[Tensor](labels, world_size, rank, shuffle=args.shuffle, seed=0)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def train(local_rank: int, args: Namespace) -> None:
     model.train()
     started = time.perf_counter()
     for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # without it a shuffled epoch has the same order every time
+        sampler.set_epoch(epoch)  # otherwise every shuffled epoch has the same order
         batches = torch.tensor(list(sampler)).split(args.batch_size)
         losses: list[Tensor] = []
         for number, index in enumerate(batches):
@@ -91,11 +91,11 @@ def train(local_rank: int, args: Namespace) -> None:
 
 
 def join_group(local_rank: int, args: Namespace) -> tuple[int, int]:
-    """Form the process group, if there is more than this process; return the rank and the world size."""
+    """Form the process group if there are several processes; return the rank and the world size."""
     per_machine = args.num_gpu_processes or args.num_processes
     if not per_machine:
         return 0, 1
-    if "OMP_NUM_THREADS" not in os.environ:  # by default each process would use all cores
+    if "OMP_NUM_THREADS" not in os.environ:  # otherwise each process would use all cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // per_machine))
     backend = "nccl" if args.num_gpu_processes else "gloo"  # nccl has no CPU tensors
     rank, world_size = args.machine_id * per_machine + local_rank, per_machine * args.num_machines
@@ -104,7 +104,7 @@ def join_group(local_rank: int, args: Namespace) -> tuple[int, int]:
 
 
 def leave_group() -> None:
-    """Leave the process group, if there is one, all processes together."""
+    """Leave the process group, if there is one, when all processes have reached this point."""
     if dist.is_initialized():
         dist.barrier()
         time.sleep(0.2)  # torch 2.13's gloo may abort a peer that is still in its last collective
@@ -112,7 +112,7 @@ def leave_group() -> None:
 
 
 def build_model(args: Namespace, device: torch.device) -> nn.Module:
-    """Return the network, with the same first weights each time; distributed if there is a group."""
+    """Return the network, always with the same first weights, and distributed if there is a process group."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64 if args.float64 else torch.float32)
     net = ConvNet(dropout=not args.no_dropout).to(device)
@@ -129,7 +129,7 @@ def normalise(pixels: Tensor) -> Tensor:
 def train_batch(
     model: nn.Module, optimizer: torch.optim.Optimizer, pixels: Tensor, labels: Tensor, device: torch.device
 ) -> Tensor:
-    """Take a step; return the loss, on the device."""
+    """Take a step with a batch; return the loss, which stays on the device."""
     if device.type == "cuda":  # only a copy from pinned memory overlaps with the GPU's work
         pixels, labels = pixels.pin_memory(), labels.pin_memory()
     pixels, labels = pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -186,7 +186,7 @@ def arguments(argv: list[str] | None = None) -> Namespace:
 def main() -> None:
     """Start the processes of this machine."""
     args = arguments()
-    read_mnist(args.data_dir, "train")  # if it is missing: one error, not one from each process
+    read_mnist(args.data_dir, "train")  # one error if the data is missing, not one per process
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "8892")
     processes = args.num_gpu_processes or args.num_processes

@@ -41,7 +41,7 @@ def network() -> nn.Module:
 
 
 def main(rank: int | None = None) -> None:
-    """Train as rank `rank`, or as the rank of --rank."""
+    """Train as rank `rank`, or as the rank that --rank gives."""
     args = arguments(rank)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     dist.init_process_group(
@@ -57,11 +57,11 @@ def main(rank: int | None = None) -> None:
 
     pixels, labels, name = read_mnist(args.data_dir, "train")
     pixels = pixels.flatten(1).float().div_(255).sub_(0.1307).div_(0.3081)
-    pixels, labels = pixels.to(device), labels.to(device)  # 188 MB: they fit on any GPU
+    pixels, labels = pixels.to(device), labels.to(device)  # the images are 188 MB, which fit on any GPU
     print(f"rank {args.rank} of {args.world_size} on {device}: {name}", flush=True)
     sampler = DistributedSampler[Tensor](labels, args.world_size, args.rank)  # type: ignore[arg-type]
     for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # without it, as published, every epoch has the same order
+        sampler.set_epoch(epoch)  # without this, as in the published program, every epoch has the same order
         total, started = torch.zeros((), device=device), time.perf_counter()
         batches = torch.tensor(list(sampler)).split(args.batch_size)
         for index in batches:

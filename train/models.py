@@ -33,7 +33,7 @@ def resnet18(classes: int = 10) -> nn.Module:
 
 
 class MissingPackage(Exception):
-    """A network needs a package that is not installed. The text says how to get it."""
+    """A network needs a package that is not installed. The text says how to install it."""
 
 
 def _torchvision_models() -> ModuleType:

@@ -19,7 +19,7 @@ import torch
 
 @dataclass(frozen=True)
 class Published:
-    """A file to download. Its MD5 is published by its authors or by torchvision."""
+    """A file to download. The MD5 is published by the file's authors or by torchvision."""
 
     url: str
     md5: str
@@ -45,7 +45,7 @@ PUBLISHED = {
 
 
 def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
-    """Download `name` into `folder`, check its MD5, unpack it. Does nothing if it is complete already.
+    """Download `name` into `folder`, check its MD5, unpack it. Does nothing if the set is complete already.
 
     `mirror` is a base address that holds the same files. Several callers on one node take turns.
     Raises image_files.DataError if the download fails or is not the published file.
@@ -77,10 +77,10 @@ def _complete(name: str, folder: Path) -> bool:
 
 
 def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
-    """Download `file` to `archive`: it is written under another name, checked, then renamed."""
+    """Download `file` to `archive`. The file is written under another name, checked, then renamed."""
     url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
     aside = archive.with_name(archive.name + ".part")
-    digest = hashlib.md5(usedforsecurity=False)  # the published kind: against damage, not against attackers
+    digest = hashlib.md5(usedforsecurity=False)  # as published; finds damage, not attacks
     try:
         with urllib.request.urlopen(url, timeout=60) as response, aside.open("wb") as target:
             total, done = int(response.headers.get("Content-Length") or 0), 0
@@ -100,7 +100,7 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
 
 
 def _progress(name: str, before: int, done: int, total: int) -> None:
-    """Show the progress of a download: a bar on a terminal, else a line at each tenth."""
+    """Show the progress of a download: as a bar on a terminal, otherwise as a line at each tenth."""
     if total and (sys.stderr.isatty() or before * 10 // total < done * 10 // total):
         bar = f"[{'#' * (done * 30 // total):30}] {done / 1e6:.0f} of {total / 1e6:.0f} MB"
         start, end = ("\r", "" if done < total else "\n") if sys.stderr.isatty() else ("", "\n")
@@ -131,8 +131,9 @@ def _unpack(archive: Path, target: Path) -> None:
 def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: int = 0) -> None:
     """Write a small, learnable set in `name`'s format into `folder`, marked as made, for rehearsals.
 
-    For mnist: enlarged UCI digits at random positions; else each class is a random pattern with noise.
-    `train` is a multiple of 5. Raises image_files.DataError rather than overwrite a real set.
+    For mnist, the images are enlarged UCI digits at random positions; otherwise each class is a random
+    pattern with noise. `train` is a multiple of 5. Raises image_files.DataError rather than overwrite a real
+    set.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     if target.is_dir() and any(target.iterdir()) and not (target / image_files.MADE).exists():
@@ -156,7 +157,7 @@ def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: in
 def _enlarged_digits(
     count: int, *, train: bool, random: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `count` UCI digits, 20 x 20 somewhere in 28 x 28, flat, and their labels."""
+    """Return `count` UCI digits, each 20 x 20 pixels somewhere in a flat 28 x 28 image, and their labels."""
     digits = image_files.load("digits", Path(), train)
     index = torch.randint(0, len(digits), (count,), generator=random)
     small = digits.pixels(digits.gather(index)).float() * (255 / 16)

@@ -31,7 +31,7 @@ def network() -> nn.Module:
 
 
 def digits(*, train: bool) -> tuple[Tensor, Tensor]:
-    """Return pixels [N, 64] from 0 to 1 and labels of the UCI digits; every seventh is held out."""
+    """Return pixels [N, 64] from 0 to 1 and labels of the UCI digits; every seventh digit is held out."""
     text = gzip.decompress((Path(__file__).resolve().parent / "digits.csv.gz").read_bytes()).decode()
     rows = torch.tensor([[int(value) for value in line.split(",")] for line in text.split()])
     rows = rows[(torch.arange(len(rows)) % 7 < 6) == train]
@@ -54,7 +54,7 @@ class Server:
             return [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def update(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Take a step with `gradients`; return the new weights, so that a batch is one call."""
+        """Take a step with `gradients`; return the new weights, so that each batch needs only one call."""
         with self.lock:
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter.grad = gradient

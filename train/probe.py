@@ -27,7 +27,7 @@ ENOUGH_S, REPEATS = 0.2, 3
 
 
 def report(at: str, text: str, **figures: float) -> None:
-    """Print a line in one piece: ranks share a terminal, and torchrun's write unbuffered."""
+    """Print a line in one write, because ranks share a terminal and those of torchrun are unbuffered."""
     line = f"[{os.getpid()}] {text}"
     if "--json" in sys.argv:
         line = json.dumps({"rank": int(os.environ["RANK"]), "at": at, **figures})
@@ -53,15 +53,15 @@ def bus_gbyte_s(size: int, seconds: float, ranks: int) -> float:
 
 
 def measure(device: torch.device) -> float:
-    """Return the best bus bandwidth (GB/s) of all-reduces of growing size, by the slowest rank's time."""
+    """Return the best bus bandwidth (GB/s) of all-reduces of growing size, using the slowest rank's time."""
     size, best = FIRST_BYTES, 0.0
     while True:
         values, seconds = torch.ones(size // 4, device=device), []
-        for _ in range(1 + REPEATS):  # the first one warms up
+        for _ in range(1 + REPEATS):  # the first all-reduce is a warm-up
             dist.barrier()
             started = time.perf_counter()
             dist.all_reduce(values)
-            values[0].item()  # waits for the GPU
+            values[0].item()  # reading the value waits for the GPU
             elapsed = torch.tensor([time.perf_counter() - started], device=device)
             dist.all_reduce(elapsed, dist.ReduceOp.MAX)
             seconds.append(float(elapsed))
@@ -74,7 +74,7 @@ def measure(device: torch.device) -> float:
 
 
 def main() -> None:
-    """Form the group, add up the ranks, time the all-reduce, and report each."""
+    """Form the group, add up the ranks, time the all-reduce, and report each of these steps."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     gpus = torch.cuda.device_count()
     init_method = os.environ.get("INIT_METHOD", "env://")

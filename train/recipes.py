@@ -13,13 +13,13 @@ from pathlib import Path
 class Recipe:
     """The settings of a named training. Up to `workers` they are defaults of the options with those names."""
 
-    data: str  # of image_files.FORMATS, or "synthetic"
-    model: str  # of models.MODELS
+    data: str  # a name in image_files.FORMATS, or "synthetic"
+    model: str  # a name in models.MODELS
     epochs: int
     lr: float
     weight_decay: float
-    batch_size: int | None = None  # images of one process in one pass...
-    global_batch: int | None = None  # ...or of all of them in one step
+    batch_size: int | None = None  # images of one process in one pass; or instead:
+    global_batch: int | None = None  # images of all processes in one step
     momentum: float = 0.9
     lr_drop_every: int = 0  # epochs after which the learning rate is divided by 10; 0: never
     image_size: int | None = None  # the side that images are resized to
@@ -28,7 +28,7 @@ class Recipe:
     evaluate_every: int = 1  # epochs
     export: Path | None = None  # a file for a copy of the weights, written on EACH node by local rank 0
     workers: int = 0
-    crop: int = 0  # pixels of padding before random crops and mirroring; 0: neither
+    crop: int = 0  # pixels of padding before random crops and mirroring; 0: no crops, no mirroring
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
@@ -41,7 +41,7 @@ RECIPES = {
         lr=0.05,
         weight_decay=1e-4,
         global_batch=64,
-        log_every=25,  # once an epoch (23 steps): a step takes no longer than the all_reduce of a row
+        log_every=25,  # once an epoch (23 steps): a row's all_reduce takes as long as a step
         print_every=0,
         mean=(0.3,),
         std=(0.38,),
