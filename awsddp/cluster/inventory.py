@@ -33,7 +33,7 @@ class _Search(NamedTuple):
 
 
 def status_all(session: Session) -> list[FoundCluster]:
-    """Return the `status` documents of all clusters in all regions, including other owners' and orphans.
+    """Return the `status` documents of all clusters in all regions, of all owners, including orphans.
 
     Includes a running local cloud. With --local only the local cloud is searched, with --region only that
     region. Raises CloudError if no region answers.

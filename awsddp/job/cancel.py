@@ -24,7 +24,7 @@ def cancel(session: Session, *, job: str | None = None) -> JobDocument:
 
     A job that has ended is returned unchanged. Results stay on the nodes until they are fetched. Unreachable
     nodes are reported; the other nodes end the job. Raises NotFoundError for an unknown job or if no job
-    runs, NoNodes if no node is reachable.
+    runs, NoReachableNodes if no node is reachable.
     """
     return cancel_jobs(session, [] if job is None else [job])[0]
 

@@ -109,7 +109,7 @@ def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    """Explain why the file in the cause is missing; or else name data of the job that is not synced."""
+    """Explain why the file in the cause is missing, or else name data of the job that is not synced."""
     from awsddp.job.script_paths import find_mentioned_data
 
     explained_cause = _explain_path(session, job, cause)

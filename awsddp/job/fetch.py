@@ -78,7 +78,7 @@ def fetch(
     stopped with results (it raises an exception to refuse); the document then has `started`. Results come
     from S3 if S3 has all of them, the job has no nodes any more, or its nodes are lost during the fetch. If a
     part is missing, the other parts are fetched, and NodeError (for S3 also FilesChanged) is raised with the
-    document as its `result`. Raises NotFoundError for an unknown job, NoNodes.
+    document as its `result`. Raises NotFoundError for an unknown job, NoReachableNodes.
     """
     if is_s3_uri(job):
         return _fetch_saved(session, job)

@@ -186,7 +186,8 @@ class JobFollower:
         return explain_cause(self.connected.session, job)
 
     def _mark_interrupted(self, job: JobRecord) -> JobRecord:
-        """Return a job that its nodes last reported as active, but interrupted if EC2 reports them gone.
+        """Mark a job that was last reported active as interrupted if EC2 reports all its nodes gone; return
+        it.
 
         In that case, `connected` is also updated with the nodes as EC2 describes them.
         """

@@ -29,9 +29,9 @@ def make_jobs_document(
 ) -> JobsDocument:
     """Return the `jobs` document for the jobs with these `names`, or for all jobs if `names` is empty.
 
-    `since` leaves out jobs and clusters that ended before, and the earlier cost of clusters. `reported` are
-    the jobs that the session's cluster has just reported, `bill` is its bill if AWS has just listed it.
-    Raises NotFoundError, UsageError.
+    Jobs and clusters that ended before `since` are left out, and so is the cost of clusters before that time.
+    `reported` are the jobs that the session's cluster has just reported, `bill` is its bill if AWS has just
+    listed it. Raises NotFoundError, UsageError.
     """
     registry = JobRegistry(session, reported)
     views = registry.jobs
@@ -71,12 +71,13 @@ def make_jobs_document(
 
 
 def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | None = None) -> JobsDocument:
-    """Return the `jobs` document for `names`, or for all jobs that this machine or the nodes know of.
+    """Return the `jobs` document for `names`; if empty, for all jobs known to this machine or the nodes.
 
     The oldest job comes first; `since` has the same meaning as in `make_jobs_document`. Unreachable nodes are
     reported, and so is an ended cluster. An error that prevents the nodes' report is raised with the document
-    as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster of this name
-    (the name `default`, if not configured: only if there are no jobs either); UsageError.
+    as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster of this
+    name; for the name `default`, unless it is configured, only if there are no jobs either. Raises
+    UsageError.
     """
     bill = None
     if names and all(map(is_s3_uri, names)):

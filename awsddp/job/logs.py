@@ -30,8 +30,8 @@ def logs(
 
     `last` limits the output so far to this number of lines. With `follow`, continue to the job's end and
     fetch its results. A fetched job needs no node; if a part is missing, the reachable nodes send their
-    lines. Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and the errors of
-    `fetch_followed_job`. A note with the job's state is added to a KeyboardInterrupt.
+    lines. Raises NotFoundError for an unknown job or rank, NoReachableNodes if no node is reachable, and the
+    errors of `fetch_followed_job`. A note with the job's state is added to a KeyboardInterrupt.
     """
     fetched = download_saved_job(session, job)[0] if is_s3_uri(job) else None
     job = fetched.job if fetched else JobRegistry(session).resolve_name(job)

@@ -68,7 +68,7 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
 def query_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
     """Return every job that the nodes report, oldest first, and update the cluster's record.
 
-    Unreachable nodes are reported. Raises NotFoundError, NoNodes if no node is reachable.
+    Unreachable nodes are reported. Raises NotFoundError, NoReachableNodes if no node is reachable.
     """
     with connect_reachable(cluster) as connected:
         jobs = list_jobs_on_nodes(connected, partial=True)
