@@ -186,8 +186,7 @@ class JobFollower:
         return explain_cause(self.connected.session, job)
 
     def _mark_interrupted(self, job: JobRecord) -> JobRecord:
-        """Mark a job that was last reported active as interrupted if EC2 reports all its nodes gone; return
-        it.
+        """Mark a job that was last reported active as interrupted if EC2 reports all nodes gone; return it.
 
         In that case, `connected` is also updated with the nodes as EC2 describes them.
         """
