@@ -13,7 +13,7 @@ from awsddp.cli.screen import Screen
 from awsddp.cli.table import progress_text, table_lines
 from awsddp.errors import NodeError
 from awsddp.model.events import Event
-from tests.util.test_terminal_safe import on_terminal
+from tests.util.test_terminal_safe import open_terminal
 
 CELLS = st.lists(st.text("ab-/.4", min_size=1, max_size=20), min_size=1, max_size=6).map(" ".join)
 
@@ -61,7 +61,7 @@ def test_without_a_terminal_the_slowest_transfer_is_reported_every_interval(
 
 
 def test_a_terminal_shows_percent_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_terminal(monkeypatch)
+    terminal = open_terminal(monkeypatch)
     show = Screen(Globals())
     show.show_event(transfer(0.0))
     show.show_event(transfer(0.5))
@@ -84,7 +84,7 @@ def test_events_are_json_lines_with_json(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("value", ["1", ""])
 def test_no_color_is_honoured_everywhere(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("NO_COLOR", value)
-    terminal = on_terminal(monkeypatch)
+    terminal = open_terminal(monkeypatch)
     failures.show_error(NodeError("lost"))
     show = screen.Screen(Globals())
     show.lines(b"[rank 0 @ node0] \x1b[31mred\x1b[0m\n")
