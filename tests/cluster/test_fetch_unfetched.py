@@ -33,7 +33,7 @@ def fetch_before_down(world: World) -> None:
 
 
 def test_tags_are_read_again_if_another_client_has_locked_them_since(
-    owed: World, monkeypatch: pytest.MonkeyPatch
+    unfetched: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tags: list[object] = []
 
@@ -42,16 +42,16 @@ def test_tags_are_read_again_if_another_client_has_locked_them_since(
 
     def unfetched_of(aws: object, nodes: list[Node]) -> dict[str, list[str]]:
         if tags:
-            with owed.folder.lock("up", part="tags"):
+            with unfetched.folder.lock("up", part="tags"):
                 pass
-        return owed.unfetched_of(aws, nodes)
+        return unfetched.unfetched_of(aws, nodes)
 
     monkeypatch.setattr(power, "release", release)
     monkeypatch.setattr(power, "unfetched_of", unfetched_of)
     monkeypatch.setattr(fetch_module, "FRESH_S", 60.0)
-    os.utime(owed.folder.root / "locks" / "default.tags", (0, 0))
+    os.utime(unfetched.folder.root / "locks" / "default.tags", (0, 0))
     for _ in range(2):
-        connected = owed.connected()
+        connected = unfetched.connected()
         fetch_from_nodes(connected, find_job_on_nodes(connected, "j"))
     assert tags == [{"i-0": ["j"], "i-1": ["j"]}, None]
 
@@ -63,96 +63,100 @@ def list_fetched(world: World) -> dict[str, bool]:
 
 @pytest.mark.prove
 def test_down_fetches_jobs_that_the_tag_has_no_room_for_and_releases_the_nodes(
-    owed: World,
+    unfetched: World,
 ) -> None:
-    start_script(owed, SAVES, name="k")
-    owed.homes.wait("k")
-    owed.tags = {"i-0": ["..."], "i-1": ["..."]}
-    assert list_fetched(owed) == {"j": False, "k": False}
-    fetch(owed.session(), job="j", start=print)
-    assert owed.tags == {"i-0": ["k"], "i-1": ["k"]}
-    owed.tags = {"i-0": ["..."], "i-1": ["..."]}
-    assert list_fetched(owed) == {"j": True, "k": False}
-    fetch_before_down(owed)
-    assert owed.tags == {"i-0": [], "i-1": []}
-    assert sorted(path.name for path in (owed.project / "runs").glob("*")) == ["j", "k"]
+    start_script(unfetched, SAVES, name="k")
+    unfetched.homes.wait("k")
+    unfetched.tags = {"i-0": ["..."], "i-1": ["..."]}
+    assert list_fetched(unfetched) == {"j": False, "k": False}
+    fetch(unfetched.session(), job="j", start=print)
+    assert unfetched.tags == {"i-0": ["k"], "i-1": ["k"]}
+    unfetched.tags = {"i-0": ["..."], "i-1": ["..."]}
+    assert list_fetched(unfetched) == {"j": True, "k": False}
+    fetch_before_down(unfetched)
+    assert unfetched.tags == {"i-0": [], "i-1": []}
+    assert sorted(path.name for path in (unfetched.project / "runs").glob("*")) == ["j", "k"]
 
 
-def test_fetch_reports_the_part_of_a_replaced_node_as_lost_and_fetches_the_rest(owed: World) -> None:
-    owed.replace_node(1)
-    assert [job["job"] for job in jobs(owed.session())["jobs"]] == ["j"]
-    assert read_logs(owed) == b"[rank 0 @ node0] line of 0\n"
-    assert LOST in owed.events
+def test_fetch_reports_the_part_of_a_replaced_node_as_lost_and_fetches_the_rest(unfetched: World) -> None:
+    unfetched.replace_node(1)
+    assert [job["job"] for job in jobs(unfetched.session())["jobs"]] == ["j"]
+    assert read_logs(unfetched) == b"[rank 0 @ node0] line of 0\n"
+    assert LOST in unfetched.events
     for _ in range(2):
         with pytest.raises(NodeError) as error:
-            fetch(owed.session(), job="j", start=print)
+            fetch(unfetched.session(), job="j", start=print)
         assert (error.value.exit_code, error.value.why) == (6, LOST)
         assert [node["node"] for node in error.value.document()["nodes"]] == [0]  # type: ignore[attr-defined]
-    assert fetched_nodes(owed) == ["node0"]
-    assert owed.tags["i-0"] == []
-    assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == [1]
+    assert fetched_nodes(unfetched) == ["node0"]
+    assert unfetched.tags["i-0"] == []
+    assert json.loads((unfetched.project / "runs/j/job.json").read_text())["missing"] == [1]
 
 
-def test_down_fetches_the_other_parts_and_does_not_wait_for_a_lost_node(owed: World) -> None:
-    owed.replace_node(1)
-    fetch_before_down(owed)
-    assert (fetched_nodes(owed), owed.tags["i-0"], LOST in owed.events) == (["node0"], [], True)
+def test_down_fetches_the_other_parts_and_does_not_wait_for_a_lost_node(unfetched: World) -> None:
+    unfetched.replace_node(1)
+    fetch_before_down(unfetched)
+    assert (fetched_nodes(unfetched), unfetched.tags["i-0"], LOST in unfetched.events) == (
+        ["node0"],
+        [],
+        True,
+    )
 
 
-def test_down_terminates_no_node_if_this_machine_cannot_write_the_results(owed: World) -> None:
-    (owed.project / "runs/j").mkdir(parents=True)
-    (owed.project / "runs/j/.part").write_text("a file in the way")
+def test_down_terminates_no_node_if_this_machine_cannot_write_the_results(unfetched: World) -> None:
+    (unfetched.project / "runs/j").mkdir(parents=True)
+    (unfetched.project / "runs/j/.part").write_text("a file in the way")
     with pytest.raises(ConfigError, match="no node is terminated: the results of j are not fetched") as error:
-        fetch_before_down(owed)
+        fetch_before_down(unfetched)
     assert "cannot write" in error.value.why
     assert "--discard" not in error.value.next
     assert error.value.next.splitlines()[-1] == "awsddp down   # then"
     assert "awsddp down -o" not in error.value.next
-    assert owed.tags == {"i-0": ["j"], "i-1": ["j"]}
+    assert unfetched.tags == {"i-0": ["j"], "i-1": ["j"]}
 
 
-def test_down_advises_up_for_a_stopped_node_and_releases_the_other(owed: World) -> None:
-    owed.set_state(1, "stopped")
+def test_down_advises_up_for_a_stopped_node_and_releases_the_other(unfetched: World) -> None:
+    unfetched.set_state(1, "stopped")
     with pytest.raises(NodeError, match="the results of j are not fetched") as error:
-        fetch_before_down(owed)
+        fetch_before_down(unfetched)
     assert error.value.why == "node1 is stopped"  # the local cloud has no price for the wait
     advice = error.value.next.splitlines()
     assert advice[0] == "awsddp up   # start node1; then awsddp down"
-    assert (fetched_nodes(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
+    assert (fetched_nodes(unfetched), unfetched.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
 
 
-def test_the_part_on_a_stopped_node_is_fetched_once_it_runs(owed: World) -> None:
-    owed.set_state(1, "stopped")
+def test_the_part_on_a_stopped_node_is_fetched_once_it_runs(unfetched: World) -> None:
+    unfetched.set_state(1, "stopped")
     with pytest.raises(NodeError, match="a part of the results of j is missing") as error:
-        fetch(owed.session(), start=print)
+        fetch(unfetched.session(), start=print)
     assert error.value.why == "node1 (i-1) is stopped; it holds its part of job j"
-    assert owed.tags == {"i-0": [], "i-1": ["j"]}
-    owed.set_state(1, "running")
-    assert [node["node"] for node in fetch(owed.session(), start=print)["nodes"]] == [0, 1]
-    assert (fetched_nodes(owed), owed.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
+    assert unfetched.tags == {"i-0": [], "i-1": ["j"]}
+    unfetched.set_state(1, "running")
+    assert [node["node"] for node in fetch(unfetched.session(), start=print)["nodes"]] == [0, 1]
+    assert (fetched_nodes(unfetched), unfetched.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
 
 
-def test_fetched_results_and_logs_need_no_node(owed: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch(owed.session(), job="j", start=print)
-    connections = owed.connection_count
-    assert fetch(owed.session(), job="j", start=print)["nodes"] == ()
-    assert "the results of j are already fetched" in owed.events
-    owed.set_state(0, "stopped")
-    owed.set_state(1, "stopped")
-    assert fetch(owed.session(), start=print)["job"] == "j"
+def test_fetched_results_and_logs_need_no_node(unfetched: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(unfetched.session(), job="j", start=print)
+    connections = unfetched.connection_count
+    assert fetch(unfetched.session(), job="j", start=print)["nodes"] == ()
+    assert "the results of j are already fetched" in unfetched.events
+    unfetched.set_state(0, "stopped")
+    unfetched.set_state(1, "stopped")
+    assert fetch(unfetched.session(), start=print)["job"] == "j"
     for module in FINDERS:
         monkeypatch.delattr(module, "find_cluster")
-    assert sorted(read_logs(owed).splitlines()) == [
+    assert sorted(read_logs(unfetched).splitlines()) == [
         b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)
     ]
-    assert owed.connection_count == connections
+    assert unfetched.connection_count == connections
 
 
-def test_fetch_reports_a_job_as_lost_if_all_of_its_nodes_are_gone(owed: World) -> None:
+def test_fetch_reports_a_job_as_lost_if_all_of_its_nodes_are_gone(unfetched: World) -> None:
     for node in (0, 1):
-        owed.replace_node(node)
+        unfetched.replace_node(node)
     with pytest.raises(NodeError, match="no reachable node knows job j") as error:
-        fetch(owed.session(), job="j", start=print)
+        fetch(unfetched.session(), job="j", start=print)
     assert error.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
 
 
@@ -166,9 +170,9 @@ def follow_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
     return JobFollower(connected, job, merger=merger, on_lines=lambda _: None).run()
 
 
-def test_a_followed_job_reports_its_state_even_if_aws_cannot_be_reached(owed: World) -> None:
-    owed.aws_is_unreachable = True
-    connected, job = follow_last_job(owed)
+def test_a_followed_job_reports_its_state_even_if_aws_cannot_be_reached(unfetched: World) -> None:
+    unfetched.aws_is_unreachable = True
+    connected, job = follow_last_job(unfetched)
     with pytest.raises(CloudError) as error:
         fetch_followed_job(connected, job)
     document = error.value.document()
@@ -179,19 +183,19 @@ def test_a_followed_job_reports_its_state_even_if_aws_cannot_be_reached(owed: Wo
         "job j succeeded, its results are fetched, and also on the nodes: AWS cannot be reached"
     )
     assert error.value.next == "awsddp fetch j   # again\ntry again"
-    assert [job.state for job in owed.record.jobs] == ["succeeded"]
+    assert [job.state for job in unfetched.record.jobs] == ["succeeded"]
 
 
 def test_a_node_whose_sshd_refuses_does_not_delay_the_end_of_a_job(
-    owed: World, monkeypatch: pytest.MonkeyPatch
+    unfetched: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow_module, "EXTRA_PATIENCE_S", 0.0)
     monkeypatch.setattr(clusters, "describe", lambda *_: [])
-    line = owed.open_connections()
+    line = unfetched.open_connections()
     line.cut = {1}
     refused = NodeFailure(1, "refused", "no sshd is listening")
     monkeypatch.setattr(line, "reconnect", lambda *_, **__: line.failures.update({1: refused}))
-    assert follow_job(owed.connected(line=line), owed.record.jobs[-1]).state == "succeeded"
+    assert follow_job(unfetched.connected(line=line), unfetched.record.jobs[-1]).state == "succeeded"
 
 
 def test_a_job_whose_nodes_another_client_terminated_is_interrupted_and_not_fetched(
@@ -213,27 +217,27 @@ def test_a_job_whose_nodes_another_client_terminated_is_interrupted_and_not_fetc
     assert [text for text in world.events if ending in text] == [f"node{n} (i-{n}) {ending}" for n in (0, 1)]
 
 
-def test_a_fetched_part_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
-    owed.aws_is_unreachable = True
+def test_a_fetched_part_is_not_lost_with_its_node(unfetched: World, tmp_path: Path) -> None:
+    unfetched.aws_is_unreachable = True
     with pytest.raises(CloudError):
-        fetch(owed.session(), job="j", start=print)
-    owed.aws_is_unreachable = False
-    owed.replace_node(1)
-    assert (fetch(owed.session(), job="j", start=print)["job"], owed.tags["i-0"]) == ("j", [])
-    assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == []
+        fetch(unfetched.session(), job="j", start=print)
+    unfetched.aws_is_unreachable = False
+    unfetched.replace_node(1)
+    assert (fetch(unfetched.session(), job="j", start=print)["job"], unfetched.tags["i-0"]) == ("j", [])
+    assert json.loads((unfetched.project / "runs/j/job.json").read_text())["missing"] == []
     with pytest.raises(NodeError) as error:
-        fetch(owed.session(results=str(tmp_path / "elsewhere")), job="j", start=print)
+        fetch(unfetched.session(results=str(tmp_path / "elsewhere")), job="j", start=print)
     assert error.value.why == LOST
 
 
-def test_a_successful_job_with_a_missing_part_exits_with_6_and_its_document(owed: World) -> None:
-    _, job = follow_last_job(owed)
-    owed.replace_node(1)
-    line = owed.open_connections()
+def test_a_successful_job_with_a_missing_part_exits_with_6_and_its_document(unfetched: World) -> None:
+    _, job = follow_last_job(unfetched)
+    unfetched.replace_node(1)
+    line = unfetched.open_connections()
     line.cut = {1}
     line.failures[1] = NodeError("lost")
     with pytest.raises(NodeError) as error:
-        fetch_followed_job(owed.connected(line=line), job)
+        fetch_followed_job(unfetched.connected(line=line), job)
     document = error.value.document()
     assert (error.value.exit_code, document["state"]) == (6, "succeeded")
     assert (document["fetched"], document["missing"]) == (False, (1,))

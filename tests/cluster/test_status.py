@@ -19,16 +19,16 @@ def test_status_without_a_cluster_searches_one_region(
     assert cloud.requests_of("DescribeInstances") and not cloud.requests_of("DescribeRegions")
 
 
-def test_status_dates_an_unfollowed_job_until_its_nodes_are_asked(owed: World) -> None:
+def test_status_dates_an_unfollowed_job_until_its_nodes_are_asked(unfetched: World) -> None:
     def read_status() -> tuple[str, str | None, bool]:
-        [job] = make_cluster_document(owed.located())["jobs"]
+        [job] = make_cluster_document(unfetched.located())["jobs"]
         return job["state"], job["last_seen"], job["fetched"]
 
     state, last_seen, fetched = read_status()
     assert (state, fetched) == ("running", False)
     assert last_seen is not None
     assert last_seen.endswith("Z")
-    jobs(owed.session())
+    jobs(unfetched.session())
     assert read_status() == ("succeeded", None, False)
-    fetch(owed.session(), start=print)
+    fetch(unfetched.session(), start=print)
     assert read_status() == ("succeeded", None, True)

@@ -2,5 +2,5 @@
 
 from tests.support.desk import desk
 from tests.support.ended_cluster import home
-from tests.support.owed_results import owed
+from tests.support.owed_results import unfetched
 from tests.support.project_with_data import project

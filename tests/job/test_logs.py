@@ -9,10 +9,10 @@ from tests.support.owed_results import read_logs
 
 
 @pytest.mark.parametrize("fetched", [False, True])
-def test_logs_prints_the_requested_ranks_and_refuses_unknown_ones(owed: World, fetched: bool) -> None:
+def test_logs_prints_the_requested_ranks_and_refuses_unknown_ones(unfetched: World, fetched: bool) -> None:
     if fetched:
-        fetch(owed.session(), job="j", start=print)
-    assert read_logs(owed, ranks=[1]) == b"[rank 1 @ node1] line of 1\n"
+        fetch(unfetched.session(), job="j", start=print)
+    assert read_logs(unfetched, ranks=[1]) == b"[rank 1 @ node1] line of 1\n"
     with pytest.raises(NotFoundError, match="job j has no rank 7") as error:
-        read_logs(owed, ranks=[1, 7])
+        read_logs(unfetched, ranks=[1, 7])
     assert error.value.why == "it has 2 ranks, on node0, node1"

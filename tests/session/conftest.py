@@ -3,4 +3,4 @@
 from tests.support.desk import desk
 from tests.support.lab import records
 from tests.support.moto_fixtures import aws, clock, cloud, gateway, on
-from tests.support.owed_results import owed
+from tests.support.owed_results import unfetched

@@ -12,14 +12,14 @@ from tests.support.folder_nodes import World, start_script
 from tests.support.owed_results import fetched_nodes
 
 
-def test_a_node_that_loses_its_connection_does_not_hide_the_other(owed: World) -> None:
-    owed.cut = {1}
-    [job] = jobs(owed.session())["jobs"]
+def test_a_node_that_loses_its_connection_does_not_hide_the_other(unfetched: World) -> None:
+    unfetched.cut = {1}
+    [job] = jobs(unfetched.session())["jobs"]
     assert (job["job"], job["nodes"][1].instance_id) == ("j", "i-1")
-    assert "node1 was skipped: node1: the connection was lost" in owed.events
+    assert "node1 was skipped: node1: the connection was lost" in unfetched.events
     with pytest.raises(NodeError):
-        fetch(owed.session(), job="j", start=print)
-    assert (fetched_nodes(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
+        fetch(unfetched.session(), job="j", start=print)
+    assert (fetched_nodes(unfetched), unfetched.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
 
 
 def test_a_job_that_nodes_list_is_ignored_if_its_results_folder_exists(world: World) -> None:

@@ -15,7 +15,7 @@ open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
 
 
 @pytest.fixture
-def owed(world: World) -> World:
+def unfetched(world: World) -> World:
     """A cluster with the unfetched results of job `j`, which has succeeded."""
     start_script(world, SAVES, name="j")
     world.homes.wait("j")

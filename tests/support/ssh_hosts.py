@@ -181,11 +181,11 @@ class Lab:
         return done.stdout
 
 
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    """Poll a condition until a deadline. Fails with `what` after it."""
+def wait_until(condition: Callable[[], bool], label: str, seconds: float = 20) -> None:
+    """Poll a condition until a deadline. Fails with `label` after it."""
     deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+    while not condition():
+        assert time.monotonic() < deadline, f"{label}: not within {seconds} s"
         time.sleep(0.02)
 
 

@@ -80,7 +80,7 @@ KINDS = {
 }
 
 
-def agree(what: object) -> None:
+def agree(_: object) -> None:
     """Confirm everything."""
 
 
