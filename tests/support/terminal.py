@@ -55,7 +55,7 @@ class Terminal:
         ours, theirs = os.openpty()
         termios.tcsetwinsize(theirs, self._size)
         words = shlex.split(command)
-        process = self._started(words, theirs)
+        process = self._start(words, theirs)
         os.close(theirs)
         waiting, visible = list(answers), []
         ends = time.monotonic() + limit_s
