@@ -1,1 +1,1 @@
-"""The verbs of a cluster, one file each."""
+"""The verbs that act on a cluster, one file each."""

@@ -37,17 +37,16 @@ LEAST_SHARE = 0.5
 """Nodes are measured in pairs if an all-reduce reaches less than this share of the type's network
 bandwidth."""
 LEAST_GBYTE_S = 0.005
-"""The same limit as a bandwidth, for a type of unknown bandwidth: no network is that slow."""
+"""The same limit as a bandwidth, for types whose bandwidth is unknown: no network is that slow."""
 UPLOAD_BYTES = 3_000_000
-"""How much each of two nodes sends to this machine: a measurement between the two does not show which is
-slow."""
+"""How much each of two nodes sends to this machine; timing only the pair cannot show which one is slow."""
 
 
 def check_before_launch(session: Session) -> DoctorDocument:
-    """Return the `doctor` document of the checks that are possible before a launch.
+    """Return the `doctor` document with the checks that are possible before a launch.
 
-    Changes nothing, except what `prepare_local_saving` creates. All checks run, even after a failed check.
-    Raises ConfigError if the cluster exists in another target, and what `prepare_local_saving` raises.
+    Changes nothing, except what `prepare_local_saving` creates. All checks run, even after one fails. Raises
+    ConfigError if the cluster exists in another target, and the errors of `prepare_local_saving`.
     """
     from awsddp.aws.preflight import (
         CONFIGURATION,
@@ -88,7 +87,7 @@ def _placeholders(session: Session) -> RequestValues:
 
 
 def _with_local_checks(session: Session, checks: Sequence[Check]) -> DoctorDocument:
-    """Return the document of `checks`, and of further checks of this machine's programs and the jump host."""
+    """Return the document for `checks` and further checks: this machine's programs and the jump host."""
     all_checks = [_run_check("rsync and ssh", rsync.find_rsync), *checks]
     if (jump := find_jump_host(session)) is not None:
         all_checks.append(_run_check("jump host", jump.ensure_connected, jump.name))
@@ -117,7 +116,7 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
     with open_target(session, record := session.folder.read()) as target:
         aws = aws_client_for(session, target)
         facts = gather_facts(aws, session.spec, target, record)
-        plan = make_plan(session.spec, replace(facts, quotas={}))  # the plan if the quota were sufficient
+        plan = make_plan(session.spec, replace(facts, quotas={}))  # the plan as if the quota were sufficient
         quota = find_quota(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
@@ -146,10 +145,10 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
 
 
 def check_cluster(session: Session) -> DoctorDocument | None:
-    """Return the `doctor` document of the cluster's nodes; None if this machine has no record of the cluster.
+    """Return the `doctor` document for the cluster's nodes, or None if the cluster has no record here.
 
-    Takes a limited time and ends no job. Raises NoReachableNodes if no node can be reached, InUse while
-    another client starts a job, CloudError.
+    Takes a limited time, and does not end any jobs. Raises NoReachableNodes if no node can be reached, InUse
+    if another client is starting a job, CloudError.
     """
     if session.folder.read() is None:
         return None
@@ -163,7 +162,7 @@ def check_cluster(session: Session) -> DoctorDocument | None:
 
 
 def make_doctor_document(session: Session, checks: Sequence[Check]) -> DoctorDocument:
-    """Return the `doctor` document of these checks."""
+    """Return the `doctor` document with these checks."""
     return DoctorDocument(
         checks=tuple(replace(check, hint=complete_commands(session, check.hint)) for check in checks)
     )
@@ -205,7 +204,7 @@ def _login_checks(connected: ConnectedCluster) -> list[Check]:
 def _group_checks(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> list[Check]:
-    """Return the checks of a process group over all ranks of `nodes`; of pairs too if it is slow or hangs."""
+    """Check a process group over all ranks of `nodes` and, if it is slow or hangs, over pairs of nodes."""
     if len(nodes) < 2:
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     connected.session.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
@@ -230,9 +229,9 @@ def _group_checks(
 def _measure_pairs(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> dict[int, float]:
-    """Return the best rate of each node (MB/s) in process groups with two other nodes, or 0 if all fail.
+    """Return each node's best rate (MB/s) in process groups with two other nodes, or 0 if all of them fail.
 
-    A slow node is measured once more, together with a node that is not slow.
+    A slow node is measured again, paired with a node that is not slow.
     """
     connected.session.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
     best = dict.fromkeys(nodes, 0.0)
@@ -264,7 +263,7 @@ def _measure_uploads(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[
 
 
 def _network_gbyte_s(cluster: LocatedCluster) -> float | None:
-    """Return the network bandwidth of the cluster's instance type in GB/s; None if its GPUs are not real."""
+    """Return the instance type's network bandwidth in GB/s, or None if its GPUs are not real."""
     if any(prepared.driver is None for prepared in cluster.record.prepared):
         return None
     return network_gbyte_s(cluster.record.instance_type)
@@ -273,7 +272,7 @@ def _network_gbyte_s(cluster: LocatedCluster) -> float | None:
 def _run_groups(
     connected: ConnectedCluster, probes: node_checks.Probes, groups: Sequence[Sequence[int]]
 ) -> list[node_checks.GroupProgress]:
-    """Run train/probe.py as a job on all `groups` of nodes at the same time; return the ranks' reports."""
+    """Run train/probe.py as a job on all `groups` at the same time; return the ranks' reports."""
     groups = [sorted(nodes) for nodes in groups]  # a group's ranks meet on its first node
     formed = [
         node_checks.GroupProgress(

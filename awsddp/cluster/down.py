@@ -50,7 +50,7 @@ def down(
         if not known_only:
             raise
         session.say(f"AWS was not searched: {error.message}")
-        return _document(LocatedCluster(session=session))  # no record, and -y needs one
+        return _document(LocatedCluster(session=session))  # there is no record, and -y needs one
 
 
 def _down(
@@ -98,9 +98,9 @@ def _down(
 
 
 def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> tuple[str, ...]:
-    """Terminate the clusters of this name, one per id, and return the terminated instances.
+    """Terminate all clusters with this name (each has its own id), and return the terminated instances.
 
-    Raises LeftoverError if something cannot be terminated, after everything else was terminated.
+    Terminates everything it can, then raises LeftoverError if anything is left.
     """
     terminated: list[str] = []
     leftovers: list[str] = []
@@ -123,12 +123,12 @@ def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> t
 
 
 def _with_unfetched(cluster: LocatedCluster, listed: ClusterListing) -> ClusterListing:
-    """Return the listing with the jobs that are really unfetched on each node.
+    """Return the listing, with the jobs that are really unfetched on each node.
 
-    These are the jobs in the node's tags, without jobs whose results are fetched or, for nodes that do not
-    run, are in S3; released jobs are added if their results are no longer in S3. If the results are in S3,
-    logs and metrics are downloaded, because no node will report them later. For jobs on running nodes S3 is
-    not read here: because others can write to the bucket, `fetch_unfetched_results` asks the node.
+    These are the jobs in the node's tags, except those whose results are fetched (or, if the node is not
+    running, are in S3), and released jobs whose results are no longer in S3. If the results are in S3, logs
+    and metrics are downloaded, because no node will report them later. S3 is not checked here for jobs on
+    running nodes: because others can write to the bucket, `fetch_unfetched_results` asks the node.
     """
     session = cluster.session
     record = (
@@ -160,7 +160,7 @@ def _instance_ids(job: JobRecord) -> set[str]:
 
 
 def _is_on_running_node(listed: ClusterListing, job: JobRecord) -> bool:
-    """Return True if the tag of a node that is not stopped or terminated names unfetched results of a job."""
+    """Return True if the tag of a starting or running node names unfetched results of the job."""
     ran_on = _instance_ids(job)
     return any(
         node.state not in (*OFF_STATES, *ENDED_STATES)

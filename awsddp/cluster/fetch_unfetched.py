@@ -15,10 +15,10 @@ FETCH_REACH_S = 60.0
 
 
 def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> None:
-    """End the running jobs, and fetch all unfetched results, before the nodes are terminated.
+    """Before the nodes are terminated, end the running jobs and fetch all unfetched results.
 
-    Reports results that were lost with a node. Raises NodeError, with the jobs, the price and the next steps,
-    if results remain on nodes, and ConfigError if this machine cannot store the results.
+    Reports results that were lost with a node. If results remain on nodes, raises NodeError with the jobs,
+    the price and the next steps. Raises ConfigError if this machine cannot store the results.
     """
     holders = [node for node in listed.live if node.unfetched]
     if not holders:
@@ -53,7 +53,7 @@ def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> 
 
 
 def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
-    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why.
+    """Fetch the running nodes' unfetched results; return {node that did not answer: reason}.
 
     If a job's results are all in S3, according to its nodes and to S3, only its logs and metrics are fetched,
     and its name is added to `saved`.
@@ -66,7 +66,7 @@ def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, 
             for job in list_jobs_on_nodes(connected, partial=True)
             if has_unfetched_results(session, names, job)
         ]
-        # End the newest job first, because the end of a job starts the job that waits for it.
+        # End the newest job first: when a job ends, the job that waits for it starts.
         for job in reversed([end_job(connected, job) for job in reversed(unfetched)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
@@ -89,7 +89,7 @@ def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, 
 def _not_fetched_error(
     cluster: LocatedCluster, listed: ClusterListing, nodes: list[Node], why: str
 ) -> NodeError:
-    """Return the error with the unfetched jobs, the price of their nodes, and the next steps."""
+    """Return the error with the unfetched jobs, their nodes' price, and the next steps."""
     stopped = [node_name(node.node) for node in nodes if node.state in OFF_STATES]
     next_steps = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
     next_steps.append("awsddp down --discard   # terminate the nodes and lose what they hold")

@@ -1,4 +1,4 @@
-"""List clusters of all regions and owners, terminate orphans, and list the clusters that have a record."""
+"""List all owners' clusters in all regions, terminate orphans, and list the clusters that have a record."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Search(NamedTuple):
-    """A search of one target, and which of its regions were searched."""
+    """The results of searching one target, and which of its regions were searched."""
 
     cluster: LocatedCluster
     regions: list[str]
@@ -33,7 +33,7 @@ class _Search(NamedTuple):
 
 
 def status_all(session: Session) -> list[FoundCluster]:
-    """Return the `status` documents of all clusters in all regions, of all owners, including orphans.
+    """Return the `status` documents of all clusters in all regions: all owners' clusters, including orphans.
 
     Includes a running local cloud. With --local only the local cloud is searched, with --region only that
     region. Raises CloudError if no region answers.
@@ -46,8 +46,8 @@ def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[
     """Terminate the caller's resources whose cluster has no instance or is past its expiry.
 
     A cluster with unfetched results is not terminated, unless `discard`. `confirm` is called with the list of
-    orphans and raises an exception to refuse. Raises LeftoverError if an orphan was left because of its
-    results or could not be terminated, CloudError if AWS does not answer.
+    orphans and raises an exception to refuse. Raises LeftoverError if an orphan was kept for its results or
+    could not be terminated, CloudError if AWS does not answer.
     """
     from awsddp.aws.teardown import teardown
 
@@ -155,7 +155,7 @@ def _search_target(session: Session, target: Target) -> _Search:
 
 
 def _document(cluster: LocatedCluster, holding: "Holding") -> FoundCluster:
-    """Return the document of a cluster; if this machine has the cluster's record, add what `status` shows."""
+    """Return the cluster's document; if this machine has the cluster's record, add what `status` shows."""
     listed = holding.cluster
     located = _with_record(cluster, listed)
     document = make_cluster_document(located)
@@ -180,7 +180,7 @@ def _is_alive(cluster: LocatedCluster) -> bool:
 
 
 def _with_record(cluster: LocatedCluster, listed: ClusterListing, *, wait: bool = False) -> LocatedCluster:
-    """Return a listed cluster with its record and a new listing, or with `listed` if there is no record.
+    """Return a listed cluster with its record and a new listing, or with `listed` if it has no record.
 
     With `wait`, first waits until AWS lists the instances that this machine launched, as `down` does.
     """
@@ -214,9 +214,10 @@ def _describe_orphan(cluster: LocatedCluster, holding: "Holding") -> str:
 
 
 def list_known_clusters(session: Session) -> HomeDocument:
-    """Return the clusters that have a record, as last seen, and whether a local cloud runs.
+    """Return the clusters that have a record, as last seen, and whether a local cloud is running.
 
-    Sends no requests, so that a cluster may have ended since it was last seen; `status` shows whether it has.
+    Because no requests are sent, a cluster may have ended since it was last seen; `status` shows whether it
+    has.
     """
     registry = JobRegistry(session)
     clusters = [

@@ -18,17 +18,17 @@ from awsddp.settings.values import parse_idle
 from awsddp.state import ClusterFolder, Record
 from awsddp.util.parallel import run_each
 
-# Pauses of capacity.retry_until_up: capacity returns in minutes, not in seconds.
+# The pauses for capacity.retry_until_up: capacity returns within minutes, not seconds.
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
 def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = None) -> LocatedCluster:
     """Create the key, the security groups and the instances; each step is recorded before it is done.
 
-    Returns the cluster with its record, the AWS client of the launch's region, and only the new nodes. An
-    existing cluster keeps its id and nodes; the plan's expiry counts from `now`. If AWS has no capacity, the
-    plan's alternatives are tried in order, and tried again with `capacity.retry_until_up`. What a refused
-    launch created is removed. Raises CapacityError, CloudError or ConfigError.
+    Returns the cluster with its record, the AWS client for the region of the launch, and only the new nodes.
+    An existing cluster keeps its id and nodes; the plan's expiry counts from `now`. If AWS has no capacity,
+    the plan's alternatives are tried in order (repeatedly with `capacity.retry_until_up`). If the launch is
+    refused, what it created is removed. Raises CapacityError, CloudError or ConfigError.
     """
     from awsddp.aws.waits import CLOCK, growing_pauses
 
@@ -82,7 +82,7 @@ def _try_alternatives(
 def _launch_values(
     session: Session, plan: LaunchPlan, cluster_id: str, now: datetime
 ) -> tuple[RequestValues, str]:
-    """Return the values for the requests of all attempts of one round, and the nodes' temporary host key."""
+    """Return the values that all requests in one round share, and the nodes' temporary host key."""
     from awsddp.nodes.hostkeys import ensure_login_key, make_key
     from awsddp.nodes.provision import render_user_data
 
@@ -104,7 +104,7 @@ def _launch_values(
 def _launch_once(
     cluster: LocatedCluster, plan: LaunchPlan, values: RequestValues, host_key: str
 ) -> LocatedCluster:
-    """Launch the nodes of one plan, after writing its record and its intent to the folder."""
+    """Launch one plan's nodes, after writing the record and the intent to the folder."""
     from awsddp.aws import instances
     from awsddp.aws.launch_resources import ensure_launch_resources
 
@@ -124,7 +124,7 @@ def _launch_once(
 
 
 def _save_record(folder: ClusterFolder, record: Record) -> None:
-    """Write the record of a launch; keep the jobs that other commands have added in the meantime."""
+    """Write the record of a launch; keep jobs that other commands have added in the meantime."""
 
     def change(current: Record) -> Record:
         return replace(record, jobs=current.jobs, seen=current.seen) if current.id == record.id else record
@@ -136,7 +136,7 @@ def _save_record(folder: ClusterFolder, record: Record) -> None:
 def _clean_up(cluster: LocatedCluster, values: RequestValues) -> None:
     """Delete what a failed launch created in a region, and restore the previous record.
 
-    Leftovers and errors of AWS are reported, not raised.
+    Leftovers and errors from AWS are reported, not raised.
     """
     from awsddp.aws.clusters import find_clusters
 
@@ -193,7 +193,7 @@ def _make_record(cluster: LocatedCluster, plan: LaunchPlan, values: RequestValue
 def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
     """Return the plan for the region of `facts`; the plans for `capacity.regions` are its alternatives.
 
-    If there is no plan for a region, the plan gets a warning. Raises the first region's error if no region
+    If a region has no plan, the returned plan gets a warning. Raises the first region's error if no region
     has a plan.
     """
     plans: list[LaunchPlan] = []
@@ -213,7 +213,7 @@ def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
 
 
 def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
-    """Return the plan of a region, or the error; `facts` are the facts of the first region."""
+    """Return the plan for a region, or the error; `facts` are those of the first region."""
     session = cluster.session
     capacity = session.spec.capacity
     try:

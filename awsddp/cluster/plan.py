@@ -1,4 +1,4 @@
-"""plan: what `up` would do and cost; the settings, and the instance types that AWS offers."""
+"""plan: what `up` would do and cost. Also lists the settings, and the instance types that AWS offers."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -54,7 +54,7 @@ def read_facts_and_cluster(
         owner = find_owner(aws, record)
         if record is not None:
             check_account(cluster)
-        import_in_thread("awsddp.nodes.hostkeys")  # an earlier import would delay the first call to AWS
+        import_in_thread("awsddp.nodes.hostkeys")  # importing this earlier would delay the first call to AWS
         return refresh_listing(cluster, owner=owner)
 
     facts, cluster = run_both(lambda: gather_facts(aws, session.spec, target, record), list_nodes)

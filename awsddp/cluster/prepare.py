@@ -14,8 +14,8 @@ from awsddp.util.parallel import NodesFailed, import_in_thread
 def prepare_nodes(cluster: LocatedCluster, *, has_hosts: bool = True) -> LocatedCluster:
     """Wait until all nodes run, prepare new nodes, and set the expiry on all; return the cluster.
 
-    The expiry tag is written last, so that a node with the right tag surely has the expiry. If `has_hosts` is
-    False (instances of the local cloud without hosts), there is nothing to log in to.
+    The expiry tag is written last, so that a node with the right tag is sure to have the expiry. If
+    `has_hosts` is False (the local cloud runs without hosts), there is nothing to log in to.
     """
     from awsddp.aws.instances import check_still_running, wait_running
     from awsddp.aws.power import poweroff, tag_expiry
@@ -80,7 +80,7 @@ def _log_in(cluster: LocatedCluster) -> None:
     except NodesFailed as error:
         check_still_running(cluster.aws, cluster.nodes)
         layers = {getattr(failure, "layer", "") for failure in error.failures.values()}
-        if layers <= {"refused", "banner"}:  # the machine answers, but its SSH server does not
+        if layers <= {"refused", "banner"}:  # the machine responds, but its SSH server does not
             from awsddp.agent_client.node_checks import replace_command
 
             unresponsive = [node for node in cluster.nodes if node.node in error.failures]
@@ -93,7 +93,7 @@ def _log_in(cluster: LocatedCluster) -> None:
 
 
 def accept_host_keys(cluster: LocatedCluster, nodes: Sequence[Node]) -> None:
-    """Accept the last launch's temporary host key from those of its nodes that have no known host key yet."""
+    """Accept the last launch's temporary host key from its nodes whose own host keys are not known yet."""
     from awsddp.nodes import hostkeys
 
     if (intent := cluster.record.intent) is not None:

@@ -36,7 +36,7 @@ def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Rec
     from awsddp.aws.instances import list_impaired
 
     record, own_listing = cluster.record, own_listing_or_empty(cluster)
-    bill = compute_bill(cluster, own_listing)  # also writes to the ledger which nodes have ended
+    bill = compute_bill(cluster, own_listing)  # also records in the ledger which nodes have ended
     current = ExistingCluster(
         cluster=own_listing,
         nodes=record.nodes,
@@ -57,7 +57,7 @@ def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Rec
 
 
 def _rate(cluster: LocatedCluster, facts: Facts, own_listing: ClusterListing) -> Rate:
-    """Return the hourly rate that a budget assumes for the record's nodes."""
+    """Return the hourly rate of the record's nodes, as assumed for a budget."""
     record, zones = cluster.record, {node.zone for node in own_listing.live if node.spot}
     if not zones:
         return Rate(usd_per_hour=record.price_usd_per_hour)
@@ -76,9 +76,9 @@ def own_listing_or_empty(cluster: LocatedCluster) -> ClusterListing:
 
 
 def make_change_plan(cluster: LocatedCluster, change: Reconciliation, job_facts: Facts) -> LaunchPlan:
-    """Return the plan of a change, with all its steps; `job_facts` have the job's data sources and `save_to`.
+    """Return the plan for a change, with all its steps; `job_facts` has the job's data sources and `save_to`.
 
-    Raises what `make_plan` raises.
+    Raises the errors of `make_plan`.
     """
     facts = gather_facts(cluster.aws, change.spec, cluster.target, cluster.record)
     facts = replace(facts, data=job_facts.data, saving=job_facts.saving)
@@ -92,9 +92,9 @@ def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> Locate
 
     The expiry is only recorded here: `prepare_nodes` sets it on the nodes. A new jump host is checked first.
     SSH is opened without a question; `confirm` is called before an instance is started or terminated.
-    Unfetched results are fetched before their nodes are terminated. Raises ConfigError if a job runs on such
-    a node, NodeError if its results cannot be fetched, and what a launch raises. After an interruption, the
-    next call continues.
+    Unfetched results are fetched before their nodes are terminated. Raises ConfigError if a job runs on a
+    node to terminate, NodeError if results cannot be fetched, and the errors of a launch. After an
+    interruption, the next call continues.
     """
     session, record = cluster.session, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
@@ -163,18 +163,18 @@ def _changed_fields(
 
 
 def _nodes_of_steps(do: str, change: Reconciliation, nodes: Sequence[Node]) -> list[Node]:
-    """Return those of `nodes` to which the steps of the kind `do` apply."""
+    """Return the `nodes` to which steps of the kind `do` apply."""
     instance_ids = {key for step in change.steps_of(do) for key in step.instances}
     return [node for node in nodes if node.instance_id in instance_ids]
 
 
 def _other_live(cluster: LocatedCluster) -> list[ClusterListing]:
-    """Return the living clusters of the same name that other machines created, which `up` terminates."""
+    """Return the living clusters that other machines created with the same name; `up` terminates them."""
     return [listed for listed in cluster.all_listings if listed.id != cluster.record.id and listed.live]
 
 
 def _price(record: Record, nodes: int) -> float | None:
-    """Return the hourly price of this number of nodes, at the price of the last launch."""
+    """Return the hourly price of this many nodes, at the last launch's price."""
     price = record.price_usd_per_hour
     return price if price is None or nodes == record.nodes else round(price / record.nodes * nodes, 4)
 
@@ -278,7 +278,7 @@ def _forget_prepared(cluster: LocatedCluster, instance_ids: set[str]) -> Located
 
 
 def _start_nodes(cluster: LocatedCluster, stopped: Sequence[Node]) -> LocatedCluster:
-    """Start stopped nodes. As their addresses change, they are later prepared again with the new expiry."""
+    """Start stopped nodes. They are prepared again later, with the new expiry: their addresses change."""
     from awsddp.aws.power import start
 
     if not stopped:

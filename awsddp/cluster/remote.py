@@ -14,7 +14,7 @@ from awsddp.util.formatting import node_name
 from awsddp.util.parallel import results_or_raise
 
 OnOutput = Callable[[int, bytes, bool], None]
-"""A callback that receives a node's number, a piece of its output, and True if the piece is from stderr."""
+"""A callback that receives a node's number, a piece of output, and True if the piece is from stderr."""
 # User input is passed as arguments: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
 
@@ -66,7 +66,7 @@ def run_on_nodes(
 def _command_lines(
     cluster: LocatedCluster, chosen: Collection[int], argv: Sequence[str]
 ) -> dict[int, list[str]]:
-    """Return the command of each chosen node; ranks are numbered over all nodes of the cluster."""
+    """Return each chosen node's command; ranks are numbered across all of the cluster's nodes."""
     from awsddp.agent_client.launch_requests import FIRST_PORT
     from awsddp.agent_client.rank_layout import Rendezvous, fill_placeholders, layout_ranks
 
@@ -122,7 +122,7 @@ def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[st
 
 
 def _shell_command(record: Record, node: int, words: Sequence[str]) -> list[str]:
-    """Return the words that ssh runs on the node, with the Python environment of the ranks first on PATH."""
+    """Return the words that ssh runs on the node, with the ranks' Python environment first on PATH."""
     python = next((prepared.ranks_python for prepared in record.prepared if prepared.node == node), None)
     if not words or python is None:
         return ["--", *words] if words else []

@@ -1,4 +1,4 @@
-"""Report jobs of which a node was replaced while they ran or waited."""
+"""Report jobs that had a node replaced while they ran or waited."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ from awsddp.util.formatting import node_name
 
 
 def report_jobs_without_replaced_nodes(cluster: LocatedCluster) -> None:
-    """Report the jobs of which a node was replaced while they ran or waited, and how to restart them.
+    """Report the jobs that had a node replaced while they ran or waited, and how to restart them.
 
     A job that has started resumes from its checkpoint. Raises NodesFailed, NodeError.
     """
@@ -39,8 +39,7 @@ def _replaced_nodes(job: JobRecord, live_ids: Collection[str]) -> list[str]:
 def _restart_commands(job: JobRecord, *, is_known: bool) -> tuple[str, str]:
     """Return a sentence about a job that lacks a node, and the commands that start it on all nodes.
 
-    `is_known` is True if the remaining nodes report the job. Both strings are empty if there is nothing to
-    do.
+    `is_known` is True if the remaining nodes report the job. Both are empty if there is nothing to do.
     """
     cancel = [f"awsddp cancel {job.job}"] if is_known and job.state in ACTIVE else []
     if cancel and job.state == "running":

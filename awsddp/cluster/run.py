@@ -31,7 +31,7 @@ from awsddp.session.next_steps import add_running_costs, describe_cost
 from awsddp.storage.results_dir import find_fetched_job
 
 IDLE = "10m"
-"""The default idle time of a run's nodes; it is short because no user logs in to them."""
+"""The default idle time for the nodes of a `run`; it is short because no user logs in to them."""
 END_S = 600.0
 """How long a run tries to terminate its nodes while AWS does not answer; after that, their idle time has
 passed."""
@@ -44,7 +44,7 @@ def run_job(
     """Launch a cluster, run the job, fetch its results and terminate the cluster, even after a failure.
 
     With `detach` return once the ranks run; the nodes shut down when they are idle. Before anything is
-    created, raises what `up` raises, and what `train` raises for an invalid job. Raises InUse if another job
+    created, raises the errors of `up`, and those of `train` for an invalid job. Raises InUse if another job
     runs on the cluster, which then stays unchanged. A later failure is raised with the document as its
     `result`.
     """
@@ -84,7 +84,7 @@ def run_job(
 
 
 def with_idle(session: Session) -> Session:
-    """Return the session with the idle time of a run, unless the user set an idle time."""
+    """Return the session with the idle time that `run` uses, unless the user set an idle time."""
     spec = session.spec
     if "cluster.idle" in spec.explicit:
         return session
@@ -107,7 +107,7 @@ def _up_and_train(
     on_lines: Callable[[bytes], None],
     detach: bool,
 ) -> AwsddpError | None:
-    """Run `up` and `train`; a failure after something was created is returned instead of raised."""
+    """Run `up` and `train`; once something has been created, a failure is returned instead of raised."""
 
     def check_plan(change: LaunchPlan | str) -> None:
         if isinstance(change, LaunchPlan):
@@ -126,7 +126,7 @@ def _up_and_train(
             raise
         result.train = error.result
         return error
-    except Exception:  # even a bug of awsddp must not leave nodes running
+    except Exception:  # even a bug in awsddp must not leave nodes running
         _tear_down(session, result)
         raise
     return None
@@ -157,7 +157,7 @@ def down_or_stop(session: Session) -> DownDocument:
             if isinstance(error, NodeError | LeftoverError | ConfigError) and not isinstance(error, InUse):
                 raise
             if not error.retryable or CLOCK.monotonic() >= until:
-                if not (isinstance(error, CloudError) and error.needs_login):  # the command line adds it then
+                if not (isinstance(error, CloudError) and error.needs_login):  # the command line adds it
                     add_running_costs(session, error)
                 raise
             session.say(
@@ -181,7 +181,7 @@ def _down_or_stop(session: Session) -> DownDocument:
 
 
 def _ignore_broken_pipe(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return `on_lines` with BrokenPipeError ignored, so that the run reaches its end."""
+    """Return an `on_lines` that ignores BrokenPipeError, so that the run reaches its end."""
 
     def deliver(data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):

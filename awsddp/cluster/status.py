@@ -23,7 +23,7 @@ from awsddp.util import formatting
 ASK_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
-# The watchdog ignores connections from the ports in this file, so that this login is not use of the node.
+# The watchdog ignores connections from the ports in this file: this login does not count as use of the node.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
 )
@@ -50,7 +50,7 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
 
 
 def _idle_left(cluster: LocatedCluster) -> dict[int, int]:
-    """Return the idle seconds left, by node number, without nodes that do not answer."""
+    """Return {node number: idle seconds left}, without nodes that do not answer."""
     outputs: dict[int, bytes] = {}
 
     def receive(node: int, data: bytes) -> None:
@@ -89,10 +89,10 @@ def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRec
 
 
 def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
-    """Return True if the nodes may have news, which is worth a request that counts as use of the nodes.
+    """Return True if the nodes may have news: only then request it, because that counts as use of the nodes.
 
-    They may if a job was running or uploading when last seen, or if their tags name a job that is not in the
-    record.
+    They may have news if a job was running or uploading when last seen, or if their tags name a job that is
+    not in the record.
     """
     if set(cluster.unfetched_jobs) - {job.job for job in jobs} - {OLDER_JOBS}:
         return True
@@ -106,7 +106,7 @@ def _is_saving(job: JobRecord) -> bool:
 
 
 def make_cluster_document(cluster: LocatedCluster, reported: Collection[JobRecord] = ()) -> ClusterDocument:
-    """Return the document of `up` and `status`, made from the listing of AWS and the record of this machine.
+    """Return the document that `up` and `status` print, made from AWS's listing and this machine's record.
 
     `reported` are jobs that nodes have just reported.
     """
@@ -135,7 +135,7 @@ def make_cluster_document(cluster: LocatedCluster, reported: Collection[JobRecor
 
 
 def _add_record(document: ClusterDocument, record: Record) -> None:
-    """Add to a cluster's document the fields that only the record has."""
+    """Add the fields that only the record has to a cluster's document."""
     nics = {node.instance_id: node.nic for node in record.prepared}
     document.instance_type = document.instance_type or record.instance_type
     document.budget_usd = record.asked.get("cluster.budget_usd")

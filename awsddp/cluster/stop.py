@@ -20,9 +20,9 @@ STOP_REACH_S = 30.0
 def stop(session: Session, *, confirm: Callable[[str], None]) -> ClusterDocument:
     """Stop the cluster's instances and return the `status` document.
 
-    A running job is ended first and gets its grace; results stay on the disks. `confirm` is called before
-    that and raises an exception to refuse. Raises NotFoundError, CloudError, ConfigError for spot nodes,
-    which cannot be stopped, and NodeError if an instance does not stop or results would be lost.
+    A running job is ended first, with its grace; results stay on the disks. `confirm` is called before that
+    and raises an exception to refuse. Raises NotFoundError, CloudError, ConfigError for spot nodes, which
+    cannot be stopped, and NodeError if an instance does not stop or results would be lost.
     """
     from awsddp.aws.power import stop as stop_nodes
 
@@ -74,7 +74,7 @@ def _end_jobs(cluster: LocatedCluster, listed: ClusterListing) -> None:
             refuse_ephemeral_results(
                 connected, [job for job in jobs if has_unfetched_results(session, listed.unfetched, job)]
             )
-            # End the newest job first, because the end of a job starts the job that waits for it.
+            # End the newest job first: when a job ends, the job that waits for it starts.
             session.folder.save_jobs(*[end_job(connected, job) for job in reversed(jobs)])
     except Ephemeral:
         raise

@@ -1,1 +1,1 @@
-"""The verbs of a job, one file each, and what they share."""
+"""The verbs that act on a job, one file each, and what they share."""

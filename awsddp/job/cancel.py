@@ -23,7 +23,7 @@ def cancel(session: Session, *, job: str | None = None) -> JobDocument:
     """End a job (`JobRegistry.resolve_name`; the last running job by default); return its `train` document.
 
     A job that has ended is returned unchanged. Results stay on the nodes until they are fetched. Unreachable
-    nodes are reported; the other nodes end the job. Raises NotFoundError for an unknown job or if no job
+    nodes are reported; the other nodes end the job. Raises NotFoundError if the job is unknown or no job
     runs, NoReachableNodes if no node is reachable.
     """
     return cancel_jobs(session, [] if job is None else [job])[0]
@@ -49,7 +49,7 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
                 refuse_unlaunched_job(name, unbegun)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []
-        # Waiting jobs first, the newest first, so that no waiting job starts because another job ends.
+        # Waiting jobs first, newest to oldest, so that no waiting job starts because another job ends.
         for job in sorted({job.job: job for job in reversed(chosen)}.values(), key=_is_running):
             ended = end_job(connected, job)
             session.folder.save_jobs(ended)

@@ -38,7 +38,7 @@ def _saved_checkpoint(session: Session, uri: str) -> Checkpoint:
 
 
 def _last_job(session: Session) -> str:
-    """Return the last launched job of the same script that has results in the project's results folder.
+    """Return the last launched job that ran the same script and has results in the project's results folder.
 
     Raises ConfigError.
     """

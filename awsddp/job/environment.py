@@ -1,4 +1,4 @@
-"""Build the environment of a job on its nodes."""
+"""Build a job's environment on its nodes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

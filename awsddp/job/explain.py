@@ -25,7 +25,7 @@ _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def explain_cause(session: Session, job: JobRecord) -> JobRecord:
-    """Return the job; if this machine's files explain its cause, the reason and a next step are added to it.
+    """Return the job. If this machine's files explain the cause, the reason and a next step are added.
 
     Covers a module, package, file or variable that is missing on the nodes, and limits of a rehearsal.
     """
@@ -52,7 +52,7 @@ def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
     from awsddp.plan.project import source_folders
 
     module = cause.values.get("module", "")
-    if not _MODULE.fullmatch(module):  # the node's text would go into a command that the user copies
+    if not _MODULE.fullmatch(module):  # text from the node would go into a command that the user copies
         return cause
     top = module.partition(".")[0]
     project, listing = (
@@ -109,7 +109,7 @@ def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    """Explain why the file in the cause is missing, or else name data of the job that is not synced."""
+    """Explain why the file in the cause is missing, or else name job data that is not synced."""
     from awsddp.job.script_paths import find_mentioned_data
 
     explained_cause = _explain_path(session, job, cause)
@@ -163,9 +163,7 @@ def _explain_variable(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_unsynced(session: Session, job: JobRecord, cause: Cause, entry: tuple[str, str]) -> Cause:
-    """Add that a path is not synced and which `entry` (path, file or key) excludes it; advise to send its
-    folder.
-    """
+    """Add that a path is not synced, which `entry` (path, file or key) excludes it, and how to send it."""
     path, source = entry
     folder = path.rpartition("/")[0]
     include = f"!/{folder}/**" if folder and not path.endswith("/") else f"!/{path}"
@@ -178,7 +176,7 @@ def _explain_unsynced(session: Session, job: JobRecord, cause: Cause, entry: tup
 
 
 def _rerun_command(session: Session, job: JobRecord, changes: Mapping[str, OptionValue]) -> str:
-    """Return the command that runs the job again with `changes` (by key of awsddp.toml)."""
+    """Return the command that runs the job again with `changes`, a dict of awsddp.toml keys and values."""
     return complete_commands(
         session, shlex.join(["awsddp", "train", *command_arguments("train", changes)]), job=job
     )
@@ -189,7 +187,7 @@ def _extend(cause: Cause, why: str, advice: str) -> Cause:
 
 
 def _find_modules(project: Path, module: str) -> Iterator[str]:
-    """Yield the paths of a module in the project or in a top-level folder of it, relative to the project."""
+    """Yield a module's paths in the project or in one of its top-level folders, relative to the project."""
     entries = sorted(project.iterdir())
     tops = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     for folder in ("", *tops):

@@ -1,6 +1,6 @@
 """fetch: download a job's results, verify them, then release the nodes, which may end them.
 
-Files that stay on the nodes are reported, with the reason and the next step.
+Files that stay on the nodes are reported with the reason and the next step.
 """
 
 import contextlib
@@ -51,13 +51,13 @@ from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import NodesFailed, results_or_raise, run_in_thread
 
 FETCH_S = 600.0
-"""How long another client of this machine may take to fetch the same results."""
+"""How long another client on this machine may take to fetch the same results."""
 FRESH_S = 2.0
-"""The maximum age of node tags that are written back, if no client of this machine has locked them since."""
+"""The maximum age of node tags that are written back if no client on this machine has locked them since."""
 MANIFEST_S = 300.0
 """How long a node may take to list its results."""
 MAX_NAMED = 10
-"""How many files a message names at most."""
+"""The maximum number of files that a message names."""
 ALL_RESULTS = "all results"
 CHANGE_OWNER = (
     "awsddp exec 'sudo find ~/awsddp/work ! -user $USER -exec chown -h $USER {} +'   # then fetch again"
@@ -75,10 +75,10 @@ def fetch(
     document.
 
     Results that are already fetched need no node, unless `refetch`. `start` is called to start nodes that
-    stopped with results (it raises an exception to refuse); the document then has `started`. Results come
-    from S3 if S3 has all of them, the job has no nodes any more, or its nodes are lost during the fetch. If a
-    part is missing, the other parts are fetched, and NodeError (for S3 also FilesChanged) is raised with the
-    document as its `result`. Raises NotFoundError for an unknown job, NoReachableNodes.
+    stopped with results (it raises an exception to refuse); the document then has `started`. Results are
+    fetched from S3 if S3 has all of them, the job has no nodes any more, or its nodes are lost during the
+    fetch. If a part is missing, the other parts are fetched, then NodeError (or, from S3, FilesChanged) is
+    raised with the document as its `result`. Raises NotFoundError for an unknown job, NoReachableNodes.
     """
     if is_s3_uri(job):
         return _fetch_saved(session, job)
@@ -151,7 +151,7 @@ def fetch_jobs(
             documents.append(error.result)
         on_document(documents[-1])
     if failed is not None:
-        failed.result = None  # it has been reported
+        failed.result = None  # the failure has been reported
         raise failed
     return documents
 
@@ -206,7 +206,7 @@ def fetch_from_nodes(
 ) -> dict[int, NodeFiles]:
     """Fetch a job's results from the reachable nodes, verify them, then release the nodes.
 
-    job.json in the results folder lists the missing nodes. A lock admits one client of this machine at a
+    job.json in the results folder lists the missing nodes. A lock admits one client on this machine at a
     time. If the results exceed job.results_limit, `session.confirms` decides. With `wait_for_uploads` the
     nodes of a job that saves to S3 are released after its last upload. Raises Unfetched if files of the job
     stay on the nodes, NodeError if a node does not send a file that it listed, ConfigError if the disk is
@@ -288,7 +288,7 @@ def _fetch_and_release(
 
 
 class UnfetchedFile(NamedTuple):
-    """A file of a job that is still on a node: its path there, size in bytes, reason and next step."""
+    """A job's file that is still on a node: its path there, its size in bytes, the reason, the next step."""
 
     node: int
     path: str
@@ -299,9 +299,9 @@ class UnfetchedFile(NamedTuple):
 
 @dataclass(kw_only=True)
 class Selected:
-    """The files and links to fetch by node, and the files that stay unfetched afterwards.
+    """The files and links to fetch, by node, and the files that will stay unfetched.
 
-    `growing` are files that the running job was writing or has removed: they are fetched later.
+    `growing` files are those that the running job was writing or has removed: they are fetched later.
     """
 
     wanted: dict[int, list[ResultFile]]
@@ -316,11 +316,11 @@ class Unfetched(NodeError):
 def select_results(
     connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path
 ) -> Selected:
-    """Request the lists of a job's results, and return the files to fetch into `target` and those to leave.
+    """Request each node's list of results; return the files to fetch into `target` and those to leave.
 
     If the results exceed job.results_limit, `session.confirms` decides. Skipped files are reported by name;
-    for files that job.exclude matches, only their number is reported. If a node does not list its results,
-    all its results count as unfetched. Raises NodeError if no node lists them.
+    of those that job.exclude matches, only the number is reported. If a node does not list its results, all
+    its results count as unfetched. Raises NodeError if no node lists them.
     """
     manifests, failures = _query_manifests(connected, job, nodes)
     if failures and not manifests:
@@ -346,7 +346,7 @@ def _is_in(targets: Collection[str], path: str) -> bool:
 
 
 def _is_synced(session: Session, file: ResultFile) -> bool:
-    """Return True if a file equals its copy in the project folder, for example after chown -R on the node."""
+    """Return True if a file has its project copy's content (for example, after a chown -R on the node)."""
     if file.digest is None:
         return False
     path = Path(session.job_spec.sync.workdir, file.home.partition("/")[2])
@@ -391,7 +391,7 @@ def refuse_ephemeral_results(connected: ConnectedCluster, jobs: Sequence[JobReco
 def _unfetched_error(
     job: JobRecord, unfetched: Sequence[UnfetchedFile], lost: Mapping[int, str]
 ) -> Unfetched:
-    """Return the error that lists the unfetched files with next steps, and why parts are `lost`."""
+    """Return the error that lists the unfetched files, the next steps, and why parts are `lost`."""
     sizes = [file.size for file in unfetched if file.path != ALL_RESULTS]
     parts = [files_text(len(sizes), sum(sizes))] if sizes else []
     parts += [f"everything on {node_name(file.node)}" for file in unfetched if file.path == ALL_RESULTS]
@@ -417,7 +417,7 @@ def _list_files(unfetched: Sequence[UnfetchedFile]) -> str:
 def _query_manifests(
     connected: ConnectedCluster, job: JobRecord, used: Collection[int], **more: Any
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
-    """Return the lists of the nodes, and the errors of the nodes that sent none."""
+    """Return the lists that the nodes sent, and the errors of the nodes that sent none."""
     request = make_manifest_request(connected.session, job, **more)
     answers = call_each_node(connected.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
     failures = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
@@ -427,7 +427,7 @@ def _query_manifests(
 
 
 def make_manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
-    """Return the request for the list of a job's results; `more` are further fields of messages.Manifest."""
+    """Return the request for the list of a job's results; `more` has further fields of messages.Manifest."""
     job_settings = session.job_spec.job
     ranks = [(rank.rank, rank.node) for rank in job.ranks]
     exclude = exclude_patterns(job_settings.exclude)
@@ -467,7 +467,7 @@ def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -
 
 
 def _report_skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[UnfetchedFile]:
-    """Report the files that stay on the nodes (those of job.exclude as a count); return those of the job."""
+    """Report files that stay on the nodes (those of job.exclude as a count); return the job's own files."""
     files = sum(manifest.excluded.files for manifest in manifests.values())
     if files:
         size = sum(manifest.excluded.size for manifest in manifests.values())

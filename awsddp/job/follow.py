@@ -33,22 +33,22 @@ from awsddp.util.formatting import duration, node_name
 
 SILENT_S = 12.0
 HINT_S = 300.0
-"""After how long without output a job is reported as silent."""
+"""A job that prints nothing for this long is reported as silent."""
 EXTRA_PATIENCE_S = 60.0
 """How much longer than `job.heartbeat_timeout` to retry connecting, because agents notice a break later.
 
-Also how long to retry a node whose sshd refuses, after the other nodes have reported the end of the job."""
+Also how long to retry a node whose sshd refuses connections after the other nodes have reported the job's
+end."""
 _CONNECT_S = 5.0
-_RETRY_S = 10.0  # between two attempts while other nodes are followed
+_RETRY_S = 10.0  # between two attempts, while other nodes are followed
 _CHECK_S = 1.0
 _GONE = ("terminated", "stopped")
 _FRUITLESS = 30  # consecutive streams that a node may end without sending data
 FETCH_INTERVAL_S = 30.0
 BYTES_PER_SECOND = 100e3
-"""The limit of the average rate at which event files are fetched: after 16 MB nothing is fetched for 160
-s."""
+"""The average rate limit for fetching event files: after 16 MB, nothing is fetched for 160 s."""
 MAX_LISTING_SHARE = 0.05
-"""The maximum share of its time that a node spends on listing event files."""
+"""The maximum share of a node's time that is spent on listing event files."""
 
 
 def make_merger(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
@@ -69,8 +69,8 @@ def map_ranks_to_nodes(job: JobRecord) -> dict[int, int]:
 def fetch_followed_job(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
     """Fetch the results of a followed job and return its `train` document.
 
-    Records the job's state first. An error of the fetch carries the document as its `result`. Missing results
-    of a job that did not succeed are only reported: the job has its own cause.
+    Records the job's state first. If fetching fails, the error has the document as its `result`. If the job
+    did not succeed, missing results are only reported: the job has its own cause of failure.
     """
     session = connected.session
     try:
@@ -209,7 +209,7 @@ class JobFollower:
         return replace(job, state="interrupted", cause=cause, progress=(), usage=(), slowest_rank=None)
 
     def _find_stopped(self) -> dict[int, Node]:
-        """Return the followed nodes that do not run, by number, as EC2 describes them. Raises CloudError."""
+        """Return {node number: node} for nodes that EC2 reports as not running. Raises CloudError."""
         from awsddp.aws.clusters import by_id, describe
 
         described = describe(self.connected.cluster.aws, by_id(*self._instances))
@@ -233,7 +233,7 @@ class JobFollower:
                 self._connect()
 
     def _stream(self) -> Mapping[int, str]:
-        """Follow the connected nodes until a node is lost or all have ended; return why nodes are lost."""
+        """Follow the connected nodes until one is lost or all have ended; return why nodes are lost."""
         nodes = [
             node for node in self._followed if node not in self._lost_at and not self.merger.has_ended(node)
         ]
@@ -313,7 +313,7 @@ class JobFollower:
                 self._give_up(node)
 
     def _patience(self, node: int) -> float:
-        """Return how long a node may be lost (s): less if its sshd refuses and the job has ended."""
+        """Return how many seconds a node may be lost: fewer if its sshd refuses and the job has ended."""
         refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
         has_ended = any(document.state not in ACTIVE for document in self.merger.documents.values())
         return EXTRA_PATIENCE_S if refuses and has_ended else self._patience_s
@@ -331,7 +331,7 @@ class JobFollower:
                 self._report_gone(number, *_end_of(gone[number]))
 
     def _report_gone(self, node: int, kind: str, why: str) -> None:
-        """Notify the first node, which coordinates, that `node` is gone; if `node` is first, the others."""
+        """Notify the first node, which coordinates, that `node` is gone (the others if `node` is first)."""
         nodes = {rank.node for rank in self.job.ranks}
         recipients = nodes if node == min(nodes) else {min(nodes)}
         recipients = (recipients & self._followed) - self._lost_at.keys() - {node}

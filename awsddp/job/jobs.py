@@ -1,4 +1,4 @@
-"""jobs: list the jobs and clusters of this machine with their cost."""
+"""jobs: list this machine's jobs and clusters with their cost."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -29,8 +29,8 @@ def make_jobs_document(
 ) -> JobsDocument:
     """Return the `jobs` document for the jobs with these `names`, or for all jobs if `names` is empty.
 
-    Jobs and clusters that ended before `since` are left out, and so is the cost of clusters before that time.
-    `reported` are the jobs that the session's cluster has just reported, `bill` is its bill if AWS has just
+    Jobs and clusters that ended before `since` are left out, and so are costs before that time. `reported`
+    are the jobs that the session's cluster has just reported; `bill` is the cluster's bill, if AWS has just
     listed it. Raises NotFoundError, UsageError.
     """
     registry = JobRegistry(session, reported)
@@ -74,10 +74,10 @@ def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | 
     """Return the `jobs` document for `names`; if empty, for all jobs known to this machine or the nodes.
 
     The oldest job comes first; `since` has the same meaning as in `make_jobs_document`. Unreachable nodes are
-    reported, and so is an ended cluster. An error that prevents the nodes' report is raised with the document
-    as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster of this
-    name; for the name `default`, unless it is configured, only if there are no jobs either. Raises
-    UsageError.
+    reported, and so is an ended cluster. If an error prevents the nodes from reporting, it is raised with the
+    document as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster of
+    this name; for the name `default`, unless it is configured, this is raised only if there are no jobs
+    either. Raises UsageError.
     """
     bill = None
     if names and all(map(is_s3_uri, names)):

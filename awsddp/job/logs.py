@@ -1,4 +1,4 @@
-"""logs: show the lines of a job, live or from its fetched logs."""
+"""logs: show the lines that a job prints, live or from its fetched logs."""
 
 from collections.abc import Callable, Collection
 
@@ -26,10 +26,10 @@ def logs(
     last: int | None = None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Pass the lines of a job's `ranks` (empty: all) to `on_lines`, and return the `train` document.
+    """Pass the lines from a job's `ranks` (empty: all) to `on_lines`, and return the `train` document.
 
-    `last` limits the output so far to this number of lines. With `follow`, continue to the job's end and
-    fetch its results. A fetched job needs no node; if a part is missing, the reachable nodes send their
+    `last` is the maximum number of earlier lines to pass. With `follow`, continue to the job's end and fetch
+    its results. For a fetched job no node is needed; if a part is missing, the reachable nodes send their
     lines. Raises NotFoundError for an unknown job or rank, NoReachableNodes if no node is reachable, and the
     errors of `fetch_followed_job`. A note with the job's state is added to a KeyboardInterrupt.
     """
@@ -95,7 +95,7 @@ def _replay(
     last: int | None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Pass the fetched lines of a job to `on_lines`."""
+    """Pass a job's fetched lines to `on_lines`."""
     merger = make_merger(session, job, _check_ranks(job, ranks))
     merger.tail = last
     output: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Look up the jobs of this machine by name, in ledgers, records, results folders and reports of nodes."""
+"""Look up this machine's jobs by name, in ledgers, records, results folders and the nodes' reports."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,15 +17,15 @@ from awsddp.storage.saved_job import download_saved_job, is_s3_uri
 from awsddp.util.formatting import elapsed_seconds, optional_utc
 
 MAX_LISTED_JOBS = 5
-"""How many jobs an error lists when a job is not found."""
+"""The maximum number of jobs that an error lists when a job is not found."""
 
 
 class JobView(Frozen):
-    """A job with its results folder, and the history of its cluster (None: no ledger names the job).
+    """A job with its results folder and its cluster's history (None: no ledger names the job).
 
     `launched` is the time of the launch in ISO format. `reported` is True if the nodes have just reported the
-    job. `share` is the part of its nodes' price that the job pays: it is below 1.0 if other jobs ran on the
-    nodes at the same time.
+    job. `share` is the job's share of its nodes' price: below 1.0 if other jobs ran on the nodes at the same
+    time.
     """
 
     job: JobRecord
@@ -37,7 +37,7 @@ class JobView(Frozen):
 
     @property
     def seconds(self) -> float | None:
-        """The job's run time by its record (until now if it runs), or None if it has not started."""
+        """The job's run time by its record (until now if it is running), or None if it has not started."""
         return elapsed_seconds(self.job.started, self.job.ended)
 
     @property
@@ -63,10 +63,10 @@ class JobView(Frozen):
 
 
 class JobRegistry:
-    """The jobs of this machine's clusters, and the jobs with results in the project's results folder.
+    """The jobs that ran on this machine's clusters or have results in the project's results folder.
 
-    `reported` are the jobs that the nodes of the session's cluster have just reported. The state of a job
-    comes from the first of these sources that has it:
+    `reported` are the jobs that the nodes of the session's cluster have just reported. A job's state is taken
+    from the first of these sources that has it:
 
     1. the report of its nodes;
     2. its results on this machine, if they were fetched after it had ended;
@@ -125,7 +125,7 @@ class JobRegistry:
     def _find_results(
         self, name: str, history: ClusterHistory, row: billing.LedgerRow | None, last: JobRecord | None
     ) -> tuple[Path, JobRecord | None]:
-        """Return the results folder of a job, and the job that its job.json describes (None: no such file).
+        """Return a job's results folder, and the job that its job.json describes (None: no such file).
 
         The folder may have been moved into the project's results folder after the launch.
         """
@@ -141,10 +141,10 @@ class JobRegistry:
         """Return the job name for `text`: a name, a unique part of a name, an S3 URI, or `last` (None).
 
         A name that matches as a whole is preferred to a name that contains `text`. Jobs that nodes have
-        reported (`also_reported`: further names) and jobs of the project's results folder precede the other
-        jobs of this machine. For a job in S3, downloads its record, logs and metrics. Text that matches no
-        job is returned unchanged. Raises UsageError if several names contain `text`, and the errors of
-        `open_saved_job`.
+        reported (`also_reported`: further names) and jobs in the project's results folder precede this
+        machine's other jobs. For a job in S3, downloads its record, logs and metrics. Text that matches no
+        job is returned unchanged. Raises UsageError if several names contain `text`, and what
+        `open_saved_job` raises.
         """
         if text is None or text == "last":
             return None
@@ -189,7 +189,7 @@ class JobRegistry:
 
 
 def _has_run(history: ClusterHistory, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
-    """Return True if a job ran on instances of this cluster, and on those of the job `seen` unless None."""
+    """Return True if a job ran on this cluster's instances and, unless None, on those of the job `seen`."""
     return (
         job.nodes == seen.nodes
         if seen
@@ -204,7 +204,7 @@ def _mark_interrupted(job: JobRecord, history: ClusterHistory) -> JobRecord:
 
 
 def _with_shares(views: Sequence[JobView]) -> Iterator[JobView]:
-    """Yield the jobs with their shares of their nodes' price."""
+    """Yield each job with its share of its nodes' price."""
     now = datetime.now(UTC)
     spans: list[tuple[datetime, datetime, Collection[str]]] = []
     for view in views:

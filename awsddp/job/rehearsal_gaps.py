@@ -1,4 +1,4 @@
-"""Recognize failures of a job whose cause is a limit of the rehearsal: a node on AWS would not have it."""
+"""Recognize job failures that are caused by a limit of the rehearsal, which a node on AWS would not have."""
 
 import re
 
@@ -9,7 +9,7 @@ _LEAVE_OUT = "leave it out of the rehearsal: there torch.cuda.get_device_name() 
 
 
 def find_rehearsal_gap(target: Target, cause: Cause) -> tuple[str, str] | None:
-    """Return the limit of a rehearsal that caused the failure, and the next step; None for other causes."""
+    """Return the rehearsal limit that caused the failure, and the next step, or None for other causes."""
     if target.name != "local":
         return None
     if cause.kind == "no_internet" and target.node_s3 != target.endpoint:  # loopback: this machine's network

@@ -11,7 +11,7 @@ from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.state import TAG_CHANGE_S
 
 LEASE_S = 60
-"""How long other clients cannot start a job if this client dies while it releases nodes."""
+"""How long other clients are kept from starting a job if this client dies while it releases nodes."""
 
 
 def describe_client(verb: str) -> str:
@@ -20,7 +20,7 @@ def describe_client(verb: str) -> str:
 
 
 def release_saved_jobs(connected: ConnectedCluster, jobs: Iterable[JobRecord]) -> None:
-    """Release the connected nodes of the jobs whose results are all in S3. Raises CloudError."""
+    """Release the connected nodes from jobs whose results are all in S3. Raises CloudError."""
     for job in jobs:
         if job.job in connected.cluster.unfetched_jobs and job.saving is not None and job.saving.is_complete:
             holders = connected.fleet.nodes_of_job(job)
@@ -71,7 +71,7 @@ def release_unknown_jobs(
 ) -> set[str]:
     """Release nodes from jobs that are in their tags, but not on the nodes; return the names of these jobs.
 
-    `names_by_node` has the jobs of each node, reported while no other client could launch one. Raises
+    `names_by_node` has the jobs that each node reported while no other client could launch one. Raises
     CloudError.
     """
     unknown: dict[str, list[Node]] = {}

@@ -1,4 +1,4 @@
-"""report: write the HTML page of a job."""
+"""report: write a job's HTML page."""
 
 import contextlib
 import shlex
@@ -32,10 +32,10 @@ _SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
 
 
 def write_report(session: Session, *, job: str | None = None) -> JobReport:
-    """Write the page of a job (runs/JOB/report.html; the last job by default), and return its document.
+    """Write a job's page, runs/JOB/report.html (by default, for the last job), and return the job's document.
 
-    Uses fetched results and the ledger of its cluster, and sends no requests. Raises NotFoundError for a job
-    that this machine does not know, ConfigError if the page cannot be written.
+    Uses the fetched results and the cluster's ledger, and sends no requests. Raises NotFoundError if this
+    machine does not know the job, ConfigError if the page cannot be written.
     """
     from awsddp.job import report_page
 
@@ -77,7 +77,7 @@ def _read_rows(view: JobView) -> Iterator[dict[str, Any]]:
 
 
 def _read_usage(view: JobView) -> tuple[RankUsage, ...]:
-    """Return the last usage samples of the ranks."""
+    """Return the ranks' last usage samples."""
     usage: list[RankUsage] = []
     for node, ranks in group_ranks_by_node(view.job).items():
         for folder in (PRIVATE_FOLDER, "logs/"):  # an older awsddp fetched samples to logs/

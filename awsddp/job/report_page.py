@@ -1,4 +1,4 @@
-"""Render the page of a job: one self-contained HTML file. No I/O.
+"""Render a job's page: one self-contained HTML file. No I/O.
 
 Text from nodes is escaped. `<data title=...>` names the source of each number.
 """
@@ -24,7 +24,7 @@ def _number(value: float, shown: object, source: str) -> Html:
 
 
 def render_job_page(job: "JobReport", rows: Rows) -> str:
-    """Return the page of a job from its `report` document and the rows of its metrics."""
+    """Return a job's page, made from its `report` document and the rows of its metrics."""
     plot = plot_loss(rows, title="loss", outlier=job.slowest_rank)
     body = [
         tag("h1", tag("code", job.job), " ", tag("span", job.state, class_=f"state {job.state}")),
@@ -43,7 +43,7 @@ def render_job_page(job: "JobReport", rows: Rows) -> str:
 
 
 def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
-    """Yield the nodes, ranks, code, times, results and cost of a job, each as a heading and its content."""
+    """Yield a job's nodes, ranks, code, times, results and cost, each as a heading and its content."""
     count, kind = len(job.nodes), job.instance_type or "unknown type"
     location = ("the local cloud" if job.target == "local" else "AWS", " ", tag("code", job.region))
     suffix = (", ", *location) if job.region else ()
@@ -116,7 +116,7 @@ def _ranks(job: "JobReport") -> Html:
 
 
 def summarize_metrics(rows: Rows) -> dict[str, dict[str, float]]:
-    """Return the last and the best value of loss and accuracy (`read_values`), as far as rows have them."""
+    """Return the last and the best loss and accuracy (`read_values`), if rows have them."""
     summary = {}
     for key, best in (("loss", min), ("accuracy", max)):
         if values := read_values(rows, key):

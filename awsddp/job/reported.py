@@ -1,4 +1,4 @@
-"""Query the nodes of a cluster for one of their jobs, or for all."""
+"""Query a cluster's nodes for one of their jobs, or for all."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ def find_job_on_nodes(
     """Return a job (`JobRegistry.resolve_name`; the last by default) as the reachable nodes report it.
 
     With `prefer_started` the default is the last running job, or else the last that has started. Raises
-    UsageError, NotFoundError, NodeError for a job in the cluster's record that no reachable node reports.
+    UsageError, NotFoundError, and NodeError if no reachable node reports a job that the cluster's record has.
     """
     jobs = list_jobs_on_nodes(connected, partial=True)
     unbegun = release_unlaunched_jobs(connected, jobs)
@@ -52,7 +52,7 @@ def refuse_unlaunched_job(name: str | None, unlaunched: Collection[str]) -> None
 
 
 def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
-    """Return the job of this name, or the last job if `name` is None. Raises NotFoundError."""
+    """Return the job with this name, or the last job if `name` is None. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
         why, advice = "no jobs on this cluster yet", "awsddp train"

@@ -1,6 +1,6 @@
 """--save-to: check the bucket before the launch, claim the job's name in S3, and wait for uploads to finish.
 
-The nodes upload: agent/s3/uploader.py.
+The uploader on the nodes is agent/s3/uploader.py.
 """
 
 import base64
@@ -36,17 +36,17 @@ from awsddp.util.formatting import files_text, node_name
 from awsddp.util.parallel import results_or_raise
 
 SCAN_INTERVAL_S, GROWING_INTERVAL_S, HEARTBEAT_INTERVAL_S = 1.0, 30.0, 10.0
-"""The minimum intervals of an uploader: scans, uploads of growing files, heartbeats to the first node (s)."""
+"""An uploader's minimum intervals (s): scans, uploads of growing files, heartbeats to the first node."""
 _CLAIM_S = 240.0
 _STILL_S = 120.0
-"""How long no upload may progress before `down` fetches the remaining files (s)."""
+"""How many seconds uploads may make no progress before `down` fetches the remaining files."""
 _POLL_S = 1.0
 LOCAL_PROFILE = "awsddp-local"
-"""The default instance profile of nodes of the local cloud."""
+"""The default instance profile for nodes of the local cloud."""
 
 
 def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
-    """Return the facts with the job's data and save_to, as far as this machine's login has the rights.
+    """Return the facts with the job's data and save_to, if this machine's login has the rights to read them.
 
     Raises ConfigError as `list_data` does.
     """
@@ -95,7 +95,7 @@ def prepare_local_saving(cluster: LocatedCluster) -> LocatedCluster:
         policy = json.dumps(role_policy(session.spec, session.job_spec))
         named = {
             "PolicyName": hashlib.sha256(policy.encode()).hexdigest()
-        }  # policies of other settings may be in use
+        }  # policies for other settings may be in use
         aws.call("PutRolePolicy", {**role, **named, "PolicyDocument": policy}, service="iam")
     if created:
         note = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
@@ -257,12 +257,12 @@ def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
 
 
 def _counts(saving: SavingNow) -> tuple[int, int, int, int]:
-    """Return the counts that change while results are uploaded."""
+    """Return the counters that change while results are uploaded."""
     return saving.files, saving.bytes, saving.pending_files, saving.pending_bytes
 
 
 def abort_uploads(cluster: LocatedCluster, jobs: Iterable[JobRecord]) -> None:
-    """Abort incomplete multipart uploads of ended jobs, as far as this login has the rights."""
+    """Abort the incomplete multipart uploads of ended jobs, if this login has the right to do so."""
     ended: dict[str, list[str]] = {}
     for job in jobs:
         if job.save_to is not None:

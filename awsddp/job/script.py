@@ -1,4 +1,4 @@
-"""The local script of a job: check that it exists, find similar names, read its commit."""
+"""A job's local script: check that it exists, find similar names, read its commit."""
 
 import difflib
 import os
@@ -13,10 +13,10 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def check_script(workdir: Path, script: str, *, module: bool) -> None:
-    """Raise UsageError for a script that the project folder does not have.
+    """Raise UsageError if the project folder does not have the script.
 
-    A module is refused if its package is in the project folder but lacks the module; other packages may be on
-    the nodes.
+    A module is refused only if the project folder has its package without the module: other packages may be
+    on the nodes.
     """
     pattern = _PLACEHOLDER.sub("*", script.replace("[", "[[]"))
     patterns = [pattern]
@@ -39,7 +39,7 @@ def find_similar_files(folder: Path, path: str) -> list[str]:
     parent = (folder / path).parent
     try:
         by_name = {file.name: str(file.relative_to(folder)) for file in parent.iterdir() if file.is_file()}
-    except (OSError, ValueError):  # no such folder, or a folder outside
+    except (OSError, ValueError):  # no such folder, or a folder outside the project
         return []
     name = Path(path).name
     near = difflib.get_close_matches(name, by_name, n=1)

@@ -13,9 +13,9 @@ from awsddp.settings.spec import JobSpec
 _NO_DATA = frozenset(
     ["build", "dist", "env", "lightning_logs", "logs", "mlruns", "outputs", "runs", "venv", "wandb"]
 )
-"""The usual names of folders that programs write."""
+"""The usual names of folders that programs write to."""
 ARGUMENTS = "the command line"
-"""The source of a path that is an argument of the script."""
+"""The source that is named for a path in the script's arguments."""
 _MOST_MODULES = 200
 
 
@@ -30,8 +30,8 @@ def find_mentioned_data(job: JobSpec, *, script: str, home: Path) -> list[tuple[
 def list_ignored_data(listing: Listing, job: JobSpec, files: Iterable[str] = ()) -> dict[str, str]:
     """Return the git-ignored paths that may be data, each with its ignore file; a folder ends with "/".
 
-    Leaves out hidden files, results, virtual environments, and folders that programs write unless one of
-    `files` lies in them. Also leaves out paths in .awsddpignore and sync.ignore: they are excluded on
+    Leaves out hidden files, results, virtual environments, and, unless one of `files` lies in them, folders
+    that programs write to. Also leaves out paths in .awsddpignore and sync.ignore: they are excluded on
     purpose.
     """
     outputs = list_output_folders(job)
@@ -61,9 +61,8 @@ def covers(folders: Iterable[str], path: str) -> bool:
 def find_mentions(script: str, job: JobSpec) -> dict[str, str]:
     """Return the paths that a job may mean, relative to the project folder, each with its source.
 
-    Sources are the arguments, the strings of the script, and those strings of imported project modules that
-    look like paths. A path may be relative to the script's folder. Files that Python cannot parse are
-    skipped.
+    Sources are the arguments, the strings in the script, and strings that look like paths in imported project
+    modules. A path may be relative to the script's folder. Files that Python cannot parse are skipped.
     """
     root, folder = Path(job.sync.workdir), "" if job.job.module else os.path.dirname(script)  # noqa: PTH120
     name = script.removesuffix(".py").replace("/", ".")
@@ -91,13 +90,13 @@ def find_mentions(script: str, job: JobSpec) -> dict[str, str]:
 
 def _parse(path: Path) -> ast.Module | None:
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of the script, such as an invalid escape
+        warnings.simplefilter("ignore")  # warnings about the script, such as an invalid escape
         return ast.parse(path.read_bytes())
     return None
 
 
 def _module_files(module: str, folder: str) -> list[str]:
-    """Return the possible files of a module: in the script's folder, the project folder or src/."""
+    """Return the files where a module may be: in the script's folder, the project folder or src/."""
     path = module.replace(".", "/")
     tops = dict.fromkeys(f"{top}/" if top else "" for top in (folder, "", "src"))
     return [f"{top}{path}{end}" for top in tops for end in (".py", "/__main__.py", "/__init__.py")]
@@ -115,7 +114,7 @@ def _imports(tree: ast.Module, module: str) -> Iterator[str]:
 
 
 def find_source(mentions: Mapping[str, str], path: str) -> str:
-    """Return the source that mentions a path, a folder above it, or a path in it."""
+    """Return the source that mentions a path, a folder above that path, or a path inside it."""
     sources = (
         source
         for mention, source in mentions.items()

@@ -10,8 +10,7 @@ from awsddp.job.script import check_script, find_similar_files
 
 
 def check_answer(key: str, answer: str) -> str:
-    """Return why the value of a key of awsddp.toml is probably wrong, with a suggestion; "" if it looks
-    right.
+    """Return why an awsddp.toml key's value is probably wrong, with a suggestion, or "" if it looks right.
 
     Regions and types are those that botocore knows; AWS may have newer ones.
     """

@@ -43,7 +43,7 @@ CLAIM_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RESERVED = ("all", "last")
 MAX_NAME_TRIES = 5
-"""How many automatic names are tried if other clients take them at the same time."""
+"""The maximum number of automatic names that are tried if other clients take them at the same time."""
 
 
 def submit_job(
@@ -52,12 +52,12 @@ def submit_job(
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
 ) -> JobRecord:
-    """Send the files and start the job, one client at a time over all machines.
+    """Send the files and start the job; only one client at a time does this, across all machines.
 
     Sends nothing while a job runs on the nodes. Starts nothing unless the nodes pass `preflight` and EC2
-    keeps their disks at a poweroff. A failed launch is rolled back. If another client takes the automatic
-    name at the same time, the next name is used. Raises InUse, UsageError if the name is taken, CloudError,
-    NodeError.
+    keeps their disks when they power off. A failed launch is rolled back. If another client takes the
+    automatic name at the same time, the next name is used. Raises InUse, UsageError if the name is taken,
+    CloudError, NodeError.
     """
     session = connected.session
     nodes, launches = _launch_alone(connected, ranks, listing, checkpoint)
@@ -138,7 +138,7 @@ def _launch_on_nodes(
     checkpoint: "Checkpoint | None",
     refused: list[str],
 ) -> tuple[list[Node], dict[int, Launch]]:
-    """Start the job under a name that is not in `refused`, and return its nodes and their launch requests.
+    """Start the job under a name that is not in `refused`; return its nodes and their launch requests.
 
     Raises NameTaken, after adding the name to `refused`, if a node already has a job of that name.
     """
@@ -176,7 +176,7 @@ def _make_requests(
     checkpoint: "Checkpoint | None" = None,
     refused: Collection[str] = (),
 ) -> tuple[ConnectedCluster, dict[int, Launch], Callable[..., object]]:
-    """Return the cluster with the job's environment, the launch requests by node, and the sender of files.
+    """Return the cluster with the job's environment, the launch requests by node, and the file sender.
 
     First claims the right to start jobs and queries all nodes for running jobs and taken names. The claim is
     on the cluster's first node, and holds until that node launches the job or receives Unclaim.
@@ -235,7 +235,7 @@ def _claim_and_query(fleet: "Fleet", requests: Mapping[int, messages.Slots]) -> 
     """Claim the right to start jobs, and return the answers to `requests` under this claim. Raises InUse.
 
     Claim and requests share a round trip. The requests are sent again if another client held the claim in
-    between, if a node does not answer, or if a job runs, which some nodes may not report yet.
+    between, if a node does not answer, or if a job runs that some nodes may not have reported yet.
     """
     first, began, claimant = min(fleet.nodes), time.monotonic(), describe_client("train")
     turns: dict[int, list[messages.Request[Any]]] = {node: [request] for node, request in requests.items()}
@@ -286,7 +286,7 @@ def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, 
 
 
 def _keep_disks(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> None:
-    """Set EC2 to keep the nodes' disks at a poweroff, and tag the nodes with the job. Raises CloudError."""
+    """Make EC2 keep the nodes' disks at a poweroff, and tag the nodes with the job. Raises CloudError."""
     from awsddp.aws.power import keep_on_poweroff
 
     with cluster.session.folder.lock("train", part="tags", wait_s=TAG_CHANGE_S):
@@ -297,8 +297,8 @@ def _keep_disks(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> Non
 def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
     """After an error, end the ranks of this launch and remove its tags from the nodes.
 
-    Yields a set of nodes to exclude: nodes on which another launch has a job of the same name. Tags stay,
-    which is safe, on these nodes, and on all nodes if one of them cannot be reached to end the ranks.
+    Yields a set of nodes to exclude: nodes on which another launch has a job of the same name. These nodes
+    keep their tags, and all nodes do if one of them cannot be reached to end the ranks; this is safe.
     """
     from awsddp.aws.power import release
 
@@ -317,7 +317,7 @@ def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -
 
 
 def _with_script(cluster: LocatedCluster, spec: JobSpec) -> JobSpec:
-    """Return the job's spec, with the bundled program as its script if it has none."""
+    """Return the job's spec; if it has no script, the bundled program becomes its script."""
     if spec.job.script is not None:
         return spec
     script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
@@ -338,7 +338,7 @@ def check_job_name(session: Session, name: str) -> None:
 
 
 def _describe_folder(session: Session, name: str) -> str:
-    """Return a string with the state of a job, if known, and the size of its results folder."""
+    """Return a string with a job's state, if known, and the size of its results folder."""
     folder, record = session.results / name, session.folder.read()
     job = read_job(folder)
     recorded = [job] if job else [seen for seen in record.jobs if seen.job == name] if record else []
@@ -349,7 +349,7 @@ def _describe_folder(session: Session, name: str) -> str:
 
 
 def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused: Collection[str]) -> str:
-    """Return the configured job name, or else the name of the script with the next free number.
+    """Return the configured job name, or else the script's name with the next free number.
 
     The name is not in `refused`, and not used on the nodes, in their tags, in the cluster's record or in the
     results folder. Raises UsageError if the configured name is taken.
@@ -372,7 +372,7 @@ def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused
 def _why_taken(cluster: LocatedCluster, name: str, answers: Mapping[int, Slots]) -> str:
     """Return why a job name is taken, or "" if the name is free.
 
-    A name is taken by a job on a node, by the tag of a node without an answer, or by a results folder.
+    A name is taken if a job on a node, the tag of a node that did not answer, or a results folder has it.
     """
     nodes = [node_name(node) for node, answer in sorted(answers.items()) if name in answer.jobs]
     if nodes:

@@ -29,7 +29,7 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
     """Run a job to its end, fetch its results, and return it as the `train` document.
 
     With `detach` return once the ranks run; `logs` follows the job and fetches its results. `on_lines`
-    receives the labelled lines of the ranks. Raises UsageError for an invalid job, InUse if another job runs,
+    receives the ranks' labelled lines. Raises UsageError for an invalid job, InUse if another job runs,
     NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
     from awsddp.job.unsynced_data import ask_about_unsynced_data
@@ -64,7 +64,7 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
 
 
 def _report_unfetched(cluster: LocatedCluster) -> None:
-    """Report jobs whose unfetched results this job may overwrite, as it works in the same project folder."""
+    """Report jobs whose unfetched results this job may overwrite because it uses the same project folder."""
     ended = {job.job: job for job in cluster.record.jobs if job.state not in ACTIVE}
     names = [name for name in cluster.unfetched_jobs if name in ended and not _is_saved(ended[name])]
     if names and cluster.session.job_spec.job.after is None:
@@ -105,7 +105,7 @@ def _place_ranks(cluster: LocatedCluster) -> tuple[Rank, ...]:
 
 
 def check_ranks(session: Session, plan: "LaunchPlan") -> None:
-    """Raise UsageError for ranks that do not fit the nodes of a plan or of its alternatives."""
+    """Raise UsageError if the ranks do not fit the nodes of a plan or of one of its alternatives."""
     for launch_plan in (plan, *plan.alternatives):
         ranks = layout_on_nodes(
             session.job_spec.job, dict.fromkeys(range(launch_plan.nodes), launch_plan.job_gpus)

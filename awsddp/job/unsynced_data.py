@@ -1,4 +1,4 @@
-"""Report data that a program mentions and that is not synced, for example because git ignores it."""
+"""Report data that a program mentions but that is not synced, for example because git ignores it."""
 
 import contextlib
 import itertools
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 _MOST_FILES = 20_000
-"""How many files of a folder are counted at most, so that a question appears at once."""
+"""The maximum number of files counted in a folder, so that a question appears at once."""
 LARGE_BYTES = 1e6
 _MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
 _CHECK_S = 20.0
 
 
 def ask_about_unsynced_data(session: Session) -> Session:
-    """Prompt whether to send each git-ignored path that the job mentions; report other unsynced paths.
+    """Ask whether to send each git-ignored path that the job mentions; report other unsynced paths.
 
     Returns the session with a `sync.ignore` that sends the paths to which the user agreed. If there is no
     terminal, paths are reported and not sent, because a script may download the data that it mentions. Raises
@@ -92,7 +92,7 @@ def describe_ignored_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
 def _find_local_files(mentions: Mapping[str, str], root: Path, outputs: Collection[str]) -> list[str]:
     """Return the mentioned paths that exist locally as files or, for arguments, as files or folders.
 
-    Leaves out `outputs`, the folders that programs write.
+    Leaves out `outputs`, the folders that programs write to.
     """
     paths = []
     for path, source in mentions.items():
@@ -120,14 +120,14 @@ def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[st
 
 
 def _include_advice(entry: tuple[str, str]) -> str:
-    """Return how to send an excluded path; a file of an ignored folder cannot be included alone."""
+    """Return how to send an excluded path; a file in an ignored folder cannot be included alone."""
     return (
         f"remove {entry[0]} from {entry[1]}" if entry[1] == "sync.ignore" else f"!/{entry[0]} in {entry[1]}"
     )
 
 
 def _describe(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:
-    """Return how many bytes of `data` are at or below `path`, and a description.
+    """Return the number of bytes of `data` at or below `path`, and a description.
 
     Counts at most _MOST_FILES files, and no links.
     """
@@ -173,7 +173,7 @@ def report_unsynced_files(
 
 
 def _find_mentioned_files(workdir: Path, words: Sequence[str]) -> list[str]:
-    """Return the words of a command that are files of the project folder."""
+    """Return the words of a command that are files in the project folder."""
     try:
         parts = shlex.split(words[0]) if len(words) == 1 else list(words)
     except ValueError:

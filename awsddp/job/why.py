@@ -24,13 +24,13 @@ from awsddp.storage.results_dir import make_job_result
 from awsddp.storage.saved_job import is_s3_uri
 
 STACKS_S = 8.0
-"""The timeout of a node's answer; its own work takes at most 2 s."""
+"""The timeout for a node's answer; the node's own work takes at most 2 s."""
 
 
 def why(session: Session, job: str | None = None) -> WhyDocument:
     """Return where each rank of a job is, and which ranks are behind; by default for the last started job.
 
-    For a job that does not run, the document has its end as `result`, and its ranks' last stacks if nodes
+    If the job is not running, the document has the job's end as `result`, and the ranks' last stacks if nodes
     wrote them. Raises NotFoundError, NodeError.
     """
     view = JobRegistry(session).find(job)
@@ -58,7 +58,7 @@ def why(session: Session, job: str | None = None) -> WhyDocument:
 
 
 def _make_ended_document(session: Session, job: JobRecord, folder: Path) -> WhyDocument:
-    """Return the document of an ended job; `folder` has its results and the last stacks of its ranks."""
+    """Return the document for an ended job; `folder` has its results and its ranks' last stacks."""
     answers = {}
     for node in job.nodes:
         path = folder / f"node{node.node}" / "run" / DUMP
@@ -72,7 +72,7 @@ def _make_ended_document(session: Session, job: JobRecord, folder: Path) -> WhyD
 
 
 def _make_document(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True) -> WhyDocument:
-    """Return the document; with `ended` the ranks that have an exit code count as ended."""
+    """Return the document; with `ended`, ranks that have an exit code count as ended."""
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in job.ranks]
     codes = {rank.rank: rank.exit_code for rank in job.ranks if ended and rank.exit_code is not None}
     stacks = {node: read_stacks(to_builtins(answer)) for node, answer in answers.items()}

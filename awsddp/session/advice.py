@@ -1,7 +1,7 @@
 """Parse the commands in a message, so that options can be added to them before the message is shown.
 
-A message contains commands as the user types them ("awsddp up --nodes 2   # the note"), either on a line of
-their own or within a sentence.
+Messages contain commands as the user types them ("awsddp up --nodes 2   # the note"), either on lines of
+their own or within sentences.
 """
 
 import re
@@ -46,7 +46,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a message: commands, and the text between them.
+    """A line of a message: its commands, and the text between them.
 
     `is_typed` is True if the line consists of commands, joined as in a shell, and perhaps a note.
     """
@@ -66,7 +66,7 @@ class Line:
     def with_options(self, current: Sequence[str], after_down: Sequence[str] = ()) -> "Line":
         """Return the line with global options added to each command.
 
-        Commands get `current`. Commands after a `down` get `after_down`, and so does `run`, because it
+        Commands get `current`, but commands after a `down` get `after_down`, and so does `run`, because it
         creates a cluster.
         """
         items = (*self.parts, *self.note)

@@ -26,13 +26,13 @@ JUMP_KEY = "network.jump"
 CONNECT_S = 20.0
 """How long connecting to a node may take before the verb continues without the node."""
 OFF_STATES = ("stopping", "stopped")
-"""The EC2 states in which `up` starts an instance."""
+"""The EC2 states of instances that `up` starts."""
 
 
 class NoReachableNodes(NodeError):
     """The cluster exists, but none of its nodes can be reached now.
 
-    `stopped` has the names of jobs whose results are on stopped nodes.
+    `stopped` has the names of the jobs whose results are on stopped nodes.
     """
 
     stopped: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, .
 def preconnected_cluster(session: Session) -> "Iterator[LocatedCluster]":
     """Find the cluster, and at the same time open connections to its last known addresses.
 
-    Opens no connections over a jump host. Connections to nodes that AWS does not list are not used. Raises
+    Opens no connections through a jump host. Connections to nodes that AWS does not list are not used. Raises
     CloudError.
     """
     context = _preconnected(session, session.folder.read())
@@ -186,7 +186,7 @@ def filter_reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def find_jump_host(session: Session, record: Record | None = None) -> "Jump | None":
-    """Return the jump host from an option or a variable, or else from the record; None if neither has one.
+    """Return the jump host from an option or a variable, or else from the record, or None if neither has one.
 
     If there is no record, the session's settings decide. "ssm" means Systems Manager in the cluster's
     account.
@@ -247,7 +247,7 @@ def _preconnected(session: Session, record: Record | None) -> "Iterator[Preconne
 
 
 def list_endpoints(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
-    """Return the SSH endpoints of nodes. Raises NodeError for a node without an address."""
+    """Return the nodes' SSH endpoints. Raises NodeError for a node without an address."""
     unreachable = [node_name(node.node) for node in nodes if node.address is None]
     if unreachable:
         raise NodeError(
@@ -259,7 +259,7 @@ def list_endpoints(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[End
 
 
 def publish_addresses(cluster: LocatedCluster) -> LocatedCluster:
-    """Write the addresses of the nodes to the record and the ssh_config; return the updated cluster.
+    """Write the nodes' addresses to the record and the ssh_config; return the updated cluster.
 
     Raises ConfigError.
     """
@@ -332,7 +332,7 @@ def _endpoints(
     *,
     jump: "Jump | None" = None,
 ) -> "tuple[Endpoint, ...]":
-    """Return the SSH endpoints of nodes that have an address in `addresses` (by instance id)."""
+    """Return the SSH endpoints of the nodes that have an address in `addresses` (by instance id)."""
     from awsddp.nodes.login import Endpoint
 
     return tuple(

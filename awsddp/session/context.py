@@ -30,10 +30,10 @@ class Session:
     """The user's request: a cluster's name, settings, folder, and the callbacks that prompt the user.
 
     `home` is $AWSDDP_HOME, `local` is the option --local. `keys` are keywords of the API, each a key of
-    awsddp.toml. `settings` are the specs of cluster and job if they are already loaded; otherwise they are
-    loaded at the first access. `verb` is the verb that starts a job: after the job, `run` terminates the
-    cluster, `train` does not. `confirms` asks the user whether to continue, and returns False if there is no
-    terminal. `ask` asks the user a question, and returns None if there is no terminal.
+    awsddp.toml. `settings` are the specs of the cluster and the job if they are already loaded; otherwise
+    they are loaded on first access. `verb` is the verb that starts a job: after the job, `run` terminates the
+    cluster, and `train` does not. `confirms` asks the user whether to continue, and returns False if there is
+    no terminal. `ask` asks the user a question, and returns None if there is no terminal.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Session:
         return replace(self, settings=(spec or self.spec, job_spec or self.job_spec))
 
     def say(self, text: str) -> None:
-        """Report a step of a verb."""
+        """Report a step that a verb takes."""
         self.on_event(Event(text))
 
 
@@ -90,10 +90,10 @@ class LocatedCluster:
     `aws_client` is None if the target is the local cloud and the local cloud is not running. `local_record`
     is None if this machine has no record of the cluster. `listing` is None if AWS lists nothing;
     `other_listings` are clusters of the same name and owner with another id, which exist if two machines
-    launched at the same time; `other_session_listings` are clusters of this name by other sessions of the
-    caller's role, if nothing else is listed. `searched_places` are the names, for messages, of the places
-    that were searched. `nodes` are usable nodes; `excluded` nodes exist but cannot be used now. `preconnect`
-    are connections that were opened in advance.
+    launched at the same time; `other_session_listings` are clusters with this name that other sessions of the
+    caller's role created, if nothing else is listed. `searched_places` are the places that were searched, by
+    the names that messages show. `nodes` are usable nodes; `excluded` nodes exist but cannot be used now.
+    `preconnect` are connections that were opened in advance.
     """
 
     session: Session
@@ -132,7 +132,7 @@ class LocatedCluster:
 
     @property
     def all_listings(self) -> tuple[ClusterListing, ...]:
-        """All listings of this name and owner."""
+        """All listings with this name and owner."""
         return (self.listing, *self.other_listings) if self.listing is not None else ()
 
     @property
@@ -142,7 +142,7 @@ class LocatedCluster:
 
     @property
     def job_spec(self) -> JobSpec:
-        """The settings of the cluster's jobs, completed by the settings in the record."""
+        """The settings of the cluster's jobs, completed with the settings in the record."""
         return loader.with_cluster_settings(
             self.session.job_spec, self.local_record.asked if self.local_record is not None else {}
         )

@@ -1,4 +1,4 @@
-"""The cost of a cluster, computed from its ledger and from what AWS lists."""
+"""Compute a cluster's cost from its ledger and from what AWS lists."""
 
 import contextlib
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from awsddp.state import Record, read_ledger
 
 
 def compute_bill(cluster: LocatedCluster, listed: ClusterListing | None) -> billing.Bill | None:
-    """Return the bill of the cluster until now, or None if this machine has no record of the cluster.
+    """Return the cluster's bill until now, or None if this machine has no record of the cluster.
 
-    Appends to the ledger what AWS lists and the ledger lacks, so that no later bill is smaller. For spot
-    nodes, the prices since their launch are requested from AWS.
+    Appends to the ledger what AWS lists but the ledger lacks, so that no later bill is smaller. For spot
+    nodes, requests the prices since their launch from AWS.
     """
     if (record := cluster.local_record) is None:
         return None
@@ -40,7 +40,7 @@ def compute_bill(cluster: LocatedCluster, listed: ClusterListing | None) -> bill
 
 
 def record_fetch_cost(cluster: LocatedCluster, job: str, size: int) -> None:
-    """Append to the ledger the list price of downloading `size` bytes of a job from AWS."""
+    """Append the list price of downloading `size` bytes of a job's results from AWS to the ledger."""
     if size:
         from awsddp.compat.types import EGRESS_USD_PER_GB
 

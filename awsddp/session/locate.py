@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from awsddp.plan.records import Facts
 
 
-# AWS lists terminated instances for about an hour, so that until then a missing instance is not listed yet.
+# AWS lists terminated instances for about an hour: one that is missing before then is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 TERMINATED_LISTED_FOR = timedelta(hours=1)
 
@@ -36,8 +36,8 @@ def aws_client_for(
 ) -> "AwsClient":
     """Return an AWS client for a target.
 
-    Its calls are recorded in `trail`, by default in the cluster's folder. With `login` the new client uses
-    the credentials of that client. Raises ConfigError.
+    Its calls are recorded in `trail`, by default in the cluster's folder. With `login`, the new client uses
+    that client's credentials. Raises ConfigError.
     """
     from awsddp.aws.client import AwsClient, Trail
 
@@ -73,7 +73,7 @@ def gather_facts(
 ) -> "Facts":
     """Read the facts for a plan of `spec`; check that the user's own login key matches the key in EC2.
 
-    With a `record` the owner in the facts is that of the record instead of the caller. Raises ConfigError,
+    With a `record`, the owner in the facts is the record's owner instead of the caller. Raises ConfigError,
     CloudError.
     """
     from awsddp.aws.plan_facts import gather_facts
@@ -133,7 +133,7 @@ def _other_target_error(session: Session, record: Record, other: str) -> ConfigE
 
 @contextlib.contextmanager
 def open_target(session: Session, record: Record | None) -> Iterator[Target]:
-    """Yield the target of `up` and `plan`: the record's target, or without a record that of the settings.
+    """Yield the target for `up` and `plan`: the record's or, if there is no record, the settings' target.
 
     Starts the local cloud if it is the target. Raises ConfigError if the cluster exists in another target.
     """
@@ -163,9 +163,9 @@ def find_cluster(
     """Search the target of the cluster's record, whatever the settings are; yield the cluster.
 
     If there is no record, the search covers the local cloud if it runs, then the given or configured region,
-    and then, if `all_regions`, every enabled region. For a cluster with a record one call lists the nodes;
-    with `all_resources` the other resources are listed as well. With `ignore_newer` a record that a newer
-    awsddp wrote is treated as missing. With `name_lock_holder` an error about nodes names the command that is
+    and then, if `all_regions`, every enabled region. If there is a record, one call lists the nodes; with
+    `all_resources`, the other resources are listed as well. With `ignore_newer` a record that a newer awsddp
+    wrote is treated as missing. With `name_lock_holder` an error about nodes names the command that is
     changing the cluster. Raises CloudError if AWS does not answer; if there are no credentials and no record,
     the cluster is treated as absent. Raises ConfigError if the command line names another target than the
     record.
@@ -203,7 +203,7 @@ def _search(
             )
             nearest = _search_target(candidate, all_resources=all_resources or record is None)
         except (CloudError, ConfigError) as error:
-            # If there are no credentials, a cluster of a name that this machine has terminated is "absent".
+            # If there are no credentials, a cluster that this machine has terminated is "absent".
             no_account = isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
             ended = any((session.home / "history").glob(f"{session.spec.name}-????????"))
             if record is not None or not (no_account and (nearest.aws_client is not None or ended)):
@@ -271,8 +271,8 @@ def refresh_listing(
 ) -> LocatedCluster:
     """Return the cluster with a new listing by name and owner; the listing with the record's id is preferred.
 
-    The default owner is that of the record, or the caller if there is no record. If not `all_resources`, one
-    call lists the nodes, and other resources are listed only if there are no living nodes. Raises CloudError.
+    The default owner is the record's, or the caller if there is no record. If not `all_resources`, one call
+    lists the nodes, and other resources are listed only if there are no living nodes. Raises CloudError.
     """
     from awsddp.aws.clusters import find_clusters
 
@@ -316,9 +316,9 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def wait_until_launched_listed(cluster: LocatedCluster) -> LocatedCluster:
-    """Wait until AWS lists the instances that this machine launched, even those of an interrupted launch.
+    """Wait until AWS lists the instances that this machine launched, even in an interrupted launch.
 
-    Returns the cluster with a listing that has them. Raises CloudError.
+    Returns the cluster with a listing that includes them. Raises CloudError.
     """
     from awsddp.aws.instances import find_launched_nodes, launched_numbers
 
@@ -335,7 +335,7 @@ def wait_until_launched_listed(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
-    """Add to an error about nodes which of these nodes EC2 has stopped or terminated."""
+    """If EC2 has stopped or terminated nodes that an error is about, add their states to the error."""
     from awsddp.aws.clusters import by_id, describe
 
     with contextlib.suppress(CloudError):
@@ -365,13 +365,13 @@ def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, ClusterListin
 
 
 def describe_nodes(cluster: LocatedCluster, listed: ClusterListing) -> str:
-    """Return a string with the number, type and place of a listed cluster's living nodes."""
+    """Return a string with the number, type and location of a listed cluster's living nodes."""
     location = replace(cluster.target, region=listed.region).location
     return f"{len(listed.live)} x {listed.live[0].instance_type} in {location}"
 
 
 def refuse_other_sessions(cluster: LocatedCluster) -> None:
-    """Raise NotFoundError if other sessions of the caller's role have clusters of this name."""
+    """Raise NotFoundError if other sessions of the caller's role have clusters with this name."""
     if not cluster.other_session_listings:
         return
     creators = [
@@ -388,7 +388,7 @@ def refuse_other_sessions(cluster: LocatedCluster) -> None:
 
 
 def terminate(cluster: LocatedCluster, listed: ClusterListing) -> "Teardown":
-    """Terminate all resources of a listed cluster. Raises CloudError."""
+    """Terminate all of a listed cluster's resources. Raises CloudError."""
     from awsddp.aws.teardown import teardown
 
     return teardown(cluster.aws, listed, on_event=cluster.session.on_event)
@@ -407,12 +407,12 @@ def _add_lock_holder(session: Session, error: NodeError | NotFoundError) -> None
 
 
 def _create_command(session: Session, *, is_local: bool = False) -> str:
-    """Return the command that creates the cluster in the target in which it last was, or was searched for."""
+    """Return the command that creates the cluster in its last target or in the target that was searched."""
     return f"awsddp up{' --local' if is_local or _was_local(session) else ''}   # create it"
 
 
 def _was_local(session: Session) -> bool:
-    """Return True if the last cluster of this name that this machine launched was in the local cloud."""
+    """Return True if the last cluster that this machine launched with this name was in the local cloud."""
     launches = [
         past.launch_row for past in list_cluster_histories(session.home) if past.name == session.spec.name
     ]

@@ -1,7 +1,7 @@
 """Complete the commands that messages recommend, and report what an interrupted command leaves behind.
 
 A message contains a short command ("awsddp up   # continue"). `complete_commands` adds the options that
-select the cluster, and the options of the current command line.
+select the cluster, and those on the current command line.
 """
 
 import contextlib
@@ -65,10 +65,10 @@ def complete_commands(session: Session, text: str, *, job: JobRecord | None = No
     """Return a message with its commands completed, so that the user can type them as they are.
 
     Each command gets the global options that select the cluster. A command at the start of a line also gets
-    those options of the current command line that its verb reads, except those that it already sets. With
-    `job`, `train` gets the options, script and arguments of that job, and becomes `run` if the current verb
-    is `run`. A command after a `down` in the same line gets the settings of the cluster. Commands of the AWS
-    CLI get the local cloud's variables if the cluster is in the local cloud.
+    the current command line's options that its verb reads, except those that it already sets. With `job`,
+    `train` gets that job's options, script and arguments, and becomes `run` if the current verb is `run`. A
+    command after a `down` on the same line gets the cluster's settings. Commands of the AWS CLI get the local
+    cloud's variables if the cluster is in the local cloud.
     """
     return "\n".join(
         str(_complete_line(session, line, job)) for line in parse_message(_with_local_cloud(session, text))
@@ -123,7 +123,7 @@ def _without_up(line: Line) -> Line:
 
 
 def _with_all_options(session: Session, line: Line, job: JobRecord | None) -> Line:
-    """Return a line with the options of the current command line, or of the job, added to its commands."""
+    """Return a line with the current command line's options, or the job's, added to its commands."""
     parts: list[Command | str] = []
     is_gone = False
     for part in line.parts:
@@ -161,7 +161,7 @@ def _sets_key(words: Sequence[str], key: str) -> bool:
 def _options_for(
     session: Session, verb: str, job: JobRecord | None, *, is_gone: bool
 ) -> dict[str, OptionValue]:
-    """Return the settings that a verb reads, by key: those of the command line, or those of the job."""
+    """Return the settings that a verb reads, by key, from the command line or from the job."""
     all_settings = list_settings(session.spec, session.job_spec)
     options: dict[str, OptionValue] = {key: value for key, value, source in all_settings if source == OPTION}
     variables = {
@@ -185,9 +185,9 @@ def _options_for(
 
 
 def job_options(job: JobRecord) -> dict[str, OptionValue]:
-    """Return the settings of a job, by key of awsddp.toml; the values of its variables are not known.
+    """Return a job's settings, by awsddp.toml key; the values of its variables are not known.
 
-    Nodes report these settings, and are not trusted: a key that does not belong to a job, such as an SSH
+    Nodes, which are not trusted, report these settings: a key that does not belong to a job, such as an SSH
     rule, is ignored.
     """
     options = {
@@ -200,14 +200,14 @@ def job_options(job: JobRecord) -> dict[str, OptionValue]:
 
 
 def resume_note(session: Session, job: JobRecord) -> str:
-    """Return a note if the script of a job takes no checkpoint by an option or argument, or else ""."""
+    """Return a note if a job's script does not take a checkpoint as an option or argument, or else ""."""
     option = _resume_option(session, job)
     takes = option is not None or any("{resume}" in argument for argument in job.args)
     return "" if takes else "   # the script has to read $AWSDDP_RESUME"
 
 
 def _resume_words(session: Session, job: JobRecord) -> list[str]:
-    """Return the arguments to add so that the script of a job gets the checkpoint."""
+    """Return the arguments to add so that a job's script gets the checkpoint."""
     option = _resume_option(session, job)
     return [option, "{resume}"] if option and not any("{resume}" in argument for argument in job.args) else []
 
@@ -236,7 +236,7 @@ def complete_error(session: Session, error: AwsddpError) -> None:
 
 
 def make_interrupted_error(session: Session, *, continue_command: str = "") -> Interrupted:
-    """Return the error with which an interrupted command ends. Reads only the cluster's folder.
+    """Return the error that an interrupted command ends with. Reads only the cluster's folder.
 
     `continue_command` is the command that continues where it was interrupted.
     """
@@ -261,7 +261,7 @@ def make_interrupted_error(session: Session, *, continue_command: str = "") -> I
 
 
 def add_running_costs(session: Session, error: AwsddpError) -> None:
-    """Add to an error what may still run and cost money, for when AWS cannot be asked."""
+    """Add to an error what may still run and cost money; for use when AWS cannot be asked."""
     record = session.folder.read(ignore_newer=True)
     if record is None:
         return
@@ -276,7 +276,7 @@ def _describe_nodes(record: Record) -> str:
 
 
 def describe_cost(record: Record) -> str:
-    """Return the place and hourly price of a cluster, as the end of a sentence about its nodes."""
+    """Return a cluster's location and hourly price, as the end of a sentence about its nodes."""
     if record.target.name == "local":
         return " on this machine, free"
     return f" in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"

@@ -1,4 +1,4 @@
-"""Find the option of a training script that takes the checkpoint to resume from."""
+"""Find a training script's option for the checkpoint to resume from."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 _RESUMES = re.compile(r"[\"'](--(?:resume|restore|load[-_](?:checkpoint|ckpt))(?:[-_]\w[\w-]*)?)[\"']")
 _IS_FLAG = re.compile("store_true|store_false|BooleanOptional|is_flag")
 _CALL = 300
-"""How many characters are read of the call that declares an option."""
+"""The maximum number of characters read from the call that declares an option."""
 
 
 def resume_option(workdir: Path, script: str) -> str | None:
-    """Return the option by which a script or module takes a checkpoint; "" if it reads $AWSDDP_RESUME itself.
+    """Return a script's or module's checkpoint option, or "" if the script reads $AWSDDP_RESUME itself.
 
-    Returns None if the text of the script contains neither.
+    Returns None if the script's text contains neither.
     """
     module = Path(*script.split("."))
     files = (Path(script), module.with_suffix(".py"), module / "__main__.py")
