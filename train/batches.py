@@ -28,9 +28,9 @@ class Batch(NamedTuple):
 class Transform:
     """Turns records into the network's input, on their device: crop, mirror, resize, normalise.
 
-    `mean` and `std`: one per channel, of pixels between 0 and 1. `size`: the side in pixels to which images
-    are resized (bilinear); None: they are not resized. `crop`: random crops of images padded with that many
-    zeros on each side.
+    `mean` and `std`: one per channel, for pixels between 0 and 1. `size`: the side in pixels to which images
+    are resized (bilinear); None: they are not resized. `crop`: pad each side of an image with this many
+    zeros, then crop at random.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Transform:
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         if self.size is None:
             return self._normalise(pixels)
-        # Either order is right. A CPU is fastest if it resizes the bytes; a GPU has no kernel for bytes.
+        # Either order is correct. A CPU is fastest if it resizes the bytes; a GPU has no kernel for bytes.
         if pixels.is_cuda:
             return F.interpolate(self._normalise(pixels), (self.size, self.size), mode="bilinear")
         return self._normalise(F.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True))
@@ -74,7 +74,7 @@ class Transform:
 
 
 def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
-    """Return crops [B, C, H, W] of `pixels` padded with zeros, some mirrored.
+    """Pad `pixels` with zeros and return crops [B, C, H, W] from them, some mirrored.
 
     `draws` [B, 3]: the crop's offset in rows and in columns, 0 to 2 * padding, and 1 to mirror the image.
     """
@@ -127,12 +127,12 @@ class Batches:
         return len(self.batch_sampler)
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return this rank's number of images in the step, of `passes` batches, that has batch `number`."""
+        """Return how many images this rank has in the step (`passes` batches) with batch `number`."""
         first = (number - 1) // passes * passes * self.batch_sampler.batch_size
         return min(passes * self.batch_sampler.batch_size, len(self.sampler) - first)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of `epoch` on the device, from number `start` on."""
+        """Yield `epoch`'s batches on the device, from batch `start` on."""
         self.sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         draws = self._draw(epoch) if self.crop else None
         batches = (
@@ -142,7 +142,7 @@ class Batches:
         return prefetch(batches, self.device) if self.device.type == "cuda" else batches
 
     def _read(self, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield records, labels and sample numbers of the batches from `start` on."""
+        """Yield each batch's records, labels and sample numbers, from batch `start` on."""
         self.batch_sampler.start = start
         if self.loader.num_workers:
             yield from self.loader
@@ -153,14 +153,14 @@ class Batches:
                 yield self.images.gather(index, pinned=pinned), self.images.labels[index], index
 
     def _draw(self, epoch: int) -> Tensor:
-        """Return the draws [N, 3] of all samples. They depend on seed, epoch and sample, not on the rank."""
+        """Return all samples' random draws [N, 3]: they depend on seed, epoch and sample, not on the rank."""
         random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         limits = (2 * self.crop + 1, 2 * self.crop + 1, 2)
         return torch.stack([torch.randint(n, (len(self.images),), generator=random) for n in limits], 1)
 
 
 class BatchSampler(Sampler[list[int]]):
-    """A batch sampler whose first batch can be number `start`."""
+    """A batch sampler that can begin at batch `start`."""
 
     def __init__(self, sampler: DistributedSampler[object], batch_size: int) -> None:
         self.sampler, self.batch_size, self.start = sampler, batch_size, 0
@@ -179,7 +179,7 @@ def _unchanged(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Te
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield `batches` on the GPU; each is copied on a second stream during the work on the previous batch."""
+    """Yield `batches` on the GPU, copying each on a second stream during the work on the previous one."""
     copies = torch.cuda.Stream(device)
 
     def move(tensor: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class Synthetic:
         return self.steps
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return the number of images in the step of `passes` batches that contains batch `number`."""
+        """Return how many images the step (`passes` batches) that contains batch `number` has."""
         first = (number - 1) // passes * passes
         return min(passes, self.steps - first) * len(self.images)
 
@@ -234,13 +234,13 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The data of a run: batches to train on, images to evaluate on, their transform, a name for reports."""
+    """A run's data: batches to train on, images to evaluate on, their transform, a name for reports."""
 
     train: Batches | Synthetic
     test_set: Images | None
     transform: Callable[..., Tensor]
     description: str
-    batch_size: int  # images of one process in one pass
+    batch_size: int  # how many images one process has in one pass
     images_per_step: int  # of all ranks
 
 

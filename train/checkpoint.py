@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be written or read. The text names the file and the reason."""
+    """A checkpoint cannot be written or read. The message names the file and the reason."""
 
 
 def save(state: State, path: Path) -> None:
@@ -36,7 +36,7 @@ def save(state: State, path: Path) -> None:
         aside.replace(path)
     except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
-        cause = error.__context__  # torch's zip writer replaces an OSError by a RuntimeError
+        cause = error.__context__  # torch's zip writer replaces an OSError with a RuntimeError
         reason = cause if isinstance(cause, OSError) else error
         raise CheckpointError(
             f"{path} could not be written: {reason}. What was saved before is kept."
@@ -44,7 +44,7 @@ def save(state: State, path: Path) -> None:
 
 
 def save_step(state: State, folder: Path, *, step: int, is_best: bool = False, keep: int = 2) -> None:
-    """Write the checkpoint of `step` into `folder`, and best.pt if `is_best`; keep the last `keep` steps."""
+    """Write the checkpoint for `step` into `folder`, and best.pt if `is_best`; keep the last `keep` steps."""
     save(state, folder / f"step-{step:08d}.pt")
     if is_best:
         save(state, folder / "best.pt")
@@ -53,7 +53,7 @@ def save_step(state: State, folder: Path, *, step: int, is_best: bool = False, k
 
 
 def newest(paths: list[Path]) -> Path | None:
-    """Return the checkpoint of the latest step in `paths` (files or folders), or None if there is none."""
+    """Return the latest step's checkpoint in `paths` (files or folders), or None if there is none."""
     files = [path for path in paths if path.is_file()]
     for folder in paths:
         files += [*folder.glob("step-*.pt"), *folder.glob("checkpoints/step-*.pt")]
@@ -81,12 +81,12 @@ def load(paths: list[Path]) -> State | None:
     try:
         # weights_only: a pickle can run code. "cpu": otherwise rank 1 would load tensors onto rank 0's GPU.
         return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-    except Exception as error:  # a damaged file may lead to any error: EOFError, KeyError...
+    except Exception as error:  # a damaged file can cause any error: EOFError, KeyError...
         raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {error}") from error
 
 
 def _step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint; 0 for a file with another name."""
+    """Return the step that a checkpoint's name contains; 0 for a file with another name."""
     digits = path.stem.removeprefix("step-")
     return int(digits) if digits.isdigit() else 0
 
@@ -102,7 +102,7 @@ def state(name: str, *, net: nn.Module, optimizer: Optimizer, scaler: GradScaler
 
 
 def restore(state: State, *, name: str, net: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> State:
-    """Load the state of a checkpoint into these objects; return the checkpoint's position.
+    """Load a checkpoint's state into these objects; return the checkpoint's position.
 
     Raises CheckpointError if the checkpoint belongs to another model or another program.
     """
@@ -129,7 +129,7 @@ def gather_rng(device: torch.device) -> list[torch.Tensor]:
 
 
 def restore_rng(states: list[torch.Tensor], *, world: World, device: torch.device) -> bool:
-    """Restore this rank's random number state; return False if `states` are of another world size."""
+    """Restore this rank's random number state; return False if `states` come from another world size."""
     if len(states) != world.size:
         return False
     state, size = states[world.rank], torch.get_rng_state().numel()

@@ -31,7 +31,7 @@ def main() -> None:
     args = vars(parser.parse_args())
     try:
         args.pop("function")(**args)
-    except (image_files.DataError, OSError) as error:  # OSError: the disk fills while unpacking
+    except (image_files.DataError, OSError) as error:  # OSError: the disk filled up while unpacking
         sys.exit(f"data.py: {error}")
 
 

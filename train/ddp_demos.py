@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Toy(nn.Module):
-    """A model 10 -> 10 -> 5 with its first layer on the device `first` and its second on `second`."""
+    """A model 10 -> 10 -> 5 with its first layer on the device `first` and its second layer on `second`."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Toy(nn.Module):
 
 
 def devices(local_rank: int, demo: str) -> tuple[torch.device, torch.device]:
-    """Return the devices of the two layers for rank `local_rank` of this machine."""
+    """Return the devices for the two layers of this machine's rank `local_rank`."""
     if not torch.cuda.is_available():
         return torch.device("cpu"), torch.device("cpu")
     if demo == "split":
@@ -81,7 +81,7 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
     if first.type == "cuda":
         torch.cuda.set_device(first)
     dist.init_process_group("nccl" if first.type == "cuda" else "gloo", rank=rank, world_size=world_size)
-    torch.manual_seed(rank)  # the ranks' weights differ until DDP gives all ranks those of rank 0
+    torch.manual_seed(rank)  # the ranks' weights differ until DDP sends rank 0's weights to all ranks
     # device_ids is only for a model on one GPU.
     device_ids = [first] if first == second and first.type == "cuda" else None
     model = DistributedDataParallel(Toy(first, second), device_ids=device_ids)
@@ -97,7 +97,7 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
     alike = "alike" if torch.equal(lowest, highest) else "NOT alike"
     print(
         f"{demo}: rank {rank} of {world_size} on {first}, {second}: loss {loss:.4f}, weights {alike}\n",
-        end="",  # in one write: ranks share a terminal, and those of torchrun are unbuffered
+        end="",  # in one write: ranks share a terminal, and torchrun's ranks are unbuffered
         flush=True,
     )
     dist.barrier()

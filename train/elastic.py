@@ -89,7 +89,7 @@ def main() -> None:
     path = args.snapshot or Path(os.environ.get("AWSDDP_RUN_DIR", ".")) / "snapshot.pt"
     local_rank, gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # gloo sends the snapshot, on the CPU
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # gloo, for the snapshot on the CPU
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
@@ -101,12 +101,12 @@ def main() -> None:
         net.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
         done = snapshot["epoch"]
-    # In one write: ranks share a terminal, and those of torchrun are unbuffered.
+    # In one write: ranks share a terminal, and torchrun's ranks are unbuffered.
     print(f"rank {rank} of {world_size}: {done} epochs are done\n", end="", flush=True)
 
     for epoch in range(done + 1, args.epochs + 1):
         loss = train_epoch(model, optimizer, device, seed=epoch * 1000 + rank, steps=args.steps)
-        if local_rank == 0:  # one worker of each node saves, because any node may be lost
+        if local_rank == 0:  # one worker on each node saves, because any node may be lost
             save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
         if rank == 0:
             print(f"epoch {epoch}  loss {loss:.6f}  on {world_size} workers", flush=True)

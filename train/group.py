@@ -18,12 +18,12 @@ from torch.distributed.rendezvous import rendezvous
 
 
 class LaunchError(Exception):
-    """The values of a launch do not fit together. The text says what is wrong and what to type."""
+    """A launch's values do not fit together. The message says what is wrong and what to type."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of the job, and which of them this process is. Local means among the ranks of its machine."""
+    """The job's ranks, and which of them this process is. "Local" means among the ranks on its machine."""
 
     rank: int
     local_rank: int
@@ -38,7 +38,7 @@ def find_world(
     world_size: int | None = None,
     init_method: str | None = None,
 ) -> World:
-    """Return the world given by the arguments or else by the environment, or else a world of one rank.
+    """Return the world that the arguments or else the environment describe, or else a world with one rank.
 
     `positional` is [RANK, LOCAL_RANK] or empty. Raises LaunchError if the values do not fit together.
     """
@@ -77,9 +77,9 @@ def _check(world: World) -> World:
 
 
 def choose_device(name: str, world: World) -> torch.device:
-    """Return the device of this rank. `name` is cpu, cuda, or auto (cuda if there is a GPU).
+    """Return this rank's device. `name` is cpu, cuda, or auto (cuda if there is a GPU).
 
-    A rank takes the GPU numbered LOCAL_RANK: with plain "cuda" all ranks of a machine would share GPU 0.
+    A rank takes the GPU numbered LOCAL_RANK: with plain "cuda" all ranks on a machine would share GPU 0.
     Raises LaunchError if that GPU does not exist.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -94,7 +94,7 @@ def choose_device(name: str, world: World) -> torch.device:
 
 
 def divide_cores(world: World) -> None:
-    """Divide the cores among the ranks of the machine, unless OMP_NUM_THREADS is set.
+    """Divide the machine's cores among its ranks, unless OMP_NUM_THREADS is set.
 
     By default each rank has as many threads as there are cores, and waiting threads keep their cores busy.
     """
@@ -121,7 +121,7 @@ def join(world: World, *, device: torch.device, backend: str | None = None, time
         if first_size != str(size):
             raise LaunchError(f"rank {rank} has world size {size}, another rank has {first_size}.")
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, AssertionError) as error:  # an unknown backend: AssertionError
+    except (RuntimeError, ValueError, AssertionError) as error:  # AssertionError: an unknown backend
         raise LaunchError(f"rank {rank} of {size} found no group at {world.init_method}: {error}") from error
 
 
@@ -137,7 +137,7 @@ def leave() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process, and at once if it has not left the group because it failed.
+    """End this process; if it failed and so has not left the group, end it at once.
 
     After a failure gloo's threads may abort a regular exit, or block it for ever (seen with torch 2.13).
     """
@@ -150,7 +150,7 @@ class StopSignal:
     """A SIGTERM to any rank stops all ranks after the same step.
 
     The handler only sets a flag: a rank inside a collective must not act alone. The ranks exchange their
-    flags by an all_reduce on the CPU: after each step, or every `INTERVAL_S` seconds if steps are shorter,
+    flags with an all_reduce on the CPU: after each step, or every `INTERVAL_S` seconds if steps are shorter,
     but at least every `MOST_STEPS` steps.
     """
 
@@ -180,7 +180,7 @@ class StopSignal:
 
 
 def is_broken(error: RuntimeError) -> bool:
-    """Return True if `error` is one that a rank raises when another rank has ended."""
+    """Return True if a rank raises such an error when another rank has ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "Connection" in str(error)
 
 

@@ -1,6 +1,6 @@
 """Read data sets from their published files.
 
-The pixels stay in the uint8 records of the files, mapped into memory: the ranks of a node share one copy.
+The pixels stay in the files' uint8 records, which are mapped into memory: a node's ranks share one copy.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 HERE = Path(__file__).resolve().parent
-MADE = "MADE.json"  # the file that marks a folder as made data, and has the number of samples of each half
+MADE = "MADE.json"  # the file that marks a folder's data as synthetic, and has each half's number of samples
 PUBLISHED_FOLDER = {"stl10": "stl10_binary", "cifar10": "cifar-10-batches-bin", "mnist": "MNIST/raw"}
 
 
 class DataError(Exception):
-    """A data set is missing, is cut short, or is not the one that its name says."""
+    """A data set is missing, is truncated, or is not the one that its name says."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A record of a data set: `header` bytes, then pixels by channel, height, width (or width, height)."""
+    """A record in a data set: `header` bytes, then pixels by channel, height, width (or width, height)."""
 
     shape: tuple[int, int, int]
     header: int = 0
     columns_first: bool = False
-    scale: int = 255  # the largest value of a pixel
+    scale: int = 255  # the largest value that a pixel can have
     classes: int = 10
 
     @property
     def record(self) -> int:
-        """The number of bytes of a record."""
+        """How many bytes a record has."""
         channels, height, width = self.shape
         return self.header + channels * height * width
 
@@ -54,7 +54,7 @@ COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 100
 
 @dataclass(frozen=True)
 class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Half of a data set: `records` [n, format.record] uint8 per file; `labels` [N] int64 that begin at 0."""
+    """Half a data set: `records` [n, format.record] uint8 per file; `labels` [N] int64, beginning at 0."""
 
     name: str
     folder: Path
@@ -68,7 +68,7 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return len(self.labels)
 
     def gather(self, index: Tensor, *, pinned: bool = False) -> Tensor:
-        """Return the records [B, format.record] of the samples `index` [B], without a loop over samples."""
+        """Return the records [B, format.record] for the samples `index` [B], without a loop over samples."""
         output = torch.empty(len(index), self.format.record, dtype=torch.uint8, pin_memory=pinned)
         if len(self.records) == 1:
             return torch.index_select(self.records[0], 0, index, out=output)
@@ -88,7 +88,7 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return pixels.unflatten(1, (channels, height, width))
 
     def __getitems__(self, samples: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the records, labels and sample numbers of a batch. The workers of a DataLoader call this."""
+        """Return a batch's records, labels and sample numbers. A DataLoader's workers call this."""
         index = torch.tensor(samples)
         return self.gather(index), self.labels[index], index
 
@@ -100,7 +100,7 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
 def load(name: str, folder: Path, train: bool) -> Images:
     """Return the training or the held-out half of `name` (stl10, cifar10, mnist, digits) in `folder`.
 
-    Raises DataError if a file is missing, is cut short, is another file or has another format.
+    Raises DataError if a file is missing, is truncated, is another file or has another format.
     """
     if name == "digits":
         return _digits(train)
@@ -130,7 +130,7 @@ def _made_counts(root: Path) -> list[int] | None:
 
 
 def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
-    """Map `path` after `offset` bytes as [records, size] uint8. Raises DataError if its length is another."""
+    """Map `path` from byte `offset` on as [records, size] uint8. Raises DataError if its length is wrong."""
     expected = offset + records * size
     if not path.exists() and (packed := path.with_name(path.name + ".gz")).exists():
         _unpack(packed, path)
@@ -158,7 +158,7 @@ def _unpack(packed: Path, path: Path) -> None:
 
 def _stl10(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
     half = "train" if train else "test"
-    labels = _map(root / f"{half}_y.bin", records=count, size=1).view(-1).long() - 1  # the file counts from 1
+    labels = _map(root / f"{half}_y.bin", records=count, size=1).view(-1).long() - 1  # its labels begin at 1
     return (_map(root / f"{half}_X.bin", records=count, size=FORMATS["stl10"].record),), labels
 
 
@@ -187,7 +187,7 @@ READERS = {"stl10": _stl10, "cifar10": _cifar10, "mnist": _mnist}
 
 
 def _digits(train: bool) -> Images:
-    """Return half of the UCI digits. Two of eleven are held out, as the digits repeat with period ten."""
+    """Return half of the UCI digits. Two in eleven are held out: the digits repeat with period ten."""
     path = HERE / "digits.csv.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")

@@ -29,7 +29,7 @@ def network() -> nn.Module:
 
 def model_and_device(rung: str) -> tuple[nn.Module, torch.device]:
     """Return the model in the wrapper that `rung` names, and the device for the model's inputs."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if rung == "ddp" else 0  # a GPU for each rank
+    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if rung == "ddp" else 0  # each rank has its own GPU
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
     net = network().to(device)
@@ -43,7 +43,7 @@ def model_and_device(rung: str) -> tuple[nn.Module, torch.device]:
 
 
 def main() -> None:
-    """Learn a linear function; print the loss of the whole batch."""
+    """Learn a linear function; print the whole batch's loss."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("rung", choices=["single", "dataparallel", "ddp"])
     parser.add_argument("--steps", type=int, default=100)

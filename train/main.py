@@ -36,17 +36,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "try again later"
+STOPPED = 75  # EX_TEMPFAIL in sysexits.h: "try again later"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingError(Exception):
-    """The training cannot continue. The text gives the reason, and what to change."""
+    """The training cannot continue. The message says why, and what to change."""
 
 
 @dataclass
 class Position:
-    """Progress of the training: `step` steps in all; in `epoch`, `images` images over all ranks."""
+    """The training's progress: `step` steps in total, and `images` images in `epoch`, over all ranks."""
 
     step: int = 0
     epoch: int = 1
@@ -90,7 +90,8 @@ class Trainer:
         options = {"lr": self.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
         self.optimizer = torch.optim.SGD(self.net.parameters(), **options, fused=True)
         self.criterion = nn.CrossEntropyLoss()
-        # Small gradients become 0 in fp16, so the scaler multiplies the loss. bf16 has the range of fp32.
+        # Small gradients become 0 in fp16, so the scaler multiplies the loss. bf16 has the same range as
+        # fp32.
         self.scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
         dtype = PRECISIONS[args.precision]
         self.autocast = torch.autocast(device.type, dtype, enabled=args.precision != "fp32")
@@ -105,7 +106,7 @@ class Trainer:
         self.resume()
 
     def write_config(self) -> None:
-        """Create the results folder and config.json, and print how many images a step has."""
+        """Create the results folder and config.json, and print the number of images per step."""
         args, size, inputs = self.args, self.world.size, self.inputs
         sizes = {"world_size": size, "batch_size": inputs.batch_size, "data": inputs.description}
         meters.write_config(self.folder, {**vars(args), **sizes}, device=self.device)
@@ -123,7 +124,7 @@ class Trainer:
                 state, name=args.model, net=self.net, optimizer=self.optimizer, scaler=self.scaler
             )
             self.position = at = Position(**position)
-            # With other random numbers a resumed run differs from one that was not interrupted.
+            # With different random numbers a resumed run differs from one that was not interrupted.
             if not checkpoint.restore_rng(state["rng"], world=self.world, device=self.device):
                 ranks = len(state["rng"])
                 print_line(f"The checkpoint is of {ranks} ranks: other random numbers from here on")
@@ -150,7 +151,7 @@ class Trainer:
         return 0
 
     def train_epoch(self, epoch: int) -> bool:
-        """Train the steps of `epoch` that are not done yet; return True if the ranks agreed to stop."""
+        """Train the remaining steps of `epoch`; return True if the ranks agreed to stop."""
         args, train_set = self.args, self.inputs.train
         self.position.epoch = epoch
         drops = (epoch - 1) // args.lr_drop_every if args.lr_drop_every else 0
@@ -171,7 +172,7 @@ class Trainer:
         return False
 
     def forward_backward(self, number: int, batch: batches.Batch, *, is_last_pass: bool) -> None:
-        """Add the gradients of batch `number` of the epoch, which is one pass of a step."""
+        """Add the gradients from the epoch's batch `number`, which is one pass in a step."""
         if (number - 1) % self.args.accumulate == 0:
             self.optimizer.zero_grad()
         images = self.inputs.transform(batch.records, batch.draws)
@@ -239,7 +240,7 @@ class Trainer:
         rng = checkpoint.gather_rng(self.device)
         if self.world.rank != 0:
             return
-        # The state is that of net, because the names of ddp's parameters begin with "module.".
+        # The state is net's, because the names of ddp's parameters begin with "module.".
         state = checkpoint.state(self.args.model, net=self.net, optimizer=self.optimizer, scaler=self.scaler)
         state |= {"at": asdict(self.position), "rng": rng}
         checkpoint.save_step(state, self.folder / "checkpoints", step=self.position.step, is_best=is_best)
@@ -280,7 +281,7 @@ def print_line(text: str) -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Call main; return the exit code. An error becomes one line on stderr."""
+    """Call main; return the exit code. Print an error as one line on stderr."""
     try:
         return main(argv)
     except group.LaunchError as error:

@@ -1,4 +1,4 @@
-"""Meters of an epoch, and the files of a run: metrics.jsonl, config.json and a plot of the loss."""
+"""An epoch's meters, and a run's files: metrics.jsonl, config.json and a plot of the loss."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from torch import Tensor
 
 
 def results_folder() -> Path:
-    """Return the folder for the files of this run: $AWSDDP_RUN_DIR, or a new one in runs/."""
+    """Return the folder for this run's files: $AWSDDP_RUN_DIR, or a new folder in runs/."""
     return Path(os.environ.get("AWSDDP_RUN_DIR") or f"runs/local-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def count_hits(logits: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return how often the label has the largest of `logits` [B, classes], and how often one of the top 5."""
+    """Return how often the label has the highest of `logits` [B, classes], and how often a top-5 one."""
     hits = logits.topk(5).indices == labels[:, None]
     return [hits[:, 0].sum(), hits.sum()]
 
 
 class Meters:
-    """The meters of an epoch: time per batch, waiting time for data, loss, and with `accuracy` top-1 and -5.
+    """An epoch's meters: time per batch, waiting time for data, loss, and with `accuracy` top-1 and top-5.
 
     Sums stay on the device until they are read: each .item() would wait for the GPU.
-    A window is the batches since the last row of metrics.jsonl.
+    A window consists of the batches since the last row in metrics.jsonl.
     """
 
     def __init__(self, device: torch.device, *, accuracy: bool) -> None:
@@ -54,7 +54,7 @@ class Meters:
         self.data_total_s += self.data_s
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add the mean `loss` of a batch and, if accuracy is measured, the batch's hits."""
+        """Add a batch's mean `loss` and, if accuracy is measured, its hits."""
         self.batch_images = len(labels)
         self.batch_sums = [loss.detach() * self.batch_images]
         if len(self.names) > 1:
@@ -69,7 +69,7 @@ class Meters:
         self.batches += 1
 
     def means(self) -> dict[str, float]:
-        """Return the means of the window over all ranks, and images per second. A collective call."""
+        """Return the window's means over all ranks, and the images per second. A collective call."""
         sums = torch.stack([*self.window_sums, torch.tensor(float(self.window_images), device=self.device)])
         dist.all_reduce(sums)
         *totals, images = sums.tolist()
@@ -114,7 +114,7 @@ class Metrics:
                 file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the complete rows. A crash may have cut the last row, which is then omitted."""
+        """Return the complete rows. A last row that a crash has truncated is omitted."""
         if self.path is None or not self.path.exists():
             return []
         lines = self.path.read_text().splitlines(keepends=True)
@@ -130,7 +130,7 @@ class Metrics:
 
 
 def write_config(folder: Path, settings: Mapping[str, Any], *, device: torch.device) -> None:
-    """Create `folder` and, in it, config.json with the settings and the versions of the software used."""
+    """Create `folder` and, in it, config.json with the settings and the software versions used."""
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""Read the published files of MNIST, for mnist_convnet.py and mnist_mlp.py."""
+"""Read the published MNIST files, for mnist_convnet.py and mnist_mlp.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def read_mnist(folder: Path, half: str) -> tuple[Tensor, Tensor, str]:
     """Return pixels [N, 28, 28] uint8, labels [N], and a name for reports. `half` is train or t10k.
 
-    The pixels are mapped into memory, so that the processes of a machine share one copy.
+    The pixels are mapped into memory, so that the processes on a machine share one copy.
     """
     roots = (root for root in (folder / "MNIST/raw", folder) if (root / f"{half}-images-idx3-ubyte").exists())
     root = next(roots, None)

@@ -40,7 +40,7 @@ from torch.utils.data import DistributedSampler
 
 
 class ConvNet(nn.Module):
-    """A network of two convolutions, two linear layers and dropout; returns log-probabilities of digits."""
+    """A network with two convolutions, two linear layers and dropout; returns digits' log-probabilities."""
 
     def __init__(self, *, dropout: bool = True) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ConvNet(nn.Module):
 
 
 def train(local_rank: int, args: Namespace) -> None:
-    """Train as process `local_rank` of this machine."""
+    """Train as this machine's process `local_rank`."""
     rank, world_size = join_group(local_rank, args)
     device = torch.device("cuda", local_rank) if args.num_gpu_processes else torch.device("cpu")
     model = build_model(args, device)
@@ -97,7 +97,7 @@ def join_group(local_rank: int, args: Namespace) -> tuple[int, int]:
         return 0, 1
     if "OMP_NUM_THREADS" not in os.environ:  # otherwise each process would use all cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // per_machine))
-    backend = "nccl" if args.num_gpu_processes else "gloo"  # nccl has no CPU tensors
+    backend = "nccl" if args.num_gpu_processes else "gloo"  # nccl does not support CPU tensors
     rank, world_size = args.machine_id * per_machine + local_rank, per_machine * args.num_machines
     dist.init_process_group(backend, init_method="env://", world_size=world_size, rank=rank)
     return rank, world_size
@@ -112,7 +112,7 @@ def leave_group() -> None:
 
 
 def build_model(args: Namespace, device: torch.device) -> nn.Module:
-    """Return the network, always with the same first weights, and distributed if there is a process group."""
+    """Return the network with fixed initial weights, in DDP if there is a process group."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64 if args.float64 else torch.float32)
     net = ConvNet(dropout=not args.no_dropout).to(device)
@@ -141,7 +141,7 @@ def train_batch(
 
 
 def mean_over_processes(losses: list[Tensor]) -> float:
-    """Return the mean of the losses of all processes. A collective call."""
+    """Return the mean loss over all processes. A collective call."""
     total = sum(losses, torch.zeros_like(losses[0]))
     if not dist.is_initialized():
         return total.item() / len(losses)
@@ -184,7 +184,7 @@ def arguments(argv: list[str] | None = None) -> Namespace:
 
 
 def main() -> None:
-    """Start the processes of this machine."""
+    """Start this machine's processes."""
     args = arguments()
     read_mnist(args.data_dir, "train")  # one error if the data is missing, not one per process
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -45,7 +45,7 @@ def main(rank: int | None = None) -> None:
     args = arguments(rank)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",  # nccl has no CPU tensors
+        "nccl" if device.type == "cuda" else "gloo",  # nccl does not support CPU tensors
         init_method=args.init_method,
         rank=args.rank,
         world_size=args.world_size,

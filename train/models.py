@@ -1,4 +1,4 @@
-"""The networks of the recipes."""
+"""The recipes' networks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resnet18(classes: int = 10) -> nn.Module:
 
 
 class MissingPackage(Exception):
-    """A network needs a package that is not installed. The text says how to install it."""
+    """A network needs a package that is not installed. The message says how to install it."""
 
 
 def _torchvision_models() -> ModuleType:
@@ -54,5 +54,5 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {"digits-net": digits_net, "resn
 
 
 def build(name: str, classes: int = 10) -> nn.Module:
-    """Return the network `name` in the memory layout of the batches: channels last."""
+    """Return the network `name` in the same memory layout as the batches: channels last."""
     return MODELS[name](classes).to(memory_format=torch.channels_last)

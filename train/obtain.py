@@ -47,8 +47,8 @@ PUBLISHED = {
 def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
     """Download `name` into `folder`, check its MD5, unpack it. Does nothing if the set is complete already.
 
-    `mirror` is a base address that holds the same files. Several callers on one node take turns.
-    Raises image_files.DataError if the download fails or is not the published file.
+    `mirror` is a base URL that serves the same files. Several callers on one node take turns.
+    Raises image_files.DataError if the download fails or if it is not the published file.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
 
 
 def _progress(name: str, before: int, done: int, total: int) -> None:
-    """Show the progress of a download: as a bar on a terminal, otherwise as a line at each tenth."""
+    """Show a download's progress: as a bar on a terminal, otherwise as one line per tenth."""
     if total and (sys.stderr.isatty() or before * 10 // total < done * 10 // total):
         bar = f"[{'#' * (done * 30 // total):30}] {done / 1e6:.0f} of {total / 1e6:.0f} MB"
         start, end = ("\r", "" if done < total else "\n") if sys.stderr.isatty() else ("", "\n")
@@ -108,7 +108,7 @@ def _progress(name: str, before: int, done: int, total: int) -> None:
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """Unpack the folder in a .tar.gz as `target`, or a .gz into it: under another name, then renamed."""
+    """Unpack the folder in a .tar.gz as `target`, or a .gz into it, under another name until complete."""
     aside = target.with_name(target.name + ".aside")
     target.parent.mkdir(parents=True, exist_ok=True)
     if archive.name.endswith(".tar.gz"):
@@ -129,11 +129,11 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: int = 0) -> None:
-    """Write a small, learnable set in `name`'s format into `folder`, marked as made, for rehearsals.
+    """Write a small, learnable set in `name`'s format into `folder`, marked as synthetic, for rehearsals.
 
     For mnist, the images are enlarged UCI digits at random positions; otherwise each class is a random
-    pattern with noise. `train` is a multiple of 5. Raises image_files.DataError rather than overwrite a real
-    set.
+    pattern with noise. `train` must be a multiple of 5. Raises image_files.DataError rather than overwrite a
+    real set.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     if target.is_dir() and any(target.iterdir()) and not (target / image_files.MADE).exists():

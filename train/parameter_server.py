@@ -31,7 +31,7 @@ def network() -> nn.Module:
 
 
 def digits(*, train: bool) -> tuple[Tensor, Tensor]:
-    """Return pixels [N, 64] from 0 to 1 and labels of the UCI digits; every seventh digit is held out."""
+    """Return the UCI digits' pixels [N, 64] from 0 to 1 and labels; every seventh digit is held out."""
     text = gzip.decompress((Path(__file__).resolve().parent / "digits.csv.gz").read_bytes()).decode()
     rows = torch.tensor([[int(value) for value in line.split(",")] for line in text.split()])
     rows = rows[(torch.arange(len(rows)) % 7 < 6) == train]
@@ -39,7 +39,7 @@ def digits(*, train: bool) -> tuple[Tensor, Tensor]:
 
 
 class Server:
-    """The weights and their optimiser, on rank 0. The trainers call its methods through an RRef."""
+    """The weights and their optimiser, on rank 0. The trainers call this object's methods through an RRef."""
 
     def __init__(self, lr: float) -> None:
         torch.manual_seed(0)

@@ -27,7 +27,7 @@ ENOUGH_S, REPEATS = 0.2, 3
 
 
 def report(at: str, text: str, **figures: float) -> None:
-    """Print a line in one write, because ranks share a terminal and those of torchrun are unbuffered."""
+    """Print a line in one write, because ranks share a terminal and torchrun's ranks are unbuffered."""
     line = f"[{os.getpid()}] {text}"
     if "--json" in sys.argv:
         line = json.dumps({"rank": int(os.environ["RANK"]), "at": at, **figures})

@@ -1,4 +1,4 @@
-"""Import this before torch: without NumPy, which nothing here needs, torch would warn at each start."""
+"""Import this before torch, which otherwise warns at each start if NumPy (not needed here) is missing."""
 
 import warnings
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a named training. Up to `workers` they are defaults of the options with those names."""
+    """A named training's settings. Those up to `workers` are the defaults of the options with their names."""
 
     data: str  # a name in image_files.FORMATS, or "synthetic"
     model: str  # a name in models.MODELS
     epochs: int
     lr: float
     weight_decay: float
-    batch_size: int | None = None  # images of one process in one pass; or instead:
-    global_batch: int | None = None  # images of all processes in one step
+    batch_size: int | None = None  # how many images a process has in one pass; or instead:
+    global_batch: int | None = None  # how many images all processes have in one step
     momentum: float = 0.9
     lr_drop_every: int = 0  # epochs after which the learning rate is divided by 10; 0: never
-    image_size: int | None = None  # the side that images are resized to
-    log_every: int = 10  # steps between rows of metrics.jsonl
+    image_size: int | None = None  # the side length to which images are resized
+    log_every: int = 10  # steps between rows in metrics.jsonl
     print_every: int = 10  # batches between printed lines; 0: none
     evaluate_every: int = 1  # epochs
     export: Path | None = None  # a file for a copy of the weights, written on EACH node by local rank 0
@@ -41,7 +41,7 @@ RECIPES = {
         lr=0.05,
         weight_decay=1e-4,
         global_batch=64,
-        log_every=25,  # once an epoch (23 steps): a row's all_reduce takes as long as a step
+        log_every=25,  # once per epoch (23 steps): a row's all_reduce takes as long as a step
         print_every=0,
         mean=(0.3,),
         std=(0.38,),
@@ -94,7 +94,7 @@ def parse_arguments(description: str | None, argv: list[str] | None = None) -> a
     _add_running_options(parser.add_argument_group("running").add_argument)
     parser.set_defaults(**{**asdict(recipe), "batch_size": None, "global_batch": None})
     args = parser.parse_args(argv)
-    if args.batch_size is None and args.global_batch is None:  # either option overrides the recipe's
+    if args.batch_size is None and args.global_batch is None:  # either option overrides the recipe's value
         args.batch_size, args.global_batch = recipe.batch_size, recipe.global_batch
     return args
 

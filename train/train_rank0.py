@@ -1,4 +1,4 @@
-"""Rank 0 of mnist_mlp.py, as the published pair of files: this one is for the first machine."""
+"""Runs mnist_mlp.py as rank 0, as in the published pair of files: this one is for the first machine."""
 
 import mnist_mlp
 

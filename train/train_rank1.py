@@ -1,4 +1,4 @@
-"""Rank 1 of mnist_mlp.py, as the published pair of files: this one is for the second machine."""
+"""Runs mnist_mlp.py as rank 1, as in the published pair of files: this one is for the second machine."""
 
 import mnist_mlp
 

@@ -1,8 +1,8 @@
-"""State of the running command: its global options, its signal handlers, the commands that it recommends.
+"""The running command's state: its global options, its signal handlers, the commands that it recommends.
 
 The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way, a second one ends it at once.
 Orderly means: `train` ends its job and fetches the results, `run` also terminates the nodes, every other verb
-exits within seconds. But after SIGHUP (a closed terminal) or SIGTERM, the job of `train` continues to run.
+exits within seconds. But after SIGHUP (a closed terminal) or SIGTERM, `train`'s job continues to run.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from awsddp.session.context import Session
 
 EXIT_WITHIN_S = 3.0
-"""How long a verb that has nothing to finish may take to exit after a signal."""
+"""A verb that has nothing to finish exits within this time after a signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Globals:
-    """The values of the global options. `override` holds the arguments of -o."""
+    """The global options' values. `override` holds the values given with -o."""
 
     cluster: str | None = None
     region: str | None = None
@@ -50,12 +50,12 @@ class Globals:
 
 
 class CommandState:
-    """Handle the signals of the running command.
+    """Handle signals to the running command.
 
     `session` is set as soon as the verb has its session, the other attributes as soon as the options are
-    parsed. `pause` removes the live lines. `rerun_command` is the command that continues after an interrupt
-    ("": there is none). `unwritten_file` is the file that the answers to the current questions will be
-    written to ("": there is none).
+    parsed. `pause` removes the live lines. `rerun_command` is the command that continues an interrupted
+    command's work ("": there is none). `unwritten_file` is the file to which the answers to the current
+    questions will be written ("": there is none).
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class CommandState:
     def install_handlers(self, show_error: Callable[[AwsddpError], object]) -> None:
         """Install the signal handlers; a signal that was ignored at the start stays ignored (nohup).
 
-        `show_error` prints the error with which a second signal ends this process.
+        `show_error` prints the error when a second signal ends this process.
         """
         self._show_error = show_error
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -85,7 +85,7 @@ class CommandState:
         return self._signals > 0
 
     def interrupt_error(self, stop: BaseException | None = None) -> AwsddpError:
-        """Return the error of an interrupted command.
+        """Return the error for an interrupted command.
 
         The error says what still runs, and has the exit code for `stop`.
         """
@@ -119,7 +119,7 @@ class CommandState:
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     def _exit(self, number: int) -> None:
-        """Print the error of an interrupted command and end this process at once."""
+        """Print the error for an interrupted command and end this process at once."""
         with contextlib.suppress(Exception):
             self.pause()
             self._show_error(self.interrupt_error())
@@ -140,7 +140,7 @@ COMMAND = CommandState()
 def with_global_options(text: str, *, job: "JobRecord | None" = None) -> str:
     """Return `text` with the global options (-c, --local, ...) added to its commands.
 
-    The options come from the session of the running verb, or from the command line if there is no session
+    The options are those of the running verb's session, or those on the command line if there is no session
     yet.
     """
     from awsddp.session import next_steps

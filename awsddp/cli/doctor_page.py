@@ -1,4 +1,4 @@
-"""The pages of `doctor` (checks of nodes, checks before a launch) and `why` (where a job hangs)."""
+"""The pages that `doctor` (node checks, checks before a launch) and `why` (where a job hangs) print."""
 
 import itertools
 import re
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
 _AFTER_SUMMARY = re.compile(r": |(?<! ago\))\. Ranks? ")
-"""The end of an explanation's first sentence. After it come the ranks' positions, which the table shows."""
+"""Matches the end of an explanation's first sentence. The ranks' positions follow; the table shows them."""
 _FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
 
 def health_page(report: "DoctorDocument") -> None:
-    """Show the checks of nodes in at most 80 columns, then the commands that replace failed nodes.
+    """Show the node checks in at most 80 columns, then the commands that replace failed nodes.
 
     Nodes with the same outcome share a row.
     """
@@ -84,7 +84,7 @@ def _columns() -> int:
 def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
     """Show each rank's position. Ranks at the same position share a line; ranks that are behind come first.
 
-    If `verbose`, the stacks of the ranks are shown too. If the job has ended, its cause and the next step
+    If `verbose`, the ranks' stacks are shown too. If the job has ended, its cause and the next step
     come first.
     """
     if document.result is not None:
@@ -108,7 +108,7 @@ def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
 
 
 def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:
-    """Yield [ranks, their position, the program's line at this position, the call in which they wait]."""
+    """Yield [ranks, their position, the line of code at this position, the call in which they wait]."""
     for (state, call, position, *workers), ranks in _group_ranks(document, _position):
         nodes = sorted({rank.node for rank in ranks})
         names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {format_ranges(nodes)}"
@@ -125,7 +125,7 @@ def _group_ranks(
 ) -> list[tuple[tuple[str, ...], list[RankStack]]]:
     """Return the ranks grouped by `key`.
 
-    Groups that are behind come first; otherwise the groups are in the order of their first ranks.
+    Groups that are behind come first; within each part, groups are sorted by their first ranks.
     """
     groups: dict[tuple[str, ...], list[RankStack]] = {}
     for rank in sorted(document.ranks, key=lambda rank: rank.rank not in document.behind):
@@ -134,10 +134,9 @@ def _group_ranks(
 
 
 def _position(rank: RankStack) -> tuple[str, ...]:
-    """Return a rank's state, the call in which it waits, its position and those of its child processes.
+    """Return a rank's state, the call in which it waits, its position and its child processes' positions.
 
-    A position is a text of two lines: first the file, line number and function, then the program's line
-    there.
+    A position is a text with two lines: first the file, line number and function, then the line of code.
     """
     call = f"{rank.collective.operation} {rank.collective.number}" if rank.collective else ""
     if not call and any(frame.endswith(" in init_process_group") for frame in rank.stack):

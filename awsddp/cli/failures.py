@@ -11,7 +11,7 @@ from awsddp.cli.command_line import COMMAND, Globals, with_global_options
 from awsddp.errors import AwsddpError, CloudError, ConfigError, Interrupted, UsageError
 
 BROKEN_PIPE_CODE = 141
-"""The exit code after the reader of a pipe has exited: 128 + SIGPIPE."""
+"""The exit code if the program that reads the pipe has exited: 128 + SIGPIPE."""
 _PERMISSION = "awsddp runs as your user: give your user access to it"
 _SPACE = "free disk space, then run the same command again"
 _LIMIT = "ulimit -n 4096   # raises the limit of open files; then run the same command again"
@@ -25,7 +25,7 @@ _LOCAL_ERRORS = {
     errno.ENFILE: _LIMIT,
     errno.EIO: "its disk fails: dmesg",
 }
-"""The next step for each error number of a file, a disk or a limit of this machine."""
+"""Maps an error number for a file, a disk or a limit on this machine to the next step."""
 
 
 def run_command(command: click.Command) -> int:
@@ -62,7 +62,7 @@ def run_command(command: click.Command) -> int:
 
 
 def _local_error(error: OSError) -> ConfigError:
-    """Return the ConfigError for an unhandled error about a file, a disk or a limit of this machine."""
+    """Return the ConfigError for an unhandled error about a file, a disk or a limit on this machine."""
     use = "use" if error.filename else "write"
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the output"
     return ConfigError(f"cannot {use} {path}", error.strerror or "", _LOCAL_ERRORS[error.errno or 0])
@@ -111,13 +111,13 @@ def _print_error(error: AwsddpError) -> None:
 
 
 def _reader_gone() -> int:
-    """Discard further output because the reader of the pipe (`| head`) has exited; return the exit code."""
+    """Discard further output because the pipe's reader (`| head`) has exited; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE_CODE
 
 
 def _report_bug(error: Exception) -> int:
-    """Write the traceback of an unexpected error to a file, print the error, and return its exit code."""
+    """Write an unexpected error's traceback to a file, print the error, and return its exit code."""
     import traceback
     from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Read the options that verbs share, and open the session and the screen of a verb."""
+"""Read the options that verbs share, and open a verb's session and screen."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ _COMPLETIONS = {
 
 
 def add_options(verb: str) -> Callable[[Any], Any]:
-    """Return a decorator that gives a command the options with which `verb` sets keys of awsddp.toml."""
+    """Return a decorator that gives a command the options that set keys of awsddp.toml for `verb`."""
 
     def decorate(function: Any) -> Any:
         for key in reversed(OPTIONS):
@@ -50,7 +50,7 @@ def add_options(verb: str) -> Callable[[Any], Any]:
 
 
 def _option(key: str) -> Callable[[Any], Any]:
-    """Return the click option of a key, with the key's type; it is repeatable if the key has many values."""
+    """Return the click option that sets a key, with the key's type; repeatable if the key has many values."""
     setting, (section, _, name) = OPTIONS[key], key.partition(".")
     hint = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
@@ -70,9 +70,9 @@ def _option(key: str) -> Callable[[Any], Any]:
 
 
 def read_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
-    """Return the options of a command line, by key of awsddp.toml.
+    """Return a dict that maps each key of awsddp.toml that the command line sets to its value.
 
-    `values` are the values from click, by parameter name. `--env NAME=VALUE` has the same effect as
+    `values` maps click's parameter names to values. `--env NAME=VALUE` has the same effect as
     --env-var. Raises UsageError if the verb has no --env-var.
     """
     by_key: dict[str, OptionValue] = {}
@@ -131,7 +131,7 @@ def _with_relative_script(job: JobSpec) -> JobSpec:
         if is_relative or not (path.is_file() and path.is_relative_to(workdir.resolve())):
             return job
         relative = str(path.relative_to(workdir.resolve()))
-    except (OSError, ValueError, RuntimeError):  # the script's name is one that no file can have
+    except (OSError, ValueError, RuntimeError):  # no file can have the script's name
         return job
     return dataclasses.replace(job, job=dataclasses.replace(job.job, script=relative))
 
@@ -156,7 +156,7 @@ def opened(
     *,
     verb: Literal["train", "run"] = "train",
 ) -> Iterator[tuple[Session, Screen]]:
-    """Yield the session and the screen of a verb; `verb` is "run" if the job's end also ends the cluster."""
+    """Yield a verb's session and screen; `verb` is "run" if the job's end also ends the cluster."""
     spec, job = specs(options, explicit)
     with contextlib.closing(Screen(options)) as screen:
         screen.begin()
@@ -187,8 +187,8 @@ def _label(key: str) -> str:
 
 
 def _find_unread_file() -> Path | None:
-    """Return the awsddp.toml of a parent folder if the current folder has none."""
-    with contextlib.suppress(OSError):  # the folder was removed or is not readable
+    """Return a parent folder's awsddp.toml if the current folder has none."""
+    with contextlib.suppress(OSError):  # the current folder was removed or is not readable
         current = Path.cwd()
         if not (current / FILE).exists():
             return next((folder / FILE for folder in current.parents if (folder / FILE).is_file()), None)

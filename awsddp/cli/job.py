@@ -45,7 +45,7 @@ class Launch(Verb):
 
 
 def read_job_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
-    """Return the job's options, its script and the script's arguments as overrides of awsddp.toml."""
+    """Return the job's options, its script and its arguments as settings that override awsddp.toml."""
     script, args = values.get("script"), click.get_current_context().meta["awsddp.script_args"]
     script_overrides: dict[str, OptionValue] = {} if script is None else {"job.script": script}
     args_overrides: dict[str, OptionValue] = {"job.args": list(args)} if args else {}
@@ -55,7 +55,7 @@ def read_job_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]
 def refuse_launcher(ctx: click.Context, options: Globals) -> None:
     """Raise UsageError for a launcher's command line, or for a file after `--` if no script is set.
 
-    Otherwise these words would become arguments of the bundled program.
+    Otherwise these words would become the bundled program's arguments.
     """
     from awsddp.cli.suggestions import is_launcher_command
 
@@ -155,7 +155,7 @@ def jobs(options: Globals, *, names: tuple[str, ...], since: str | None) -> None
 
 
 def _parse_date(text: str | None) -> datetime | None:
-    """Return the time of a date, or of a date with a time, in UTC. Raises UsageError."""
+    """Convert a date, or a date with a time, to a time in UTC. Raises UsageError."""
     try:
         date = datetime.fromisoformat(text) if text is not None else None
     except ValueError:
@@ -223,7 +223,7 @@ def cancel(options: Globals, *, names: tuple[str, ...]) -> None:
 
 
 def _returns_list(names: tuple[str, ...]) -> bool:
-    """Return True if the result of a verb is a list of documents."""
+    """Return True if a verb's result is a list of documents."""
     return len(names) > 1 or "all" in names
 
 
@@ -257,7 +257,7 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
             documents = [fetch_one(*names)]
             on_document(documents[0])
         if any(document.started for document in documents):
-            with contextlib.suppress(Interrupted):  # answer no: the idle watchdog ends the nodes
+            with contextlib.suppress(Interrupted):  # the answer is no: the idle watchdog ends the nodes
                 documents[-1].down = down(session, confirm=show.question(*TERMINATION))
                 show.page(documents[-1].down, down_page)
         show.result(documents if _returns_list(names) else documents[0], lambda _: None)

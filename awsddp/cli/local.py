@@ -124,7 +124,7 @@ def fault_clear(options: Globals, number: int | None) -> None:
 
 
 def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
-    """Yield the session and screen of a verb that works on the local cloud itself, as if with --local."""
+    """Yield the session and screen for a verb that controls the local cloud, as if --local were given."""
     return invocation.opened(dataclasses.replace(options, local=True))
 
 
@@ -166,7 +166,7 @@ def local_page(cloud: "LocalDocument") -> None:
 
 
 def faults_page(faults: "Sequence[Fault]") -> None:
-    """Show the active faults of the local cloud."""
+    """Show the local cloud's active faults."""
     if not faults:
         line("No faults.")
         return

@@ -36,9 +36,9 @@ VERBS = {
     "run": ("job", "Run up, train and down; the nodes are terminated even after a failure."),
     "local": ("local", "Control the local cloud, for rehearsals without an AWS account."),
 }
-"""For each verb: its module in cli/, which defines its function (`exec_` for exec), and its line of help."""
+"""Maps each verb to its module in cli/, which defines its function (`exec_` for exec), and its help line."""
 _GH_RUN_VERBS = (["list"], ["watch"], ["view"])
-"""Words that users type after `gh run`: `awsddp run list` must not take `list` for a script."""
+"""Words that users type after `gh run`: `awsddp run list` must not treat `list` as a script."""
 
 
 class _Verbs(click.Group):
@@ -132,7 +132,7 @@ def _open_streams() -> None:
 
 
 def _keep_encoding_of_terminal() -> None:
-    """Read and print in the locale's encoding, but in UTF-8 if the locale's is ASCII, as Python does."""
+    """Read and print in the locale's encoding, but, as Python does, in UTF-8 if that encoding is ASCII."""
     import locale
 
     if (encoding := locale.getencoding()) not in ("utf-8", "UTF-8", "ANSI_X3.4-1968", "US-ASCII"):
@@ -144,5 +144,5 @@ def _start_light() -> None:
     """Save a quarter of the start-up time by omitting what a short-lived process does not need."""
     gc.set_threshold(
         100_000
-    )  # botocore's description of EC2 alone is that many objects, none of them garbage
+    )  # botocore's description of EC2 alone has that many objects, and none is ever garbage
     sys.modules["invoke"] = None  # type: ignore[assignment]  # paramiko needs it only for `Match exec`

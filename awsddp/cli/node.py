@@ -76,7 +76,7 @@ def exec_(
 
 
 def _refuse_node(verb: str, words: Sequence[str]) -> None:
-    """Raise UsageError if the first word of a command is the name of a node."""
+    """Raise UsageError if a command's first word is a node's name."""
     if words and (match := _NODE.fullmatch(words[0])):
         raise UsageError(
             f"{words[0]}: the arguments are a command to run on a node",
@@ -139,7 +139,7 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
             from awsddp.plan.policy import least_policy, role_policy
 
             policy = role_policy if iam_policy == "nodes" else least_policy
-            print(json.dumps(policy(session.spec, session.job_spec), indent=2))  # AWS's format, no schema
+            print(json.dumps(policy(session.spec, session.job_spec), indent=2))  # in AWS's own format
         elif request_quota:
             confirm = show.question("", "nothing was requested")
             show.result(checks.request_quota(session, confirm=confirm), quota_page)

@@ -1,4 +1,4 @@
-"""The global options, which stand before or after the verb, and the completions for the shell.
+"""The global options, which may precede or follow the verb, and the shell completions.
 
 Completions are read from this machine's files, without calls to AWS.
 """
@@ -15,7 +15,7 @@ from awsddp.cli.command_line import COMMAND, Globals
 
 
 def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the clusters with a record on this machine."""
+    """Return the names of the clusters that have a record on this machine."""
     from awsddp.state import awsddp_home
 
     names = sorted(path.parent.name for path in awsddp_home().glob("clusters/*/cluster.json"))
@@ -23,7 +23,7 @@ def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the recorded jobs of the cluster whose names contain `incomplete`, the newest first."""
+    """Return the cluster's recorded jobs whose names contain `incomplete`, newest first."""
     from awsddp.state import ClusterFolder, awsddp_home
 
     record = ClusterFolder(awsddp_home(), ctx.ensure_object(Globals).name).read(ignore_newer=True)
@@ -49,7 +49,7 @@ def with_dashes(name: str) -> str:
 
 
 def global_options(*, hidden: bool = False) -> list[click.Parameter]:
-    """Return the global options as parameters of a command; their values are stored in `ctx.obj`."""
+    """Return the global options as a command's parameters; their values are stored in `ctx.obj`."""
     option = functools.partial(click.Option, hidden=hidden, expose_value=False, callback=_store)
     cluster_help = "Name of the cluster.  [default: default]"
     return [
@@ -72,7 +72,7 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
 
 
 def _store(ctx: click.Context, option: click.Option, value: Any) -> None:
-    """Store an option in `ctx.obj`; it replaces the one before the verb, but -o and -v accumulate."""
+    """Store an option in `ctx.obj`. It replaces the same option before the verb, but -o and -v accumulate."""
     options, name = ctx.ensure_object(Globals), str(option.name)
     if option.multiple or option.count:
         value = getattr(options, name) + value
@@ -101,12 +101,12 @@ class Verb(click.Command):
         self.params += global_options(hidden=True)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb with the global options from before and after it."""
+        """Run the verb with the global options that precede and follow it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
         COMMAND.options, COMMAND.finishes, COMMAND.ends_cluster = options, self.finishes, self.ends_cluster
         words = ["awsddp", str(self.name), *ctx.params.get("names", ())]
         COMMAND.rerun_command = shlex.join(words) if self.name in _RESUMABLE else ""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:  # click would replace it by its own Abort
+        except KeyboardInterrupt as stop:  # click would replace it with its own Abort
             raise COMMAND.interrupt_error(stop) from None

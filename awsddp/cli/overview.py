@@ -39,11 +39,11 @@ _QUESTIONS = (
     ("job.script", "Training script (empty: given on the command line)", "", "train.py main.py"),
     ("env.file", "File with its packages (empty: the image's packages)", "", _PACKAGES),
 )
-"""The key, its question, its default, and file names. The first file that exists replaces the default."""
+"""Each row: a key, its question, its default, and file names; the first that exists replaces it."""
 
 
 def show_overview(options: Globals) -> None:
-    """Show the clusters with a record on this machine, and the next commands for each."""
+    """Show the clusters that have a record on this machine, and the next commands for each."""
     from awsddp.cluster.inventory import list_known_clusters
 
     with invocation.opened(options) as (session, show):
@@ -108,14 +108,14 @@ def init(options: Globals) -> None:
 
 
 def _ask_questions() -> dict[str, OptionValue]:
-    """Ask on the terminal, and return the answers that are not empty, by key."""
+    """Ask on the terminal, and return {key: answer} for the answers that are not empty."""
     from awsddp.job.unsynced_data import describe_ignored_folders
 
     answers: dict[str, OptionValue] = {}
     for key, text, default, names in _QUESTIONS:
         answer = _ask(key, text, _first_existing(names) or default)
         answers |= {key: answer} if str(answer) else {}
-    with contextlib.suppress(ConfigError):  # raised if the folder is the home directory, or far too large
+    with contextlib.suppress(ConfigError):  # the folder is the home directory, or is far too large
         unsynced = describe_ignored_folders(JobSpec(), home=awsddp_home()).items()
         patterns = [
             f"!/{path}"

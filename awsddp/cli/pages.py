@@ -1,4 +1,4 @@
-"""The pages of clusters and jobs: print documents as text and tables."""
+"""The pages about clusters and jobs: print documents as text and tables."""
 
 import shlex
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def _idle_left(cluster: "documents.ClusterDocument", seconds: "int | UnsetType |
 
 
 def _progress(job: JobRecord) -> str:
-    """Return a running job's progress, taken from the metrics of the first rank that writes any."""
+    """Return a running job's progress, taken from the first rank that writes metrics."""
     if not job.progress:
         return ""
     measures = ((template, getattr(job.progress[0], name)) for name, template in _MEASURES)
@@ -97,7 +97,7 @@ def _state_and_age(job: "documents.SeenJob") -> str:
 
 
 def _job_place(job: "documents.SeenJob") -> str:
-    """Return the place of a job's results, without the last folder if that has the job's name."""
+    """Return the location of a job's results, without the last folder if it has the job's name."""
     if not job.fetched and job.saving is not None and job.saving.is_complete:
         return f"in {job.save_to}/"
     if not job.fetched:
@@ -165,7 +165,7 @@ def job_page(job: "documents.JobDocument", *, next_step: str = "", streamed: boo
     """Show a job's result and, if the job has ended, `next_step`.
 
     For a failed job, the command that runs it again comes before `next_step`. `streamed` means that the
-    terminal has just shown the output of the ranks, so only the last line of the cause's output is repeated.
+    terminal has just shown the ranks' output, so only the last line of the cause's output is repeated.
     """
     is_done = job.state not in ACTIVE and (job.fetched or job.state != "succeeded")
     steps = [*_rerun_steps(job), next_step] if next_step and is_done else []
@@ -192,9 +192,9 @@ def _cause(cause: Cause | None) -> str:
 
 
 def job_lines(job: "documents.JobDocument", *, streamed: bool = False) -> list[str]:
-    """Return the lines of a job's result: duration, loss, cause, results, and next steps.
+    """Return the lines that show a job's result: duration, loss, cause, results, and next steps.
 
-    If the output of the ranks was `streamed` before, at most its last line is repeated.
+    If the ranks' output has already been `streamed`, at most its last line is repeated.
     """
     name, lines = job.job, [f"Job {job.job}: {job.state}"]
     if job.state in ACTIVE:
@@ -229,7 +229,7 @@ def _results(job: "documents.JobDocument") -> str:
 
 
 def jobs_page(document: "documents.JobsDocument", *, verbose: bool = False, chosen: bool = False) -> None:
-    """Show the jobs, one per line and the newest last, then the live clusters and the total cost.
+    """Show the jobs, one per line with the newest last, then the live clusters and the total cost.
 
     `verbose` adds each job's command and cause, and the terminated clusters. `chosen` means that the user
     named the jobs: only these are shown, with their arguments.
@@ -306,7 +306,7 @@ def ranks_table(job: "JobRecord") -> None:
 
 
 def report_page(report: "documents.JobReport") -> None:
-    """Show a job's result, its cost, and the path of its HTML page."""
+    """Show a job's result, its cost, and where its HTML page is."""
     line(*job_lines(report))
     if report.job_usd is not None:
         line(f"  {_cost_text(report.target, report.job_usd)}")
@@ -355,7 +355,7 @@ def down_page(document: "documents.DownDocument") -> None:
 
 
 def run_page(result: "documents.RunDocument", *, detached: bool = False) -> None:
-    """Show the whole run: the job's result, the time of each stage, what was terminated, and the cost.
+    """Show the whole run: the job's result, the time that each stage took, what was terminated, and the cost.
 
     `detached` means that the job still runs: the page then shows when its nodes end.
     """

@@ -1,4 +1,4 @@
-"""The pages before a launch (plan, settings, offers, quota), and the question that asks for consent to it."""
+"""The pages shown before a launch (plan, settings, offers, quota), and the question that asks for consent."""
 
 import json
 import re
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 _PRICE_KEYS = EXCLUSIVE_KEYS | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that determine or limit the price."""
 _MAX_FACT_LINES, _MAX_WARNING_LINES = 8, 12
-"""The most lines of facts and of warnings on a launch page, so that its question is at most the 24th line."""
+"""The most lines for facts and for warnings on a launch page; its question is then at most line 24."""
 _QUOTA_CODE = re.compile(r", L-[0-9A-F]{8}")
 _INFORMATIONAL = re.compile(
     r"GPUs are |prices are list |the budget of |skipped: |spot nodes |a newer image |"
     r"\S+ is (bare metal|deprecated)"
 )
-"""The beginnings of warnings that need no decision by the user."""
+"""Matches the beginning of a warning that needs no decision by the user."""
 
 
 def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False) -> None:
     """Show a plan: instances, price, image, zones, resources, fallbacks, other choices, warnings.
 
-    If `verbose`, the placement, EFA, the price of data transfer and the code of the quota are shown too.
+    If `verbose`, the placement, EFA, the data transfer price and the quota code are shown too.
     """
     unchanged = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
     no_cidrs = "nowhere: no port is open"
@@ -71,7 +71,7 @@ def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False
 
 
 def launch_page(plan: "LaunchPlan", idle: str) -> None:
-    """Show a launch on stderr before its question: a line per fact, and the warnings that need a decision."""
+    """Before asking for consent, show a launch on stderr: facts, then the warnings that need a decision."""
     columns = width(stderr=True) or sys.maxsize
     facts = [f"{label:<9}{text}" if label else text for label, text in _facts(plan, idle) if text]
     if len(facts) > _MAX_FACT_LINES:
@@ -83,7 +83,7 @@ def launch_page(plan: "LaunchPlan", idle: str) -> None:
 
 
 def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
-    """Return the facts of a launch as (heading, text)."""
+    """Return the facts about a launch as (heading, text) pairs."""
     kind, price = plan.kind, money(plan.price_usd_per_hour)
     expires = duration(plan.expires_s).removesuffix(" 0 min")
     gpus = f"{kind.gpus} {kind.gpu_shown} each" if kind.gpus else "no GPU"
@@ -171,7 +171,7 @@ def _price_text(plan: "LaunchPlan") -> str:
 
 
 def _choices(choices: "Sequence[Choice]", region: str, *, stderr: bool = False) -> None:
-    """Show instance types, with a column of spot prices if any spot price is known."""
+    """Show instance types, with a column for spot prices if any are known."""
     spot_prices = [getattr(choice, "spot_usd_per_hour", None) for choice in choices]
     has_spot = spot_prices.count(None) < len(spot_prices)
     rows = [
@@ -216,7 +216,7 @@ def quota_page(quota: "QuotaDocument") -> None:
 
 
 def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | str"], None]:
-    """Return a function that asks for consent to a plan, or to a change that is described by a text.
+    """Return a function that asks for consent to a plan, or to a change that a text describes.
 
     With -y the function does not ask, but raises UsageError if the user gave neither a type nor a limit: -y
     alone is not consent to every price. In the local cloud, where launches are free, the function asks only

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PLAIN_INTERVAL_S = 10.0
-"""The interval of the progress lines of transfers if stderr is not a terminal."""
+"""The interval between progress lines for a transfer if stderr is not a terminal."""
 JSON_INTERVAL_S = 1.0
-"""The interval of the events about a node's transfer with --json."""
+"""With --json: the interval between events about a node's transfer."""
 SILENT_S = 0.4
-"""The time after which a terminal shows a live line if the verb has shown nothing so far."""
+"""If the verb has shown nothing for this time after its start, a terminal shows a live line."""
 LULL_S = 5.0
-"""The time without a log line after which a live line shows that the followed job still runs."""
+"""If a followed job writes no log line for this time, a live line shows that it still runs."""
 LONG_S = 2.0
-"""The age of an activity from which its live line shows this age."""
+"""An activity's live line shows the activity's age once it is at least this."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Screen:
-    """The output of a verb: live lines, messages, questions and the result. A screen must be closed."""
+    """A verb's output: live lines, messages, questions and the result. A screen must be closed."""
 
     def __init__(self, options: Globals) -> None:
         self.options = options
@@ -50,14 +50,14 @@ class Screen:
             sys.stderr.isatty() and not (options.quiet or options.json) and os.environ.get("TERM") != "dumb"
         )
         self._region: Live | None = None
-        self._rows: dict[str, Event] = {}  # the activities under way, by `who`
-        self._began: dict[str, tuple[str, float]] = {}  # each activity's text and start time, by `who`
+        self._rows: dict[str, Event] = {}  # maps `who` to its activity under way
+        self._began: dict[str, tuple[str, float]] = {}  # maps `who` to its activity's text and start time
         self._last_output = time.monotonic()
         self._activity = (
             "connecting to the local cloud" if options.local else f"looking up cluster {options.name}"
         )
-        self._printed: dict[str, str] = {}  # the last text printed without a terminal, by `who`
-        self._reported: dict[str, float] = {}  # the time of the last report, by key
+        self._printed: dict[str, str] = {}  # maps `who` to its last text printed without a terminal
+        self._reported: dict[str, float] = {}  # maps a key to the time of its last report
         self._unfinished: dict[tuple[int, bool], bytes] = {}  # output that does not end with a newline yet
         self._lock = threading.RLock()
         self._silence: threading.Timer | None = None
@@ -71,14 +71,14 @@ class Screen:
             self._silence.start()
 
     def close(self) -> None:
-        """Remove the live lines, and write the unfinished last lines of commands on nodes."""
+        """Remove the live lines, and write the unfinished last lines that commands on nodes have printed."""
         self.pause()
         for (node, error), line in self._unfinished.items():
             if line:
                 self._write(b"[node%d] %s\n" % (node, line), error)
 
     def say(self, text: str) -> None:
-        """Show a message of the verb itself."""
+        """Show a message from the verb itself."""
         self.show_event(Event(text))
 
     def show_event(self, event: Event) -> None:
@@ -101,7 +101,7 @@ class Screen:
                 self._start_live().refresh()
 
     def _track(self, who: str, event: Event) -> None:
-        """Record the activities under way and their start times; every event ends the verb's own activity."""
+        """Record the activities under way and their start times. Every event ends the verb's own activity."""
         self._last_output, self._activity = (now := time.monotonic()), "working"
         began = self._began.pop(who, ("", now))
         for ended in {who, ""}:
@@ -113,7 +113,7 @@ class Screen:
             self._began[who] = began if began[0] == event.text else (event.text, now)
 
     def _suffix(self, who: str, event: Event) -> str:
-        """Return the end of a live line: the progress of a transfer, or the age of another activity."""
+        """Return the end of a live line: a transfer's progress, or another activity's age."""
         elapsed_s = time.monotonic() - self._began.get(who, ("", self._last_output))[1]
         if event.fraction is not None:
             return f": {table.progress_text(event, elapsed_s)}"
@@ -147,7 +147,7 @@ class Screen:
         return is_due
 
     def _print_line(self, who: str, event: Event) -> None:
-        """Print a permanent line: a message of the verb, or a completed activity."""
+        """Print a permanent line: a message from the verb, or a completed activity."""
         from rich.text import Text
 
         label = "" if event.who is None else f"✓ {who} ".replace("  ", " ")
@@ -193,7 +193,7 @@ class Screen:
                 self._start_live()
 
     def pause(self) -> None:
-        """Remove the live lines, even those of unfinished activities, so that other output can follow."""
+        """Remove all live lines, even for unfinished activities, so that other output can follow."""
         with self._lock:
             if self._lull is not None:
                 self._lull.cancel()
@@ -211,7 +211,7 @@ class Screen:
                 self._rows.clear()
 
     def lines(self, data: bytes) -> None:
-        """Write log lines of a followed job to stdout (with --json to stderr).
+        """Write a followed job's log lines to stdout (with --json, to stderr).
 
         After LULL_S without a new log line, a live line shows that the job still runs.
         """
@@ -229,7 +229,7 @@ class Screen:
 
     def _show_lull(self) -> None:
         with self._lock:
-            if self._lull is None:  # `pause` has cancelled this timer
+            if self._lull is None:  # `pause` has already cancelled this timer
                 return
             self._lull = None
             remaining_s = self._last_output + LULL_S - time.monotonic()
@@ -240,7 +240,7 @@ class Screen:
                 self._start_live()
 
     def output(self, node: int, data: bytes, error: bool) -> None:
-        """Write the output of a node's command, with a label, to stdout or stderr; not with --json."""
+        """Write a node's command output, with a label, to stdout or stderr; with --json, do nothing."""
         if self.options.json:
             return
         self.pause()
@@ -257,7 +257,7 @@ class Screen:
         stream.buffer.flush()
 
     def result(self, result: R, page: Callable[[R], None]) -> None:
-        """Print a verb's result: as a document with --json, otherwise by `page`."""
+        """Print a verb's result: with --json as a document, otherwise by calling `page`."""
         self.pause()
         if self.options.json:
             table.print_document(result)
@@ -271,7 +271,7 @@ class Screen:
 
     @contextlib.contextmanager
     def partial_result(self, page: Callable[[Any], None]) -> Iterator[None]:
-        """Print the partial result of an error raised in the block. With --json, it is part of the error."""
+        """If the block raises an error with a partial result, print it; with --json the error has it."""
         try:
             yield
         except AwsddpError as error:

@@ -1,6 +1,6 @@
 """Suggest the right command for a wrong command line.
 
-The verbs and options of other tools (slips.toml) are tried first, the edit distance last. A suggested command
+Other tools' verbs and options (slips.toml) are tried first, the edit distance last. A suggested command
 launches nothing without a question: a -y is not passed to another verb, and an option that limits time or
 cost remains one. Imported only for a wrong command line.
 """
@@ -24,16 +24,16 @@ from awsddp.settings.verbs import HEEDS
 from awsddp.util.shipped_files import template
 
 WORDS_KEY = "awsddp.words"
-"""The key in a context's `meta` under which the verb and the words after it are stored."""
+"""The key in a context's `meta` that holds the verb and the words after it."""
 _CLUSTER_OPTIONS = ("-c", "--cluster", "--region", "--profile")
-"""Options that select a cluster; they stand before the verb of each suggested command."""
+"""Options that select a cluster; each suggested command has them before its verb."""
 _REPEATED_OPTIONS = ("--local", "-o")
-"""Other options that every command needs if several commands are suggested."""
+"""Other options that every suggested command needs if there are several."""
 _YES = ("-y", "--yes")
 _LIMITS = ("--budget", "--idle", "--expires", "--timeout")
-"""Options that limit time or cost: they are never passed to a script, even if misspelled."""
+"""Options that limit time or cost: even misspelled ones are never passed to a script."""
 _PLAN_JOB_KEYS = ("job.world_size", "job.nproc_per_node")
-"""Keys of a job that affect a plan, because they determine the GPUs per node."""
+"""Job keys that affect a plan, because they determine how many GPUs a node needs."""
 _READ_ONLY = ("status", "jobs", "logs", "why")
 _HARMLESS = ("up", "plan", *_READ_ONLY, "exec", "ssh", "doctor")
 """Verbs that are read-only, or that ask before they change anything that costs money."""
@@ -48,8 +48,7 @@ _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 class _Words:
     """The words after a verb, split into those for awsddp and the script's arguments.
 
-    Each item of `items` is an option's name with the option's words, or "" with a script or the name of a
-    job.
+    Each item of `items` is an option's name with the option's words, or "" with a script or a job's name.
     """
 
     items: list[tuple[str, list[str]]]
@@ -57,21 +56,21 @@ class _Words:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments that are not options: a script, or names of jobs."""
+        """The arguments that are not options: a script, or job names."""
         return self.of([""])
 
     def of(self, names: Iterable[str]) -> list[str]:
-        """Return the words of these options; the name "" selects the other arguments."""
+        """Return these options with their values, as words; the name "" selects the other arguments."""
         selected = {*names}
         return [word for name, words in self.items if name in selected for word in words]
 
 
 def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
-    """Return the error for the wrong command line `typed`, with the suggested commands as its next step."""
+    """Return the error for the wrong command line `typed`; its next step is the suggested commands."""
     ctx = error.ctx or click.Context(click.Command("awsddp"))
     verb, *args = ctx.meta.get(WORDS_KEY, ("",))
     before = [*typed[: len(typed) - len(args) - 1]]
-    if verb == "sky" and args:  # sky's verbs are in the table
+    if verb == "sky" and args:  # the table has sky's verbs
         verb, *args = args
     cluster_options, args = _split_cluster_options(args)
     before += cluster_options
@@ -95,9 +94,9 @@ def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
 
 
 def is_launcher_command(words: Sequence[str]) -> bool:
-    """Return True if words are the command line of a launcher: torchrun, python, mpirun.
+    """Return True if words are a launcher's command line: torchrun, python, mpirun.
 
-    Assignments of shell variables may come first. A script after such assignments also counts as a launcher.
+    Shell variable assignments may come first. A script after such assignments also counts as a launcher.
     """
     start = next((index for index, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
     if start == len(words):
@@ -125,7 +124,7 @@ def _option_name(word: str) -> str:
 
 
 def _command_line(before: list[str], text: str) -> str:
-    """Return `text` as a command line: each of its commands begins with "awsddp" and the words `before`."""
+    """Return `text` as a command line in which each command begins with "awsddp" and the words `before`."""
     if text.startswith("$ "):
         return text.removeprefix("$ ")
     commands, mark, comment = text.partition("   #")
@@ -134,7 +133,7 @@ def _command_line(before: list[str], text: str) -> str:
 
 
 def _value_names(command: click.Command) -> dict[str, str]:
-    """Return the options of a command, each with the name of its value ("" for a flag)."""
+    """Return a dict that maps each of a command's options to the name of its value ("" for a flag)."""
     options = [param for param in command.params if isinstance(param, click.Option)]
     return {
         name: "" if option.is_flag or option.count else (option.metavar or "VALUE").partition("|")[0]
@@ -144,9 +143,9 @@ def _value_names(command: click.Command) -> dict[str, str]:
 
 
 class _Correction:
-    """Corrections of a wrong command line; `verb` may be a verb of another tool.
+    """Corrections for a wrong command line; `verb` may be another tool's verb.
 
-    `options` maps each verb of awsddp to its options, with the names of their values.
+    `options` maps each awsddp verb to its options, each with the name of its value.
     """
 
     def __init__(self, ctx: click.Context, verb: str) -> None:
@@ -159,7 +158,7 @@ class _Correction:
     def split(self, verb: str, words: Sequence[str]) -> _Words:
         """Split words: options that no verb has, and words after the script, are the script's arguments.
 
-        Of the short options, only those of `verb` are recognised.
+        Only `verb`'s short options are recognised.
         """
         options = {
             name: value for names in self.options.values() for name, value in names.items() if name[1] == "-"
@@ -185,7 +184,7 @@ class _Correction:
         return _Words(items, script_args)
 
     def for_words(self, args: list[str]) -> tuple[str, list[str]]:
-        """Return (why, commands) for a verb of another tool, or for arguments that a verb does not take."""
+        """Return (why, commands) for another tool's verb, or for arguments that a verb does not take."""
         verb = self.verb
         commands = {word: text for text, words in self.table["commands"].items() for word in words.split()}
         if (is_launcher_command([verb]) and args) or self._launcher_start(args) is not None:
@@ -201,7 +200,7 @@ class _Correction:
         return "", [shlex.join([*near, *args]) if near else ""]
 
     def for_option(self, args: list[str], index: int, option: str) -> tuple[str, list[str]]:
-        """Return (why, commands) for a wrong option: `args[index]`, or a letter of combined options (-it)."""
+        """Return (why, commands) for a wrong option: `args[index]`, or a letter in combined options (-it)."""
         verb, options = self.verb, self.options.get(self.verb, {})
         if self._launcher_start(args) is not None:
             return self._for_launcher(f"{verb} SCRIPT", args)
@@ -243,7 +242,7 @@ class _Correction:
         return [*args[:index], option + equals + value, *args[index + 1 :]]
 
     def _for_owners(self, owners: list[str], args: list[str], option: str, value: str) -> list[str]:
-        """Return the commands for an option of other verbs (`owners`) that was typed after this verb."""
+        """Return the commands for an option that only other verbs (`owners`) have, typed after this verb."""
         words = self.split(self.verb, args)
         if self.verb in ("up", "plan") and "train" in owners:
             verb_words = words.of(self.options[self.verb].keys() - {*_YES})
@@ -262,7 +261,7 @@ class _Correction:
     def _with_script(self, verb: str, words: _Words) -> list[str]:
         """Return the commands for a script and its arguments.
 
-        The command is `verb`, preceded by an `up` if options of `up` were typed. If an option of any other
+        The command is `verb`, preceded by `up` if options for `up` were typed. If an option for any other
         verb was typed, only that verb's command is returned, so that nothing starts by mistake.
         """
         options = self.options[verb]
@@ -282,10 +281,10 @@ class _Correction:
         return [command]
 
     def _fill(self, text: str, args: list[str]) -> list[str]:
-        """Return the commands in a text of the table, completed with the words that the user typed.
+        """Return the commands in a text from the table, completed with the words that the user typed.
 
         JOB is replaced with the job, {60m} with the first amount that was typed, and SCRIPT with the script
-        and its arguments. The typed options that the verb of the text accepts are appended.
+        and its arguments. The typed options that the text's verb accepts are appended.
         """
         if text.startswith("$ "):
             return [text]
@@ -323,14 +322,14 @@ class _Correction:
 
     @staticmethod
     def _fill_amount(command: str, args: list[str]) -> str:
-        """Return a command with {60m} replaced with the first amount in `args`, or with the default 60m."""
+        """Return a command with {60m} replaced by the first amount in `args`, or by the default 60m."""
         amount = next(filter(_AMOUNT.fullmatch, args), "")
         unit = "m" if amount.isdigit() and command.endswith("m}") else ""
         return re.sub(r"\{(.*)\}", lambda match: amount + unit if amount else match[1], command)
 
     @staticmethod
     def _fill_job(command: str, words: _Words) -> str:
-        """Return a command with JOB replaced with the first argument, or removed if there is none."""
+        """Return a command with JOB replaced by the first argument, or removed if there is none."""
         names = [*words.arguments, *(word for word in words.script_args if not word.startswith("-"))]
         if "-c JOB" in command:
             names = [name for name in names if _CLUSTER.fullmatch(name)]
@@ -338,7 +337,7 @@ class _Correction:
         return command.replace("JOB", shlex.quote(name)) if name else re.sub(r"( -c)? JOB", "", command)
 
     def _launcher_start(self, args: list[str]) -> int | None:
-        """Return where in the arguments of `train` or `run` a launcher's command line begins, or None."""
+        """Return the index in `train` or `run` arguments where a launcher's command line begins, or None."""
         if self.verb not in ("train", "run"):
             return None
         options, skip = self.options[self.verb], False
@@ -353,7 +352,7 @@ class _Correction:
         return None
 
     def _for_launcher(self, text: str, args: list[str]) -> tuple[str, list[str]]:
-        """Return (why, commands) for a launcher's command line: the commands that start the same ranks."""
+        """Return (why, commands) for a launcher's command line; the commands start the same ranks."""
         is_verb = is_launcher_command([self.verb])
         start = 0 if is_verb else self._launcher_start(args) or 0
         words = [self.verb, *args] if is_verb else args[start:]
@@ -375,7 +374,7 @@ class _Correction:
         return why, self._with_script(verb, _Words(items, tail_words.script_args))
 
     def _convert_options(self, head: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
-        """Return options of `train` for a launcher's options, and the launcher's options that have none."""
+        """Convert a launcher's options to `train` options; return these, and any without an equivalent."""
         table = {
             word: text for text, words in self.table["launchers"]["options"].items() for word in words.split()
         }
@@ -415,7 +414,7 @@ def _split_at_script(words: list[str], modules: Sequence[str]) -> tuple[list[str
 
 
 def _slurm_duration(text: str) -> str:
-    """Return a time of Slurm (90, 1:30:00, 2-12:00) as minutes ("90m"); "" if `text` is not such a time."""
+    """Convert a Slurm time (90, 1:30:00, 2-12:00) to minutes ("90m"); "" if `text` is not such a time."""
     match = _SLURM_TIME.fullmatch(text)
     if match is None:
         return ""

@@ -1,4 +1,4 @@
-"""Render the output: lines, tables, JSON documents and the progress of transfers."""
+"""Render the output: lines, tables, JSON documents and transfer progress."""
 
 import itertools
 import json
@@ -19,11 +19,11 @@ from awsddp.util.formatting import duration, size_text
 Rows = Iterable[Sequence[Any]]
 _GAP = 2
 _MIN_CUT_COLUMNS = 8
-"""The least width to which the last column is truncated; if less width remains, the column is omitted."""
+"""The last column is truncated to no less than this width; if less remains, the column is omitted."""
 _COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
-"""A command at the end of a line, which the user may copy, and the comment after the command."""
+"""Matches a command at the end of a line, which the user may copy, and the comment after it."""
 _JOIN = "\0"
-"""The character that replaces the spaces of a command, so that it is not wrapped."""
+"""The character that replaces the spaces in a command, so that the command is not wrapped."""
 
 
 def is_color_disabled() -> bool:
@@ -32,15 +32,15 @@ def is_color_disabled() -> bool:
 
 
 def width(*, stderr: bool = False) -> int | None:
-    """Return the number of the terminal's columns; None if the stream is not a terminal."""
+    """Return how many columns the terminal has, or None if the stream is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 
 def line(*texts: str, stderr: bool = False) -> None:
-    """Print each text as a line, wrapped on a terminal unless it is output of a rank ("  | ...").
+    """Print each text as a line, wrapped on a terminal unless it is a rank's output (" | ...").
 
-    Newlines in a text are escaped, so that output of a node cannot imitate a line of awsddp.
+    Newlines in a text are escaped, so that a node's output cannot imitate a line from awsddp.
     """
     for text in texts:
         for part in wrap_lines(terminal_safe.escape_line(text), columns=width(stderr=stderr)):
@@ -89,7 +89,7 @@ def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False, cut: boo
 
 
 def place_name(target: str, region: str | None) -> str:
-    """Return the name of a cluster's place: its region, or "the local cloud"."""
+    """Return where a cluster is: its region's name, or "the local cloud"."""
     return "the local cloud" if target == "local" else str(region)
 
 
@@ -133,7 +133,7 @@ def _cut_last_column(rows: list[Sequence[str]], width: int) -> list[list[str]]:
 
 
 def _stack_cells(cells: list[list[str]], headings: Sequence[str], columns: int) -> list[str]:
-    """Return each cell as its own wrapped line, which begins with the column's heading."""
+    """Return each cell as its own wrapped line, beginning with the column's heading."""
     margin = max(map(len, headings)) + 2 + _GAP
     return [
         text
@@ -145,7 +145,7 @@ def _stack_cells(cells: list[list[str]], headings: Sequence[str], columns: int) 
 
 
 def print_document(value: Any) -> None:
-    """Print a JSON document, or a list of documents, on stdout; each document has the schema version."""
+    """Print a JSON document, or a list of documents, on stdout; each document includes the schema version."""
     value = msgspec.to_builtins(value)
     if isinstance(value, list):
         value = [{"schema": SCHEMA, **item} for item in value]
@@ -155,7 +155,7 @@ def print_document(value: Any) -> None:
 
 
 def progress_text(event: Event, elapsed_s: float) -> str:
-    """Return the percentage, rate and time left of a transfer: "43 %, 12.3 MB/s, 40.0 s left"."""
+    """Return a transfer's percentage, rate and remaining time: "43 %, 12.3 MB/s, 40.0 s left"."""
     done = event.fraction or 0.0
     parts = [f"{done:.0%}".replace("%", " %")]
     if done > 0 and elapsed_s > 0:

@@ -1,1 +1,1 @@
-"""The settings of a user: keys, values and sources."""
+"""The user's settings: keys, values and sources."""

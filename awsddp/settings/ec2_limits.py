@@ -15,7 +15,7 @@ MAX_TAG_VALUE = 256
 MAX_TAGS = 50
 """The most tags that a resource may have; tags that AWS itself sets do not count."""
 RESERVED_TAG_PREFIX = "aws:"
-"""A prefix that no tag's key may have, in upper or lower case."""
+"""Tag keys must not begin with this prefix, in upper or lower case."""
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
 GROUP_DESCRIPTION = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]*")
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups
@@ -32,12 +32,12 @@ MAX_CLIENT_TOKEN = 64
 MAX_FILTER_VALUES = 200
 """The most values that a filter may have in one request."""
 OWN_TAGS = 9
-"""The number of tags that awsddp sets on an instance, with the tag for unfetched jobs (docs/design.md)."""
+"""How many tags awsddp sets on an instance, including the tag for unfetched jobs (docs/design.md)."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def find_tag_fault(key: str, value: str) -> str:
-    """Return why EC2 would refuse a tag, or "" if EC2 would accept the tag."""
+    """Return the reason why EC2 would refuse a tag, or "" if EC2 would accept it."""
     if not key:
         return "its key is empty"
     if key.lower().startswith(RESERVED_TAG_PREFIX):
@@ -52,7 +52,7 @@ def find_tag_fault(key: str, value: str) -> str:
 
 
 def check_user_tags(tags: Mapping[str, str]) -> None:
-    """Raise ConfigError if EC2 or awsddp does not allow these tags on every resource of a cluster."""
+    """Raise ConfigError if EC2 or awsddp does not allow these tags on all of a cluster's resources."""
     for key, value in tags.items():
         fault = find_tag_fault(key, value)
         if key.startswith("awsddp:") or key == "Name":
@@ -72,7 +72,7 @@ def check_user_tags(tags: Mapping[str, str]) -> None:
 
 
 def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise ConfigError if a tag in these requests exceeds a limit of EC2. Placeholders are not checked."""
+    """Raise ConfigError if a tag in these requests exceeds an EC2 limit. Placeholders are not checked."""
     for operation, parameters in requests:
         for specification in parameters.get("TagSpecifications", ()):
             for tag in specification["Tags"]:
@@ -87,9 +87,9 @@ def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) 
 
 
 def check_rules(cidrs: Sequence[str]) -> None:
-    """Raise ConfigError if there are more SSH sources than a security group can have rules for.
+    """Raise ConfigError if there are more SSH sources than a security group has room for.
 
-    One rule of the group is needed for the traffic between the nodes.
+    The group needs one of its rules for the traffic between the nodes.
     """
     for version, mark in (("IPv4", "."), ("IPv6", ":")):
         if (count := sum(mark in source or source.startswith("sg-") for source in cidrs)) > MAX_RULES - 1:

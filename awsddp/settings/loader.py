@@ -1,6 +1,6 @@
 """Load settings: options override AWSDDP_* variables, which override awsddp.toml, which overrides defaults.
 
-For an existing cluster its own settings replace those of awsddp.toml (`with_cluster_settings`).
+For an existing cluster, its own settings replace those in awsddp.toml (`with_cluster_settings`).
 """
 
 import contextlib
@@ -43,7 +43,7 @@ ONE_COMMAND_KEYS = frozenset(
 _MOMENTARY = ONE_COMMAND_KEYS.union(
     ("cluster.nodes", "cluster.profile", "cluster.region", "env.variables", "env.secrets")
 )
-"""Keys that apply to one command or one job, or that the cluster's record stores in other fields."""
+"""Keys that apply to one command or one job, or for which the cluster's record has other fields."""
 _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
 """Keys that apply to one command even if awsddp.toml sets them: limits, consent and the login."""
 EXCLUSIVE_KEYS = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
@@ -60,7 +60,7 @@ def load(
     overrides: Mapping[str, OptionValue] = {},
     labels: Mapping[str, str] = {},
 ) -> tuple[ClusterSpec, JobSpec]:
-    """Read the settings of the cluster `name`.
+    """Read the settings for the cluster `name`.
 
     `file` is the awsddp.toml to read, which need not exist. `overrides` maps "section.key" to a value as the
     user typed it, `labels` to the key as the user typed it ("--nodes"). Raises ConfigError, which names the
@@ -98,20 +98,20 @@ def _is_job_key(key: str) -> bool:
 
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
-    """Return how many GPUs the ranks of one node use; None if the user requests no number of ranks."""
+    """Return how many GPUs one node's ranks use; None if the user does not set the number of ranks."""
     used = len(job.gpus_on) if job.on is not None else min(nodes, job.max_nodes or nodes)
     return job.nproc_per_node or (job.world_size and math.ceil(job.world_size / used))
 
 
 def settings_to_record(spec: ClusterSpec | JobSpec) -> dict[str, Value]:
-    """Return the explicit settings to store in the cluster's record, by key ("access.key_file")."""
+    """Return the explicit settings to store in the cluster's record: {"access.key_file": value}."""
     return {key: _value_of(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
 
 
 def with_cluster_settings(spec: _Any, cluster_settings: Mapping[str, OptionValue]) -> _Any:
-    """Return a copy of a spec with the settings of its existing cluster (`cluster_settings`, by key).
+    """Return a copy of a spec with its existing cluster's settings (`cluster_settings`: {key: value}).
 
-    An option or a variable overrides a setting of the cluster; awsddp.toml does not, except for [env].
+    An option or a variable overrides a cluster's setting; awsddp.toml does not, except for [env].
     Returns the spec itself if there are no cluster settings. Raises ConfigError for an invalid value.
     """
     if not cluster_settings:
@@ -134,7 +134,7 @@ def with_cluster_settings(spec: _Any, cluster_settings: Mapping[str, OptionValue
 
 
 def find_differences(spec: ClusterSpec, cluster_spec: ClusterSpec) -> dict[str, tuple[Value, Value]]:
-    """Return the keys of awsddp.toml whose values differ from the cluster's, each with both values.
+    """Return a dict that maps each key whose value in awsddp.toml differs from the cluster's to both values.
 
     `cluster_spec` is the spec that `with_cluster_settings` returned for `spec`. Keys that cannot be combined
     with an option or a variable in use are omitted.
@@ -153,7 +153,7 @@ def _value_of(spec: ClusterSpec | JobSpec, key: str) -> Value:
 
 
 def list_settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
-    """Return every key that has a value, with this value and its source ("default", or as in `sources`)."""
+    """Return (key, value, source) for every key with a value; source: "default", or as in `sources`."""
     sources = {**job.sources, **spec.sources}
     rows = [(key, _value_of(job if _is_job_key(key) else spec, key)) for key in KEYS]
     rows += [(f"tags.{name}", value) for name, value in spec.tags.items()]
@@ -162,7 +162,7 @@ def list_settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str
 
 
 def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
-    """Return the job with its secrets as variables with values. Raises ConfigError if a secret is not set."""
+    """Return the job with its secrets as environment variables. Raises ConfigError if a secret is not set."""
     missing = [name for name in spec.env.secrets if name not in environ]
     if missing:
         label = spec.labels.get(f"env.secrets.{missing[0]}", spec.label("env.secrets"))
@@ -189,9 +189,9 @@ hold a secret.
 
 
 def job_arguments(spec: JobSpec) -> tuple[str, ...]:
-    """Return the settings of a job that are not defaults, as arguments of a command line: -o job.timeout=1h.
+    """Return a job's settings that are not defaults, as command-line arguments: -o job.timeout=1h.
 
-    The job's script, arguments and name are omitted, and so are values that may hold a secret: the values of
+    The job's script, arguments and name are omitted, and so are values that may contain a secret: those of
     variables, commands and URLs.
     """
     words: list[str] = []
@@ -199,17 +199,17 @@ def job_arguments(spec: JobSpec) -> tuple[str, ...]:
         value = _value_of(spec, key)
         if value != SETTINGS[key].default and key not in KEYS_NOT_RECORDED:
             words += key_arguments(key, value)
-    typed = spec.sources.get("env.variables", OPTION) == OPTION  # otherwise awsddp.toml sets them again
+    typed = spec.sources.get("env.variables", OPTION) == OPTION  # if awsddp.toml set them, it sets them again
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
 
 def key_arguments(key: str, value: object) -> list[str]:
-    """Return the arguments that set a key of awsddp.toml by -o, which every verb takes."""
+    """Return the arguments that set a key of awsddp.toml with -o, which every verb takes."""
     return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
 def option_arguments(key: str, value: object) -> list[str]:
-    """Return the arguments that set a key by the key's own option, or by -o if the key has no option."""
+    """Return the arguments that set a key with its own command-line option, or with -o if it has none."""
     if key not in OPTIONS or value is None or value is False or value in ([], ()):
         return key_arguments(key, value)
     flag = OPTIONS[key].option.split()[0]
@@ -219,7 +219,7 @@ def option_arguments(key: str, value: object) -> list[str]:
 
 
 def parse_job_arguments(words: Sequence[str]) -> dict[str, OptionValue]:
-    """Return the values in arguments that `job_arguments` returned, by key. A variable's value is None."""
+    """Return {key: value} for arguments that `job_arguments` returned. A variable's value is None."""
     values: dict[str, OptionValue] = {}
     for sign, word in zip(words[::2], words[1::2], strict=False):
         key, _, text = word.partition("=")
@@ -234,7 +234,7 @@ def parse_job_arguments(words: Sequence[str]) -> dict[str, OptionValue]:
 
 
 def _read_keys(file: Path) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield (label, "section.key", value, file) for each key of a file. Raises ConfigError."""
+    """Yield (label, "section.key", value, file) for each key in a file. Raises ConfigError."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_NumberText)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -247,7 +247,7 @@ def _read_keys(file: Path) -> Iterator[tuple[str, str, Any, str]]:
 
 
 class _NumberText(str):
-    """The text of a number in awsddp.toml: `python = 3.10` must not become 3.1."""
+    """A number in awsddp.toml as text: `python = 3.10` must not become 3.1."""
 
 
 def _read_variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
@@ -257,7 +257,7 @@ def _read_variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str
 
 
 def _set_key(sections: dict[str, Section], tags: dict[str, str], key: str, value: object, label: str) -> str:
-    """Set a key in its section and return the key, but "env.variables" for env.variables.NAME."""
+    """Set a key in its section, and return the key ("env.variables" for env.variables.NAME)."""
     section, _, name = key.partition(".")
     if section == "tags" and name:
         tags[name] = str(value)
@@ -286,7 +286,7 @@ def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
 
 
 def _convert(value: object, hint: Any, label: str) -> Any:
-    """Return `value` as the field's type. A text from an option or a variable may contain a TOML value."""
+    """Convert `value` to the field's type. Text from an option or a variable may contain a TOML value."""
     if isinstance(value, str) and not _takes_text(hint):
         try:
             value = tomllib.loads(f"value = {value}")["value"]
@@ -311,7 +311,7 @@ def _takes_text(hint: Any) -> bool:
 
 
 def _describe_type(hint: Any) -> str:
-    """Return a text with the values that a type allows in TOML: "true or false"."""
+    """Describe the values that a type allows in TOML: "true or false"."""
     *first, last = _allowed_values(hint)
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -338,14 +338,14 @@ def _unknown_key(label: str, key: str, known_keys: Collection[str]) -> ConfigErr
 
 
 def check_keywords(keys: Mapping[str, object]) -> dict[str, Any]:
-    """Return a copy of these keywords. Raises UsageError if a keyword is not that of a key of awsddp.toml."""
+    """Return a copy of these keywords. Raises UsageError if a keyword stands for no key of awsddp.toml."""
     if unknown := [key for key in keys if key not in KEYWORDS]:
         raise UsageError(f"unknown keyword {unknown[0]!r}", "", suggest_nearest(unknown[0], KEYWORDS))
     return dict(keys)
 
 
 def suggest_nearest(word: str, names: Collection[str]) -> str:
-    """Return the hint for an unknown word: the most similar of `names`, or all of them if none is similar."""
+    """Return the hint for an unknown word: the name most similar to it, or all names if none is similar."""
     import difflib
 
     matches = difflib.get_close_matches(word, names, n=1)
@@ -353,7 +353,7 @@ def suggest_nearest(word: str, names: Collection[str]) -> str:
 
 
 def _check_value(key: str, section: object, label: str) -> None:
-    """Raise ConfigError, with `label` in its message, if the value of a key is invalid."""
+    """Raise ConfigError, with `label` in its message, if a key's value is invalid."""
     check, value = SETTINGS[key].check, getattr(section, key.partition(".")[2])
     if check is not None and value is not None:
         try:
@@ -364,7 +364,7 @@ def _check_value(key: str, section: object, label: str) -> None:
 
 
 def _check_job(spec: JobSpec) -> None:
-    """Raise ConfigError if keys of a job contradict each other."""
+    """Raise ConfigError if a job's keys contradict each other."""
     job, env, secrets = spec.job, spec.env, spec.label("env.secrets")
     if job.is_elastic and job.launcher_name != "torchrun":
         elastic_keys = [

@@ -1,7 +1,7 @@
 """Define every setting once: the sections and keys of awsddp.toml.
 
 Each class below is a section, each field a key, and its type the key's schema. The options, the variables
-(`AWSDDP_CLUSTER_NODES`), the starter file and the keywords of the Python API are generated from the fields.
+(`AWSDDP_CLUSTER_NODES`), the starter file and the Python API's keywords are generated from the fields.
 loader.py reads the values.
 """
 
@@ -29,23 +29,23 @@ from awsddp.settings.values import (
 
 FILE = "awsddp.toml"
 OPTION = "option"
-"""The source of a setting from the command line."""
+"""The source of a setting that the command line sets."""
 SSM = "ssm"
-"""The value of `network.jump` that selects AWS Systems Manager instead of a host."""
+"""The value that, in `network.jump`, selects AWS Systems Manager instead of a host."""
 Value = str | int | float | tuple[str, ...] | dict[str, str] | None
 """The type of a key's value."""
 OptionValue = Value | Sequence[object]
-"""The type of a key's value before its conversion: a string, or any value of TOML or JSON."""
+"""The type that a key's value has before its conversion: a string, or any TOML or JSON value."""
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The definition of a key.
+    """A key's definition.
 
-    `option` is the key's option and the form of the option's value, or "" if the key has no option. The
-    starter file shows `example` and `comment`, or the default and the help if these are not given. `check`
-    raises ConfigError if the value is invalid; `load` adds the key to the error's message.
+    `option` is the command-line option that sets the key, with a placeholder for its value, or "" if there is
+    none. The starter file shows `example` and `comment`, or the default and the help if these are not given.
+    `check` raises ConfigError if the value is invalid; `load` adds the key to the error's message.
     """
 
     default: Any
@@ -66,7 +66,7 @@ _JOB_LASTS = min_duration_check("1s", "the job would end as it begins")
 
 
 class Section(Frozen):
-    """A section of awsddp.toml."""
+    """A section in awsddp.toml."""
 
 
 class ClusterSection(Section):
@@ -216,7 +216,7 @@ class LocalSection(Section):
 
 
 class EnvSection(Section):
-    """[env]: the Python of the ranks."""
+    """[env]: the ranks' Python."""
 
     kind: Literal["image", "venv", "conda"] | None = setting(
         None,
@@ -403,30 +403,30 @@ class JobSection(Section):
 
     @property
     def gpus_on(self) -> dict[int, tuple[int, ...]]:
-        """The nodes in `on`, each with the GPUs to use; an empty tuple means all GPUs of the node."""
+        """The nodes in `on`, each with the GPUs to use; an empty tuple means all of the node's GPUs."""
         return parse_gpus(self.on) if self.on is not None else {}
 
     @property
     def work_folder(self) -> str:
-        """The name of the project folder on a node; jobs that divide a node's GPUs have one each."""
+        """The name of the project folder on a node; jobs that share a node's GPUs have one each."""
         shares_nodes = any(self.gpus_on.values())
         return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if shares_nodes else "work"
 
     @property
     def max_nodes(self) -> int | None:
-        """The largest number of nodes that the job uses; None if `nnodes` is not set."""
+        """The most nodes that the job uses; None if `nnodes` is not set."""
         return None if self.nnodes is None else parse_nodes_range(self.nnodes)[1]
 
     def min_nodes(self, nodes: int) -> int:
-        """Return how many of the job's `nodes` must remain so that the job continues."""
+        """Return how many of the job's `nodes` must remain for the job to continue."""
         return nodes if self.nnodes is None else min(nodes, parse_nodes_range(self.nnodes)[0])
 
 
 class _Spec(Frozen):
-    """The sources of the values of a spec.
+    """Where a spec's values were set.
 
     `sources` maps each key that was set ("cluster.nodes") to a file, a variable, "option", or "cluster" if
-    the value was set at the launch. `labels` maps each of these keys to the key's name in messages.
+    the launch set the value. `labels` maps each of these keys to the key's name in messages.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -434,18 +434,19 @@ class _Spec(Frozen):
 
     @property
     def explicit(self) -> frozenset[str]:
-        """The keys that were set, without those of the sections [sync], [data] and [job]."""
+        """The keys that were set, except those in the sections [sync], [data] and [job]."""
         return frozenset(key for key in self.sources if not key.startswith(("sync.", "data.", "job.")))
 
     def label(self, key: str) -> str:
-        """Return a key as the user wrote it: --nodes, AWSDDP_CLUSTER_NODES, a line of a file."""
+        """Return a key as the user wrote it: --nodes, AWSDDP_CLUSTER_NODES, a line in a file."""
         return key if self.sources.get(key, "cluster") == "cluster" else self.labels.get(key, key)
 
 
 class ClusterSpec(_Spec):
-    """The requested cluster. `tags` are the user's own tags, which every resource gets.
+    """The requested cluster. `tags` are the user's own tags; every resource gets them.
 
-    `gpus_needed` is how many GPUs a node needs for the job's ranks; None if the job sets no number of ranks.
+    `gpus_needed` is how many GPUs a node needs for the job's ranks; None if the job does not set the number
+    of ranks.
     """
 
     name: str = "default"
@@ -490,7 +491,7 @@ SETTINGS: dict[str, Setting] = {
 KEYS = tuple(SETTINGS)
 _KEYWORDS = {"data.sources": "data", "local.gpus": "local_gpus"}
 KEYWORDS = {_KEYWORDS.get(key, key).rpartition(".")[2]: key for key in KEYS}
-"""The keys of awsddp.toml, each by its keyword in the Python API."""
+"""Maps each keyword in the Python API to its key of awsddp.toml."""
 _LAST = ("env.file", "env.variables", "job.name", "job.timeout")
 OPTIONS = {key: SETTINGS[key] for key in sorted(KEYS, key=_LAST.__contains__) if SETTINGS[key].option}
-"""The keys that have an option of their own, in the order of the help pages."""
+"""The keys that have their own command-line option, in the order in which the help pages list them."""

@@ -16,7 +16,7 @@ _STARTER_TAGS = "\n[tags]\n" + '# team = "vision"'.ljust(34) + "  # Your own tag
 
 
 def write_starter(folder: Path, chosen: Mapping[str, OptionValue] | None = None) -> Path:
-    """Write the starter file into `folder` and return its path; `chosen` has values by key ("cluster.nodes").
+    """Write the starter file into `folder` and return its path. `chosen` maps keys (cluster.nodes) to values.
 
     Raises ConfigError if the file exists or cannot be written.
     """
@@ -37,7 +37,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def starter_text(chosen: Mapping[str, OptionValue]) -> str:
-    """Return the text of the starter file: the `chosen` keys are set, all other keys are commented out."""
+    """Return the starter file's text: the `chosen` keys are set, all other keys are commented out."""
     lines = [_STARTER_HEAD]
     for key in (key for key in SETTINGS if key not in ONE_COMMAND_KEYS):
         setting, (section, _, name) = SETTINGS[key], key.partition(".")
@@ -45,7 +45,7 @@ def starter_text(chosen: Mapping[str, OptionValue]) -> str:
         lines += [heading] if heading not in lines else []
         example = setting.default if setting.example is None else setting.example
         value = json.dumps(chosen.get(key, example))
-        value = value.replace('": ', '" = ') if key == "env.variables" else value  # JSON to TOML
+        value = value.replace('": ', '" = ') if key == "env.variables" else value  # from JSON to TOML
         shown = f"{'' if key in chosen else '# '}{name} = {value}"
         lines.append(f"{shown:34}  # {setting.comment or setting.help}")
     return "\n".join([*lines, _STARTER_TAGS])

@@ -1,4 +1,4 @@
-"""Parse and check the texts of settings: durations, sizes, node ranges, hosts, S3 URIs, data sources."""
+"""Parse and check the text of settings: durations, sizes, node ranges, hosts, S3 URIs, data sources."""
 
 import math
 import posixpath
@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 from awsddp.errors import ConfigError
 
 CLUSTER_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
-"""The form of a cluster's name."""
+"""The form that a cluster's name must have."""
 VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-"""The form of an environment variable's name."""
+"""The form that an environment variable's name must have."""
 MAX_DURATION_S = 365 * 86400.0
 MIN_EXPIRY = "1m"
 """The shortest `cluster.expires`: EC2 bills each instance for at least a minute.
@@ -27,14 +27,14 @@ _ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.A
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _DATA = re.compile(r"(?:([^/:.~=][^/:=]*)=)?(.*)", re.DOTALL)
-_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sent)")  # NAME.sent is used by sync
+_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sent)")  # sync uses NAME.sent
 _S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[^\x00-\x1f\x7f]*)?)")
 _HF = re.compile(r"hf://datasets/(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?", re.ASCII)
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 
 
 def check_file_names() -> None:
-    """Raise ConfigError if this process cannot represent every file name that a node may send."""
+    """Raise ConfigError unless this process can represent every file name that a node may send."""
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise ConfigError(
             f"Python cannot write every file name: its encoding is {encoding}",
@@ -72,7 +72,7 @@ def parse_nodes_range(text: str) -> tuple[int, int]:
 
 
 def parse_gpus(text: str) -> dict[int, tuple[int, ...]]:
-    """Return the nodes in `job.on`, each with its GPUs; () means all of its GPUs. Raises ConfigError."""
+    """Return {node: GPUs} for the nodes in `job.on`; () means all of a node's GPUs. Raises ConfigError."""
     gpus_by_node: dict[int, tuple[int, ...]] = {}
     for part in text.split(","):
         match = _ON.fullmatch(part.strip())
@@ -101,7 +101,7 @@ def parse_idle(text: str) -> int:
 
 
 def parse_jump_host(text: str) -> tuple[str, int | None]:
-    """Return the destination for ssh and the port (None: not given) in `network.jump`. Raises ConfigError."""
+    """Return the ssh destination and the port (None: not given) in `network.jump`. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
@@ -148,10 +148,10 @@ def min_duration_check(least: str, why: str) -> Callable[[str], None]:
 
 
 class Source(NamedTuple):
-    """A source of data, and the name that the data gets on the nodes.
+    """A data source, and the name that the data gets on the nodes.
 
-    `at` and `part` are a bucket and a prefix, a Hugging Face data set and its revision, or a local folder
-    and "".
+    `at` and `part` are a bucket and a prefix, a Hugging Face data set and a revision, or a local folder and
+    "".
     """
 
     name: str
@@ -201,7 +201,7 @@ def _parse_source(text: str) -> Source:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for an invalid name of a cluster."""
+    """Raise ConfigError for an invalid cluster name."""
     if not CLUSTER_NAME.fullmatch(name):
         raise ConfigError(
             f"invalid cluster name {name!r}",

@@ -1,4 +1,4 @@
-"""Map each verb to the settings that the verb uses, and settings to arguments of a command line."""
+"""Map each verb to the settings that it uses, and convert settings to command-line arguments."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ _NODES = (
 )
 _REACH = ("network.jump",)
 JOB_KEYS = ("env.", "sync.", "data.", "job.")
-"""The keys of a job, given by prefix."""
+"""The prefixes of a job's keys."""
 _RESULTS = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 HEEDS = {
     **dict.fromkeys(("plan", "doctor"), _NODES),
@@ -24,7 +24,7 @@ HEEDS = {
     "train": (*_REACH, *JOB_KEYS),
     "run": ("",),
 }
-"""The verbs that work on one cluster (-c), each with the prefixes of the keys of awsddp.toml that it uses."""
+"""Maps each verb that works on one cluster (-c) to the prefixes of the awsddp.toml keys that it uses."""
 HAS_OPTION = {
     "plan": ("cluster.", "env.file", "data.", "job.save_to"),
     "up": ("cluster.", "env.file", "data.", "job.save_to"),
@@ -32,12 +32,12 @@ HAS_OPTION = {
     "fetch": ("job.outputs",),
     "run": ("",),
 }
-"""For each verb, the prefixes of the keys that have their own option on it; other keys are set with -o."""
+"""Maps a verb to the prefixes of the keys for which it has command-line options; -o sets the other keys."""
 SCRIPT_KEYS = ("job.script", "job.args")
 
 
 def command_arguments(verb: str, options: Mapping[str, OptionValue]) -> list[str]:
-    """Return the arguments with which a verb sets these keys, except the keys in `script_arguments`."""
+    """Return the arguments that set these keys for a verb, leaving out those in `script_arguments`."""
     words: list[str] = []
     for key, value in options.items():
         name = key.removeprefix("env.variables.")

@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 
 
 def node_name(node: int) -> str:
-    """Return the name of a node: node0, node1, ..."""
+    """Return a node's name: node0, node1, ..."""
     return f"node{node}"
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes as a text for display: 12 kB."""
+    """Return a size in bytes as text for display: 12 kB."""
     for unit, scale, digits in (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 0)):
         if size >= scale:
             return f"{size / scale:.{digits}f} {unit}"
@@ -17,17 +17,17 @@ def size_text(size: int) -> str:
 
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Return a count with its noun: "1 node", "2 nodes"; `ending` makes the plural of `noun`."""
+    """Return a count with its noun: "1 node", "2 nodes"; `noun` with `ending` is the plural."""
     return f"{count} {noun}{ending * (count != 1)}"
 
 
 def files_text(files: int, size: int) -> str:
-    """Return the number of files and their size in bytes: "1 file, 12 kB"."""
+    """Return a text with the number of files and their total size: "1 file, 12 kB"."""
     return f"{counted(files, 'file')}, {size_text(size)}"
 
 
 def utc(moment: datetime) -> str:
-    """Return a time in the form of tags and documents: 2026-11-21T08:45:00Z."""
+    """Return a time in the form that tags and documents use: 2026-11-21T08:45:00Z."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -37,7 +37,7 @@ def optional_utc(moment: datetime | None) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as a text for display: 12.3 s, 4 min 5 s, 23 h 59 min."""
+    """Return a duration as text for display: 12.3 s, 4 min 5 s, 23 h 59 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def elapsed_seconds(since: str | None, until: str | None = None) -> float | None:
-    """Return the seconds between two times in the form of `utc` (`until` None: now); None without `since`."""
+    """Return the seconds between two texts from `utc` (`until` None: now); None without `since`."""
     if since is None:
         return None
     end = datetime.fromisoformat(until) if until else datetime.now(UTC)

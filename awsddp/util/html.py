@@ -23,7 +23,7 @@ def to_html(value: object) -> str:
 
 
 def tag(name: str, *content: object, **attributes: object) -> Html:
-    """Return an element; the attribute `class_` becomes HTML's class, and "_" in a name becomes "-"."""
+    """Return an element; the attribute `class_` becomes HTML's class, and "_" in names becomes "-"."""
     attribute_text = "".join(
         f' {key.strip("_").replace("_", "-")}="{to_html(value)}"' for key, value in attributes.items()
     )

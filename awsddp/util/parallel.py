@@ -17,7 +17,7 @@ Outcome = TypeVar("Outcome")
 Message = TypeVar("Message")
 Params = ParamSpec("Params")
 MEANWHILE_S = 5.0
-"""The time without an event after which `run_on_nodes` calls `on_idle`."""
+"""`run_on_nodes` calls `on_idle` after this time without an event."""
 
 
 def ignore_event(event: object) -> None:
@@ -41,7 +41,7 @@ def run_in_thread(work: Callable[Params, T], /, *args: Params.args, **more: Para
 def run_both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
     """Run `work` in this thread and `other` in a second one; return both results when both have ended.
 
-    Raises the error of `work` or, if `work` succeeds, the error of `other`.
+    Raises the error from `work` or, if `work` succeeds, the error from `other`.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         future = pool.submit(other)
@@ -51,7 +51,7 @@ def run_both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
 def run_each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16) -> list[T]:
     """Run `work` for all items, up to `at_most` at once, and return the results in order.
 
-    When all calls have ended, raises the first error in the order of the items.
+    When all calls have ended, raises the error of the first item whose call failed, if any.
     """
     with ThreadPoolExecutor(max_workers=at_most) as pool:  # a pool starts at most one thread per item
         return list(pool.map(work, items))
@@ -83,11 +83,11 @@ def run_on_nodes(
     on_idle: Callable[[], None] | None = None,
     on_event: Callable[[Message], None],
 ) -> dict[int, T | NodeError]:
-    """Call `function(node, on_event, stop)` for all nodes in parallel; return each result or NodeError.
+    """Call `function(node, on_event, stop)` for all nodes in parallel; return {node: result or NodeError}.
 
-    `on_event` is called in the caller's thread only, as is `on_idle` after each MEANWHILE_S without an event.
-    Any other exception, including an interrupt, is raised at once, without waiting for the other calls;
-    `stop` is then set, so that they can end.
+    `on_event` is called only in the caller's thread; so is `on_idle`, after each MEANWHILE_S without an
+    event. Any other exception, including an interrupt, is raised at once, without waiting for the other
+    calls; `stop` is then set, so that they can end.
     """
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     stop = threading.Event()
@@ -122,7 +122,7 @@ def import_in_thread(module: str) -> None:
 
 
 class NodesFailed(NodeError):
-    """Some nodes failed. `failures` holds their errors by node, `results` the results of the other nodes."""
+    """Some nodes failed. `failures` maps them to their errors, `results` the others to their results."""
 
     def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
         ordered = [failures[node] for node in sorted(failures)]
@@ -131,7 +131,7 @@ class NodesFailed(NodeError):
         else:
             nodes_by_text: dict[str, list[str]] = {}
             for error in ordered:
-                name, separator, text = error.summary.partition(": ")  # a NodeFailure begins with its node
+                name, separator, text = error.summary.partition(": ")  # NodeFailure texts begin with the node
                 if name not in (names := nodes_by_text.setdefault(separator + text, [])):
                     names.append(name)
             lines = [", ".join(names) + text for text, names in nodes_by_text.items()]
@@ -141,7 +141,7 @@ class NodesFailed(NodeError):
 
 
 def results_or_raise(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
-    """Return the results by node. Raises NodesFailed if there is a NodeError, and other errors unchanged."""
+    """Return {node: result}. Raises NodesFailed if there is a NodeError, and other errors unchanged."""
     failures: dict[int, NodeError] = {}
     results: dict[int, Outcome] = {}
     for node, outcome in outcomes.items():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 REMOTE_DIR = "awsddp"
-"""The folder of awsddp in the home directory of a node's user; it contains the project folders."""
+"""awsddp's folder in the home directory of a node's user; it contains the project folders."""
 BUNDLED = "train"
-"""The folder of the bundled programs on a node, next to the project folder."""
+"""The folder on a node that holds the bundled programs, next to the project folder."""
 BUNDLED_SCRIPT = "main.py"
 
 
@@ -32,7 +32,7 @@ class _Rendered(string.Template):
 
 
 def render(name: str, **values: object) -> str:
-    """Return the template `name` with its placeholders @@{key} replaced.
+    """Return the template `name` with its placeholders @@{key} replaced by values.
 
     Raises KeyError if there is no value for a placeholder.
     """

@@ -1,14 +1,11 @@
-"""Escape terminal control sequences in the output of nodes and ranks.
-
-Such output cannot move the cursor, set the title or hide text.
-"""
+"""Escape terminal control sequences in nodes' and ranks' output: they could move the cursor or hide text."""
 
 import re
 
-# C0 except tab and newline, DEL and C1; marks that change the direction of text; line separators.
+# C0 except tab and newline, DEL and C1; marks that change the text direction; line separators.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _NOT_UTF8 = "\ud800-\udfff"
-"""Surrogates: os.fsdecode() returns them for the bytes of a file's name that are not UTF-8."""
+"""Surrogates: os.fsdecode() returns them for the bytes in a file's name that are not UTF-8."""
 _IN_LINES = re.compile(f"[{_CONTROL}{_NOT_UTF8}]")
 _IN_LINE = re.compile(f"[\n{_CONTROL}{_NOT_UTF8}]")
 _IN_NAME = re.compile(f"[\t\n{_CONTROL}]")
@@ -23,7 +20,7 @@ _BYTES = re.compile(
 )
 _COLOURED = re.compile(rb"\x1b\[[0-9;:]*m[^\r\n]*")
 _END = b"\x1b[0m"
-# "8" conceals text, except within a colour: 38;5;8 and 48;2;8;8;8.
+# "8" hides text, except inside a colour code: 38;5;8 and 48;2;8;8;8.
 # https://www.ecma-international.org/publications-and-standards/standards/ecma-48/ (8.3.117)
 _OF_A_COLOUR = re.compile(rb"(?:^|;)0*(?:38|48|58);(?:5;\d*|2;\d*;\d*;\d*)")
 _CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
@@ -45,7 +42,7 @@ def escape_lines(text: str) -> str:
 
 
 def keep_colours(data: bytes, *, none: bool = False) -> bytes:
-    """Return the output of ranks or commands for a terminal: colours stay, but end at the end of their line.
+    """Make the output of ranks or commands safe for a terminal: colours stay, but end with their line.
 
     Other control sequences are removed. Characters that hide text or change its direction are made visible.
     If `none` is true, colours are removed too.
