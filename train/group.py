@@ -180,7 +180,7 @@ class StopSignal:
 
 
 def is_broken(error: RuntimeError) -> bool:
-    """Return True if a rank raises such an error when another rank has ended."""
+    """Return True if `error` is of a kind that a rank raises when another rank has ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "Connection" in str(error)
 
 

@@ -90,8 +90,7 @@ class Trainer:
         options = {"lr": self.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
         self.optimizer = torch.optim.SGD(self.net.parameters(), **options, fused=True)
         self.criterion = nn.CrossEntropyLoss()
-        # Small gradients become 0 in fp16, so the scaler multiplies the loss. bf16 has the same range as
-        # fp32.
+        # Small gradients become 0 in fp16, so the scaler multiplies the loss. bf16 has fp32's range.
         self.scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
         dtype = PRECISIONS[args.precision]
         self.autocast = torch.autocast(device.type, dtype, enabled=args.precision != "fp32")

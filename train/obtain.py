@@ -48,7 +48,7 @@ def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
     """Download `name` into `folder`, check its MD5, unpack it. Does nothing if the set is complete already.
 
     `mirror` is a base URL that serves the same files. Several callers on one node take turns.
-    Raises image_files.DataError if the download fails or if it is not the published file.
+    Raises image_files.DataError if the download fails or if the file is not the published one.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """The running command's state: its global options, its signal handlers, the commands that it recommends.
 
-The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way, a second one ends it at once.
-Orderly means: `train` ends its job and fetches the results, `run` also terminates the nodes, every other verb
-exits within seconds. But after SIGHUP (a closed terminal) or SIGTERM, `train`'s job continues to run.
+The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way; a second one ends it at once.
+Orderly means: `train` ends its job and fetches the results, `run` also terminates the nodes, and every other
+verb exits within seconds. But after SIGHUP (a closed terminal) or SIGTERM, `train`'s job continues to run.
 """
 
 import contextlib

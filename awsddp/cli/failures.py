@@ -117,7 +117,7 @@ def _reader_gone() -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """Write an unexpected error's traceback to a file, print the error, and return its exit code."""
+    """Write an unexpected error's traceback to a file, print the error, and return the exit code."""
     import traceback
     from datetime import datetime
 

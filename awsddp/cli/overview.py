@@ -39,7 +39,7 @@ _QUESTIONS = (
     ("job.script", "Training script (empty: given on the command line)", "", "train.py main.py"),
     ("env.file", "File with its packages (empty: the image's packages)", "", _PACKAGES),
 )
-"""Each row: a key, its question, its default, and file names; the first that exists replaces it."""
+"""Each row: a key, its question, its default, and file names; the first that exists replaces the default."""
 
 
 def show_overview(options: Globals) -> None:

@@ -259,7 +259,7 @@ class _Correction:
         return [shlex.join([owner, *words.of({option, *_REPEATED_OPTIONS})])]
 
     def _with_script(self, verb: str, words: _Words) -> list[str]:
-        """Return the commands for a script and its arguments.
+        """Return the commands that run a script with its arguments.
 
         The command is `verb`, preceded by `up` if options for `up` were typed. If an option for any other
         verb was typed, only that verb's command is returned, so that nothing starts by mistake.

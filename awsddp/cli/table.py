@@ -40,7 +40,7 @@ def width(*, stderr: bool = False) -> int | None:
 def line(*texts: str, stderr: bool = False) -> None:
     """Print each text as a line, wrapped on a terminal unless it is a rank's output (" | ...").
 
-    Newlines in a text are escaped, so that a node's output cannot imitate a line from awsddp.
+    Newlines in the texts are escaped, so that a node's output cannot imitate a line from awsddp.
     """
     for text in texts:
         for part in wrap_lines(terminal_safe.escape_line(text), columns=width(stderr=stderr)):
@@ -48,7 +48,7 @@ def line(*texts: str, stderr: bool = False) -> None:
 
 
 def wrap_lines(text: str, *, columns: int | None) -> list[str]:
-    """Return a text as lines of at most `columns` (None: unlimited), with control characters escaped."""
+    """Return text as lines of at most `columns` (None: unlimited), with control characters escaped."""
     parts = terminal_safe.escape_lines(text).split("\n")
     return [row for part in parts for row in ([part] if part[:3] == "  |" else wrap(part, columns))]
 
@@ -97,7 +97,7 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut
     """Return a table as lines of at most `columns` (None: unlimited). Words are never broken.
 
     The widest columns are wrapped first. If the longest words do not fit next to each other, each cell gets
-    its own line. With `cut` no column is wrapped: instead, the last one is truncated to the remaining width,
+    its own line. If `cut`, no column is wrapped: instead, the last one is truncated to the remaining width,
     or omitted if this width is too small.
     """
     cells = [["" if cell is None else terminal_safe.escape_line(str(cell)) for cell in row] for row in rows]

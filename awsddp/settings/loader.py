@@ -64,8 +64,8 @@ def load(
 
     `file` is the awsddp.toml to read, which need not exist. `overrides` maps "section.key" to a value as the
     user typed it, `labels` to the key as the user typed it ("--nodes"). Raises ConfigError, which names the
-    key as it was typed, for an unknown key, an invalid value, a file that is not TOML, or an invalid cluster
-    name.
+    key as it was typed, if a key is unknown, a value or the cluster's name is invalid, or the file is not
+    TOML.
     """
     check_name(name)
     sections: dict[str, Section] = {section: kind() for section, kind in SECTIONS.items()}

@@ -408,7 +408,7 @@ class JobSection(Section):
 
     @property
     def work_folder(self) -> str:
-        """The name of the project folder on a node; jobs that share a node's GPUs have one each."""
+        """The name of the project folder on a node; jobs that share a node's GPUs have one folder each."""
         shares_nodes = any(self.gpus_on.values())
         return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if shares_nodes else "work"
 

@@ -27,7 +27,7 @@ _CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
 
 
 def escape_line(text: str) -> str:
-    """Return a text as one line, with all control characters made visible."""
+    """Return text as one line, with all control characters made visible."""
     return _IN_LINE.sub(_escape, text)
 
 
@@ -37,7 +37,7 @@ def escape_name(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Return a text with all control characters except newlines made visible."""
+    """Return text with all control characters except newlines made visible."""
     return _IN_LINES.sub(_escape, text)
 
 
