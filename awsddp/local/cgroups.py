@@ -1,4 +1,4 @@
-"""The cgroups of the nodes, below one cgroup of the local cloud: set limits, find and kill processes."""
+"""The nodes' cgroups, below the local cloud's own cgroup: set limits, find and kill processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from awsddp.local.machine import CloudPaths
 ROOT = Path("/sys/fs/cgroup")
 CPU = ROOT / "cpu"
 MEMORY = ("memory.max", "memory.limit_in_bytes")
-"""The files of the memory limit in cgroup v2 and v1."""
+"""The files that hold the memory limit in cgroup v2 and v1."""
 MAX_PROCESSES = 8192
 MEMORY_SHARE = 0.9
 SLOW_CPU_US = (5_000, 100_000)
-"""The CPU quota of all processes of a slow node, and its period, in microseconds."""
+"""The CPU quota that all processes on a slow node share, and the quota's period, in microseconds."""
 TIGHT_BYTES = 96 << 20
 """The memory that a node may use in addition to its current use if a fault makes it short of memory."""
 _DIVIDE_LOCK = threading.Lock()
@@ -43,8 +43,8 @@ def create(paths: CloudPaths, instance_id: str) -> list[Path]:
     """Create a node's cgroups with their limits and return them.
 
     All nodes together may use most of the machine's free memory in addition to what they use already, so that
-    the machine itself never runs out. Each node gets an equal share: otherwise the kernel kills processes of
-    one node for the memory that another one uses.
+    the machine itself never runs out. Each node gets an equal share: otherwise the kernel kills one node's
+    processes because of the memory that another node uses.
     """
     created = []
     for tree in list_hierarchies():
@@ -66,7 +66,7 @@ def create(paths: CloudPaths, instance_id: str) -> list[Path]:
 
 
 def _divide_memory(limit_file: Path) -> None:
-    """Set the memory limit of each node to its share of the limit in this file."""
+    """Set each node's memory limit to its share of the limit in this file."""
     for node in _list_nodes(limit_file.parent):
         # A node that is just ending has no such file, and v1 refuses a limit below the memory in use.
         with suppress(OSError):
@@ -85,7 +85,7 @@ def _node_share(limit_file: Path) -> int:
 
 
 def _used_bytes(folder: Path) -> int:
-    """Return the bytes that a cgroup's processes use, or 0 in a tree that does not count memory."""
+    """Return how many bytes a cgroup's processes use, or 0 in a tree that does not count memory."""
     with suppress(OSError):
         stat = (folder / "memory.stat").read_text()
         return sum(map(int, re.findall(r"^(?:anon|total_rss) (\d+)$", stat, re.MULTILINE)))
@@ -115,13 +115,13 @@ def can_freeze() -> bool:
 
 
 def set_frozen(paths: CloudPaths, instance_id: str, *, frozen: bool) -> None:
-    """Freeze or thaw all processes of a node. Signals except SIGKILL wait until the node is thawed."""
+    """Freeze or thaw all of a node's processes. Signals except SIGKILL wait until the node is thawed."""
     for file in _find_files(paths, instance_id, "cgroup.freeze"):
         file.write_text(str(int(frozen)))
 
 
 def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
-    """Limit the CPU time of all processes of a node, or remove the limit.
+    """Limit the CPU time of a node's processes, or remove the limit.
 
     With cgroup v1 the node's CPU cgroup is created only here, because v1 divides the machine's CPUs by
     cgroup, not by process.
@@ -159,7 +159,7 @@ def remove(paths: CloudPaths, instance_id: str = "", *, deadline_s: float = 10) 
     """Kill the processes in a node's cgroups and remove the cgroups; by default, in the whole local cloud.
 
     Return False if any cgroup is left at the deadline. A cgroup stays busy for a moment after its last
-    process ends. The memory of a removed node is divided among the others.
+    process ends. A removed node's memory is divided among the others.
     """
     deadline = time.monotonic() + deadline_s
     trees = [tree / paths.cgroup / instance_id for tree in (*list_hierarchies(), CPU)]

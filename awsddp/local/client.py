@@ -1,4 +1,4 @@
-"""The interface of the local cloud for the rest of awsddp: start it, query it, stop it, connect to it."""
+"""The interface through which the rest of awsddp starts, queries, stops and connects to the local cloud."""
 
 import contextlib
 import fcntl
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from awsddp.model.documents import Fault, LocalDocument
 
 RANK_BYTES = 400_000_000
-"""The memory of a rank that trains a small model with torch."""
+"""The memory that a rank uses when it trains a small model with torch."""
 
 
 def resolve_home(awsddp_home: Path, recorded_home: str | None = None) -> Path:
-    """Return the AWSDDP_HOME of the local cloud: $AWSDDP_LOCAL, or `awsddp_home` if that is not set.
+    """Return the local cloud's AWSDDP_HOME: $AWSDDP_LOCAL, or `awsddp_home` if that is not set.
 
     `recorded_home`, which a cluster's record names, takes precedence if it has a local cloud.
     """
@@ -35,7 +35,7 @@ def resolve_home(awsddp_home: Path, recorded_home: str | None = None) -> Path:
 
 
 def check_region(region: str | None) -> None:
-    """Raise ConfigError if this is not the region of the local cloud."""
+    """Raise ConfigError if this is not the local cloud's region."""
     if region != control.REGION:
         raise ConfigError(
             f"cluster.region: the local cloud is {control.REGION}, not {region}",
@@ -72,8 +72,8 @@ def open_cloud(
     `recorded_home` is the AWSDDP_HOME that a cluster's record names.
 
     A daemon that was started only because a command needed it is stopped when the last command ends, unless
-    it has instances. Commands that terminate no instance set `may_stop` to False and skip this check. Raises
-    LocalCloudError if this machine cannot run the local cloud.
+    it has instances. Commands that do not terminate any instances set `may_stop` to False to skip this check.
+    Raises LocalCloudError if this machine cannot run the local cloud.
     """
     cloud_home = resolve_home(awsddp_home, recorded_home)
     with _hold_presence_lock(cloud_home) as is_last_client:
@@ -100,7 +100,7 @@ def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> "L
 
 
 def status(awsddp_home: Path) -> "LocalDocument":
-    """Return the status of the local cloud; restart its daemon if it died. Raises NotFoundError."""
+    """Return the local cloud's status; restart its daemon if it died. Raises NotFoundError."""
     with _connect(awsddp_home) as info:
         return control.send_command(info)
 
@@ -114,7 +114,7 @@ def is_running(awsddp_home: Path) -> bool:
 
 
 def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> list[str]:
-    """Return the variables, NAME=VALUE, with which any AWS client reaches the local cloud; [] if none runs.
+    """Return the variables (NAME=VALUE) that make any AWS client use the local cloud; [] if none runs.
 
     `recorded_home` is the AWSDDP_HOME that a cluster's record names.
     """
@@ -142,7 +142,7 @@ def add_fault(awsddp_home: Path, operation: str, effect: str, **choices: Any) ->
 
 
 def find_instance_id(awsddp_home: Path, cluster: str, node: int) -> str:
-    """Return the id of a cluster's node. Raises UsageError, and NotFoundError if no local cloud runs."""
+    """Return a node's instance id. Raises UsageError, and NotFoundError if no local cloud runs."""
     instances = [row for row in status(awsddp_home).instances if row.state != "terminated"]
     ids = {row.node: row.instance_id for row in instances if row.cluster == cluster and row.node is not None}
     if node not in ids:
@@ -154,13 +154,13 @@ def find_instance_id(awsddp_home: Path, cluster: str, node: int) -> str:
 
 
 def clear_faults(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
-    """Remove one fault, or all; return the others. Raises the same errors as `add_fault`."""
+    """Remove one fault, or all faults; return those that remain. Raises the same errors as `add_fault`."""
     with _connect(awsddp_home) as info:
         return [*control.send_command(info, {"clear": number}).faults]
 
 
 def stop(awsddp_home: Path) -> bool:
-    """Stop the local cloud and remove all it created; return False if none exists. Raises LocalCloudError."""
+    """Stop and remove the local cloud; return False if none exists. Raises LocalCloudError."""
     existed = control.stop(resolve_home(awsddp_home))
     for path in awsddp_home.glob("clusters/*/hosts"):
         folder = ClusterFolder(awsddp_home, path.parent.name)

@@ -1,4 +1,4 @@
-"""Start, find and stop the local cloud of an AWSDDP_HOME. Only the daemon imports large packages."""
+"""Start, find and stop an AWSDDP_HOME's local cloud. Only the daemon imports large packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
-"""How long a local cloud that a command started automatically runs on without instances and clients."""
+"""How long an automatically started local cloud keeps running without instances and clients."""
 VERSION = 8
 """The version of the files and responses. Increase it when earlier clients or daemons cannot read them."""
 
@@ -49,17 +49,18 @@ class LocalInfo:
     pid: int | None
     """None if its daemon died; `start` restarts it."""
     node_s3: str | None = None
-    """The endpoint of S3 for the hosts; None if instances are records only."""
+    """The S3 endpoint that the hosts use; None if instances are records only."""
 
 
 def start(
     home: Path, *, auto: bool = False, mode: str | None = None, share: tuple[Path, ...] = ()
 ) -> LocalInfo:
-    """Start or resume the local cloud of an AWSDDP_HOME if it is not running, and return it.
+    """Start or resume an AWSDDP_HOME's local cloud if it is not running, and return it.
 
-    :param auto: a command starts it, not the user's `local start`: it ends once it has no instance or client.
-    :param mode: "loopback" or "records"; None for the mode of the existing local cloud, or the best mode.
-    :param share: folders of the machine to mount read-only in nodes that boot from now on.
+    :param auto: a command starts it, rather than the user's `local start`; then it ends once it has no
+        instances or clients.
+    :param mode: "loopback" or "records"; None for the existing local cloud's mode, or else the best mode.
+    :param share: the machine's folders to mount read-only in nodes that boot from now on.
     :raises LocalCloudError: this machine cannot run it, or the daemon did not start; `why` is the reason.
     """
     paths = CloudPaths(home)
@@ -76,7 +77,7 @@ def start(
 
 
 def find_cloud(home: Path) -> LocalInfo | None:
-    """Return the local cloud of an AWSDDP_HOME, or None if there is none. Wait while it is starting.
+    """Return an AWSDDP_HOME's local cloud, or None if there is none. Wait while it is starting.
 
     If its daemon died, it is returned with `pid` None, but only if `local start` started it or it has
     instances.
@@ -97,7 +98,7 @@ def find_cloud(home: Path) -> LocalInfo | None:
 
 
 def stop(home: Path, *, keep_s3: bool = False) -> bool:
-    """Remove the local cloud of an AWSDDP_HOME: instances, processes, mounts, networks, cgroups, files.
+    """Remove an AWSDDP_HOME's local cloud: instances, processes, mounts, networks, cgroups, files.
 
     Its S3 objects are removed unless `keep_s3`; the image cache stays. Return False if there was none.
 
@@ -122,9 +123,9 @@ def stop(home: Path, *, keep_s3: bool = False) -> bool:
 
 
 def sweep(paths: CloudPaths) -> None:
-    """Find everything of a local cloud by name and remove it, without its daemon and its state.
+    """Find everything that belongs to a local cloud by name and remove it, without using its daemon or state.
 
-    Kills every process of its hosts; removes namespaces, interfaces, cgroups and files.
+    Kills its hosts' processes; removes namespaces, interfaces, cgroups and files.
 
     :raises LocalCloudError: something could not be removed.
     """
@@ -149,7 +150,7 @@ def sweep(paths: CloudPaths) -> None:
 
 
 def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> LocalDocument:
-    """Send a command to the daemon, if one is given, and return the status of the local cloud.
+    """Send a command, if one is given, to the daemon, and return the local cloud's status.
 
     :param command: {"add": the fields of a fault} (faults.py), which is active once this returns, or
         {"clear": its number, None for all}.
@@ -184,7 +185,7 @@ def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> Loca
 def _merge_settings(
     paths: CloudPaths, *, auto: bool, mode: str | None, share: tuple[Path, ...]
 ) -> dict[str, Any]:
-    """Return the settings of the existing local cloud, with the requested settings added."""
+    """Return the existing local cloud's settings, with the requested settings added."""
     earlier = _read_settings(paths) if paths.settings.exists() else {}
     if earlier and mode not in (None, earlier["mode"]):
         flag = "--no-hosts" if mode == "records" else "--loopback"
@@ -202,7 +203,7 @@ def _merge_settings(
 
 
 def _read_settings(paths: CloudPaths) -> dict[str, Any]:
-    """Return the settings of the existing local cloud.
+    """Return the existing local cloud's settings.
 
     :raises LocalCloudError: the file is damaged, or of another version.
     """
@@ -226,7 +227,7 @@ def _read_info(paths: CloudPaths, *, alive: bool) -> LocalInfo:
 
 @contextmanager
 def hold_client_lock(paths: CloudPaths, *, wait: bool = True) -> Iterator[None]:
-    """Hold the client lock, which only one client at a time may hold.
+    """Hold the client lock, which only one client at a time can hold.
 
     `stop` removes the lock file, so after waiting for the lock check that the path still names this file.
 
@@ -307,7 +308,7 @@ def _wait_until_running(paths: CloudPaths) -> LocalInfo:
 
 
 def _end_daemon(paths: CloudPaths) -> None:
-    """Kill the daemon: its state is on the disk, and `sweep` removes its hosts."""
+    """Kill the daemon, whose state is on the disk; `sweep` removes its hosts."""
     deadline = time.monotonic() + 10
     while _is_daemon_alive(paths):
         with suppress(FileNotFoundError, ValueError, ProcessLookupError):

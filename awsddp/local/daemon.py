@@ -1,6 +1,6 @@
 """The process of a local cloud: `python -m awsddp.local.daemon HOME LOCK`.
 
-It reads its settings (`settings.json`), loads the state of an earlier run, sets up the network, serves the
+It reads its settings (`settings.json`), loads an earlier run's state, sets up the network, serves the
 endpoint and reports its address (`daemon.json`). However it ends, its hosts and files stay: a new daemon
 resumes with them, and `control.stop` removes them. A daemon that a command started automatically removes its
 hosts and files itself once it is unused.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from awsddp.local.http_server import EndpointApp
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
-S3_PORT = 9000  # at the address of the metadata service
+S3_PORT = 9000  # at the metadata service's address
 LOOK_S = 1.0  # how often the daemon checks if it is still used
 QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
 
@@ -58,7 +58,7 @@ def main() -> None:
 def serve(paths: CloudPaths) -> None:
     """Serve requests until `_watch` ends this process.
 
-    :raises AwsddpError: the network or the state of an earlier run cannot be used.
+    :raises AwsddpError: the network or an earlier run's state cannot be used.
     """
     settings = json.loads(paths.settings.read_text())
     mode = settings["mode"]
@@ -129,7 +129,7 @@ def serve(paths: CloudPaths) -> None:
 def _watch(paths: CloudPaths, app: EndpointApp, server: Any) -> None:
     """End this daemon and remove its hosts once it is unused or its files were removed.
 
-    Clients stop a daemon that they started; this function ends the daemon of a client that was killed.
+    Clients stop a daemon that they started; this function ends a daemon whose client was killed.
     """
     used_at = time.monotonic()
     while True:

@@ -35,15 +35,15 @@ SCOPE = re.compile(
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
 
-# botocore warns about the error codes of the local cloud, which are in no service model.
+# botocore warns about the local cloud's error codes, which are in no service model.
 warnings.filterwarnings("ignore", message="Exception.* does not match an error shape")
 
 JSON = "application/x-amz-json-1.1"
-SIGNED_FOR_S = 900  # the largest difference between the time of a signature and now
+SIGNED_FOR_S = 900  # how far a signature's time may differ from now
 
 
 class Refusal(ServiceException):
-    """An error response of EC2: its code, message and HTTP status."""
+    """An error response as EC2 sends it, with its code, message and HTTP status."""
 
     def __init__(self, code: str, message: str, *, status: str = "400 Bad Request") -> None:
         super().__init__(code, message)
@@ -88,18 +88,18 @@ class Request:
             raise Refusal("InvalidParameterValue", f"Invalid value: {error}") from None
 
     def tags(self, kind: str) -> dict[str, str]:
-        """Return the tags of the resources of one kind that the call creates."""
+        """Return the tags that the call gives to the resources of one kind that it creates."""
         specs = [spec for spec in self.arguments.get("TagSpecifications", ()) if spec["ResourceType"] == kind]
         return {tag["Key"]: tag.get("Value", "") for spec in specs for tag in spec.get("Tags", ())}
 
     def select(self, resources: list[Any]) -> list[Any]:
-        """Return the resources of moto that match the filters of the call."""
+        """Return moto's resources that match the call's filters."""
         filters = self.arguments.get("Filters", ())
         return generic_filter({row["Name"]: row.get("Values", []) for row in filters}, resources)
 
 
 def get_records(backend: Any, name: str) -> dict[str, Any]:
-    """Return records of a region that moto lacks, by id; they are saved with the region's back end."""
+    """Return a region's records that moto lacks, by id; they are saved with the region's back end."""
     records: dict[str, Any] = backend.__dict__.setdefault(name, {})
     return records
 
@@ -127,7 +127,7 @@ def read_request(environ: dict[str, Any]) -> Request:
 
 
 def check_signature(request: Request) -> None:
-    """Check that a request is signed with the credentials, because any user of the machine can connect.
+    """Check that a request is signed with the credentials, because any user on the machine can connect.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 
@@ -186,7 +186,7 @@ def invalid_value_error(value: object, name: str, why: str) -> Refusal:
 
 
 def dry_run_error() -> Refusal:
-    """Return EC2's response to a call with DryRun that would have succeeded."""
+    """Return EC2's response to a DryRun call that would otherwise have succeeded."""
     text = "Request would have succeeded, but DryRun flag is set."
     return Refusal("DryRunOperation", text, status="412 Precondition Failed")
 
@@ -197,7 +197,7 @@ def internal_error(message: str) -> Refusal:
 
 
 def make_response(request: Request, result: object) -> Response:
-    """Return the JSON or XML response for a result, which is a dict as in boto3 or resources of moto."""
+    """Return the JSON or XML response for a result, which is a dict as in boto3 or moto's resources."""
     if request.service not in ("ec2", "iam"):
         return Response(json.dumps(result), content_type=JSON)
     return _as_xml(request.service, request.action, result)
@@ -222,7 +222,7 @@ def make_error_response(refusal: ServiceException, *, service: str, target: bool
 
 
 def _as_xml(service: str, action: str, result: object, *, status: str = "200 OK") -> Response:
-    """Return a result, or a refusal, in the XML format of an operation."""
+    """Return a result, or a refusal, in an operation's XML format."""
     operation: Any = get_service_model(service).operation_model(action)
     serializer = get_serializer_class(service, operation.service_model.protocol)
     picker = XFormedAttributePicker(response_transformers=EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER)

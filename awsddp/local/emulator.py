@@ -1,7 +1,7 @@
-"""moto's EC2, patched to behave like a cloud with real machines, and its state on the disk.
+"""moto's EC2, patched to behave like a cloud with real machines, and the storage of its state on the disk.
 
 All patches are in `_patch`: instances take time to change state and end when their host has ended, addresses
-come from the block that is really routed, and the images are Deep Learning AMIs.
+are in the block that is really routed, and the images are Deep Learning AMIs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from awsddp.local.network import make_mac_address
 BACKENDS: dict[str, Any] = {name: get_backend(name) for name in ("ec2", "iam", "kms", "sts")}
 USER = "local"
 STATES = ("pending", "running", "shutting-down", "terminated", "stopping", "stopped")
-"""The states of an instance, in the order of EC2's codes: 0, 16, 32 and so on."""
+"""An instance's states, in the order of EC2's codes: 0, 16, 32 and so on."""
 USER_SHUTDOWN = ("Client.UserInitiatedShutdown", "User initiated shutdown")
 INSTANCE_SHUTDOWN = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 RECLAIMED = ("Server.SpotInstanceTermination", "Spot instance termination")
@@ -55,21 +55,21 @@ _original_disks: Any = vars(Ami)["block_device_mappings"].fget
 
 
 class Emulator:
-    """The records of the cloud. Callers hold `lock` while they read or change records."""
+    """The cloud's records. Callers hold `lock` while they read or change records."""
 
     def __init__(self, block: ipaddress.IPv4Network, *, image_tags: dict[str, str]) -> None:
         self.lock = threading.RLock()
         _patch(block, image_tags)
 
     def backend(self, region: str) -> Any:
-        """Return moto's EC2 back end of a region; it is created on first use.
+        """Return moto's EC2 back end for a region; it is created on first use.
 
         :raises KeyError: there is no such region.
         """
         return BACKENDS["ec2"][DEFAULT_ACCOUNT_ID][region]
 
     def instances(self) -> Iterator[Any]:
-        """Yield all instances of all regions, including terminated ones."""
+        """Yield all instances in all regions, including terminated ones."""
         for backend in list(BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()):
             yield from backend.all_instances()
 
@@ -136,7 +136,8 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
         (Ami, "block_device_mappings", property(_image_disks)),
         (VPCBackend, "create_vpc_endpoint", _create_endpoint),
         (VPCBackend, "create_default_vpc", lambda self: _create_default_vpc(self, block)),
-        # moto counts IPv4 and IPv6 rules together, and it keeps the first rules of a request that it refuses.
+        # moto counts IPv4 and IPv6 rules together, and when it refuses a request it keeps the first rules in
+        # it.
         (SecurityGroupBackend, "_verify_group_will_respect_rule_count_limit", lambda *_, **__: None),
         (ec2_utils, "instance_value_in_filter_values", _matches_filter),
         (kms_models, "generate_private_key", lambda _: None),  # the key is unused and cannot be pickled
@@ -231,7 +232,7 @@ def _create_endpoint(self: Any, **options: Any) -> Any:
 
 
 def _create_default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
-    """Create a default VPC with a default subnet in each zone. No two zones of any regions share a /24."""
+    """Create a default VPC with a default subnet in each zone. No two zones in any regions share a /24."""
     vpc = self.create_vpc(cidr_block=str(block), is_default=True)
     networks = list(block.subnets(new_prefix=24))
     all_zones = [zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones]
@@ -348,5 +349,5 @@ class Store:
         return pickle.dumps({"moto": moto.__version__, "backends": regions}, pickle.HIGHEST_PROTOCOL)
 
     def count_backends(self) -> int:
-        """Return the number of EC2 back ends, because even a read may create the back end of its region."""
+        """Return the number of EC2 back ends, because even a read may create its region's back end."""
         return sum(1 for _ in BACKENDS["ec2"].iter_backends())

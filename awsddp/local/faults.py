@@ -1,4 +1,4 @@
-"""Fault injection: errors and delays of API calls, and faults of nodes."""
+"""Fault injection: errors and delays in API calls, and faults on nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_CAPACITY = (
 
 
 PLACEMENT_GROUP = "placement-group"
-"""The value of `only` for launches into a placement group, and for starts of instances in one."""
+"""The value of `only` that matches launches into a placement group, and starts of instances in one."""
 
 
 class Faults:
@@ -67,7 +67,7 @@ class Faults:
         return active
 
     def get_effects(self, instance_id: str) -> frozenset[str]:
-        """Return the effects of an instance's active faults."""
+        """Return the effects that an instance's active faults have."""
         return frozenset(fault.effect for fault in self._list_active() if fault.operation == instance_id)
 
     def remove_gone_nodes(self, living: set[str]) -> None:
@@ -87,7 +87,7 @@ class Faults:
     def take_fault(self, operation: str, values: tuple[str, ...]) -> Fault | None:
         """Return the first fault that affects this request, or None, and decrement the fault's `times`.
 
-        `values` are the values of the request that a fault's `only` may match.
+        `values` are the request's values, which a fault's `only` may match.
         """
         for fault in self._list_active():
             if fault.operation in ("*", operation) and fault.only in ("", *values):
@@ -110,7 +110,7 @@ class Faults:
 
 
 def make_refusal(fault: Fault, *, instance_type: str = "such", zone: str = "any zone") -> Refusal:
-    """Return the error response of a fault whose effect is an error code."""
+    """Return the error response for a fault whose effect is an error code."""
     text = f"Refused by a fault of the local cloud ({fault.effect})."
     if fault.effect == "InsufficientInstanceCapacity":
         text = NO_CAPACITY.format(type=instance_type, zone=zone)
@@ -127,7 +127,7 @@ def set_creation_times(backend: Any) -> None:
 
 @contextmanager
 def hide_new_resources(backend: Any, *, younger_than_s: float) -> Iterator[None]:
-    """Within the context, hide the resources of a region that were created less than `younger_than_s` ago."""
+    """Within the context, hide a region's resources that were created less than `younger_than_s` ago."""
     limit = time.time() - younger_than_s
     hidden = []
     for collection in _collections(backend):
@@ -162,7 +162,7 @@ def _make_fault(options: dict[str, Any], *, number: int) -> Fault:
         return Fault(id=number, heals_at=heals_at, **fields)
     check_options(options, {"times", "seconds", "only", "for_s"})
     fault = Fault(id=number, heals_at=heals_at, **fields)
-    # GetProducts is valid too: awsddp requests prices, although the local cloud has no price service.
+    # GetProducts is valid too, because awsddp requests prices, although the local cloud has no price service.
     operations = ["*", "GetProducts", *(name for rows in OPERATIONS.values() for name in rows)]
     if fault.operation not in operations:
         similar = difflib.get_close_matches(fault.operation, operations, n=1)
@@ -184,19 +184,19 @@ LASTING_EFFECTS = (
 ONE_TIME_EFFECTS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
 """The effects that happen once, with their options. The only option of a lasting effect is `--for`."""
 NOTICE_S = 120.0
-"""How long before a spot reclaim EC2 sends the spot notice (default of `notice_s`)."""
+"""How many seconds before a spot reclaim EC2 sends the spot notice (the default for `notice_s`)."""
 
 
 def is_instance_id(operation: str) -> bool:
-    """Return True if a fault's operation is an instance id, so that the fault is of a node, not of calls."""
+    """Return True if a fault's operation is an instance id: then the fault affects a node, not calls."""
     return operation.startswith("i-")
 
 
 def check_node_fault(options: Mapping[str, Any], instances: Mapping[str, Any], *, mode: str) -> None:
-    """Check a fault of a node before it is added.
+    """Check a node fault before it is added.
 
-    :param options: the fields of the fault.
-    :param instances: the instances of all regions by id, including terminated ones.
+    :param options: the fault's fields. :param instances: all regions' instances by id, including terminated
+        ones.
     :raises UsageError: there is no such instance or effect, an option is for calls only, or the mode does
         not have this effect.
     """

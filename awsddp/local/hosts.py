@@ -1,4 +1,4 @@
-"""Hosts of instances: records only, or an sshd that needs no root rights; nspawn.py has container hosts.
+"""The instances' hosts: records only, or an sshd that needs no root rights; nspawn.py has container hosts.
 
 Without root rights a host is an sshd on an address of 127.0.0.0/8, and a folder. The folder has `root` (the
 host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and `bin`, which comes
@@ -29,7 +29,7 @@ from typing import IO, Any
 from awsddp.local import image, loopback_cleanup
 from awsddp.local.machine import SEARCH, CloudPaths, run_to_log
 
-MOMENT_S = 0.1  # how long a change of state takes if hosts are records only
+MOMENT_S = 0.1  # how long a state change takes if hosts are records only
 
 
 class Condition(Enum):
@@ -45,7 +45,7 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """The facts of an instance that its host needs. `rehearsal`: the type whose GPUs torch simulates."""
+    """The facts about an instance that its host needs. `rehearsal`: the type whose GPUs torch simulates."""
 
     instance_id: str
     address: str
@@ -58,7 +58,7 @@ class HostSpec:
 
 
 class Hosts:
-    """All hosts of a local cloud. Hosts of this class are records whose states change after a moment.
+    """All of a local cloud's hosts. Hosts of this class are records whose states change after a moment.
 
     Calls for the same instance are never concurrent. Each call may be repeated.
     """
@@ -82,16 +82,16 @@ class Hosts:
         self._set_condition(instance_id, Condition.UP if reboot else Condition.OFF)
 
     def cut_power(self, instance_id: str) -> None:
-        """Kill all processes of a host, but keep its files."""
+        """Kill a host's processes, but keep its files."""
         self._set_condition(instance_id, Condition.OFF)
 
     def remove(self, instance_id: str) -> None:
-        """Kill the processes of a host and remove its files."""
+        """Kill a host's processes and remove its files."""
         time.sleep(MOMENT_S)
         self._conditions.pop(instance_id, None)
 
     def condition(self, instance_id: str) -> Condition:
-        """Return the state of a host."""
+        """Return a host's state."""
         condition, since = self._conditions.get(instance_id, (Condition.ABSENT, 0.0))
         return condition if time.monotonic() >= since else Condition.STARTING
 
@@ -100,7 +100,7 @@ class Hosts:
         console, tail = self.folder(instance_id) / "console.log", ""
         with suppress(FileNotFoundError):
             tail = console.read_text(errors="replace")[-2000:]
-        if "Too many open files" in tail:  # the last message of systemd
+        if "Too many open files" in tail:  # systemd's last message
             return (
                 "the nodes of this machine have used up fs.inotify.max_user_instances; "
                 "raise it: sysctl -w fs.inotify.max_user_instances=1024"
@@ -108,17 +108,18 @@ class Hosts:
         return [*tail.splitlines()[-1:], "the host ended before it answered"][0]
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
-        """Apply the nftables rules of a host's security groups."""
+        """Apply the nftables rules from a host's security groups."""
 
     def apply_faults(self, instance_id: str, effects: frozenset[str]) -> bool:
-        """Apply faults (faults.py) to a host and end its others; return False if it has not booted yet."""
+        """Apply faults (faults.py) to a host and end its other ones; return False if it has not booted
+        yet."""
         return True
 
     def set_host_names(self, names: dict[str, str]) -> None:
         """Write the names of all hosts, by address, to every host."""
 
     def _read_number(self, instance_id: str, name: str) -> int | None:
-        """Return the number in a file of a host, or None if there is none."""
+        """Return the number in one of a host's files, or None if there is none."""
         with suppress(FileNotFoundError, ValueError):
             return int((self.folder(instance_id) / name).read_text())
         return None
@@ -182,7 +183,7 @@ exec setsid '{python}' '{ending}' '{mark}'
 
 
 class LoopbackHosts(Hosts):
-    """All hosts of a local cloud without root rights. They use only the packages of torch's environment."""
+    """All hosts in a local cloud without root rights. They use only the packages of torch's environment."""
 
     ssh_port = 7722  # differs from the system's sshd, and is below the ephemeral ports
 
@@ -206,7 +207,7 @@ class LoopbackHosts(Hosts):
                 self._start_sshd(node, spec, environ, console)
 
     def _create(self, node: Path, spec: HostSpec) -> None:
-        """Create the files of a host."""
+        """Create a host's files."""
         root = node / "root"
         for folder in ("home", "bin", "root/etc/ssh", "root/etc/systemd/system", "root/opt"):
             shutil.rmtree(node / folder, ignore_errors=True)
@@ -220,7 +221,7 @@ class LoopbackHosts(Hosts):
             "python": shutil.which("python3", path=SEARCH) or sys.executable,
             "ending": node / "bin/ending.py",
         }
-        # `loopback_cleanup` finds the processes of this sshd by the name of its configuration.
+        # `loopback_cleanup` finds this sshd's processes by its configuration's name.
         (node / self._mark(spec.instance_id)).write_text(SSHD_CONFIG.format(**values))
         (root / "etc/ssh/authorized_keys").write_text("".join(f"{key}\n" for key in spec.public_keys))
         shutil.copy(loopback_cleanup.__file__, node / "bin/ending.py")
@@ -286,9 +287,9 @@ def _next_condition(node: Path) -> Condition | None:
 
 
 def _link_torch(environment: Path, torch: Path, instance_type: str | None) -> None:
-    """Create an environment with the packages of `torch` and the interpreter of this machine.
+    """Create an environment with the packages in `torch` and this machine's interpreter.
 
-    :param instance_type: the type whose GPUs are rehearsed, or None if no GPUs are rehearsed.
+    :param instance_type: the instance type whose GPUs are simulated, or None to simulate none.
     """
     image.set_python(image.BASE_PYTHON, environment)
     packages = environment / image.PACKAGES

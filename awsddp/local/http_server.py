@@ -1,8 +1,8 @@
-"""The HTTP services of the daemon: the endpoint, and the metadata service of the instances.
+"""The daemon's HTTP services: the endpoint, and the instances' metadata service.
 
 A request to the endpoint passes these stages in order: the signature check, the check that the operation is
-supported, checks that EC2 makes and moto does not, handlers of the local cloud, moto. If the request changed
-something, the state is saved before the response is sent, and `Lifecycle` is woken.
+supported, the checks that EC2 makes and moto does not, the local cloud's handlers, moto. If the request
+changed something, the state is saved before the response is sent, and `Lifecycle` is woken.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ADMIN = "/_awsddp/"
 
 @dataclass(eq=False)
 class EndpointApp:
-    """The WSGI application of the endpoint: EC2 and other APIs, S3, and the commands of `awsddp local`."""
+    """The endpoint's WSGI application: EC2 and other APIs, S3, and the commands of `awsddp local`."""
 
     emulator: Emulator
     store: Store
@@ -74,7 +74,7 @@ class EndpointApp:
         return response(environ, start_response)
 
     def _respond_to_admin(self, environ: dict[str, Any]) -> Response:
-        """Run a command of the verb `local`. Its secret is readable only in the daemon's folder."""
+        """Run a command that `awsddp local` sent. Its secret is readable only in the daemon's folder."""
         if environ.get("HTTP_X_AWSDDP_SECRET") != self.secret:
             return Response("invalid secret\n", 403)
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -92,7 +92,7 @@ class EndpointApp:
         return Response(json.dumps(document), content_type=ec2_http.JSON)
 
     def _describe_instances(self) -> list[dict[str, Any]]:
-        """Return the instances as rows of `local status`."""
+        """Return the instances as the rows that `local status` shows."""
         with self.emulator.lock:
             return [
                 {
@@ -110,7 +110,7 @@ class EndpointApp:
             ]
 
     def _run_one_time_fault(self, fault: dict[str, Any]) -> bool:
-        """Check a fault of a node. If the effect is one that happens once, run it and return True.
+        """Check a node fault. If the effect is one that happens once, run it and return True.
 
         :raises UsageError: the fault is invalid.
         """
@@ -130,7 +130,7 @@ class EndpointApp:
 
     def _respond_to_call(self, environ: dict[str, Any]) -> Response:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
-        # A path means a service that is not supported, and such a service responds in JSON.
+        # A request with a path is for a service that is not supported; services with paths respond in JSON.
         is_rest = environ.get("PATH_INFO", "/") != "/"
         self.last_call_at = time.monotonic()
         try:
@@ -150,7 +150,7 @@ class EndpointApp:
         except ConnectionError:
             raise
         except Exception as error:
-            refusal = error if isinstance(error, ServiceException) else None  # of the local cloud or moto
+            refusal = error if isinstance(error, ServiceException) else None  # in the local cloud or in moto
             if refusal is None:
                 traceback.print_exc()
                 refusal = internal_error("An internal error has occurred")
@@ -229,7 +229,7 @@ class EndpointApp:
         return Response.from_app(self._moto, environ, buffered=True)
 
     def respond_metadata(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Respond to a metadata request of an instance; the client's address identifies the instance."""
+        """Respond to an instance's metadata request; the client's address identifies the instance."""
         with self.emulator.lock:
             alive = (row for row in self.emulator.instances() if row.state != "terminated")
             instance = next((row for row in alive if row.private_ip == environ["REMOTE_ADDR"]), None)
@@ -249,7 +249,7 @@ def _is_s3(environ: Mapping[str, Any]) -> bool:
 
 
 def _node_number(tags: dict[str, str], index: int) -> int | None:
-    """Return the number of an instance in its cluster, or None if it is in no cluster."""
+    """Return an instance's number in its cluster, or None if it is in no cluster."""
     with suppress(KeyError, ValueError, IndexError):
         return int(parse_node_numbers(tags["awsddp:nodes"])[index])
     return None
@@ -268,10 +268,10 @@ StatusAndBody = tuple[int, bytes]
 def read_metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> StatusAndBody:
     """Return the metadata service's response to an instance: the HTTP status and the body.
 
-    This may set a new `role_session` of the instance, which the caller must save.
+    This may set a new `role_session` for the instance, which the caller must save.
 
     :param environ: the WSGI environment.
-    :param secret: the key that signs tokens, so that tokens stay valid after a restart of the daemon.
+    :param secret: the key that signs tokens, so that tokens stay valid after the daemon restarts.
     """
     options, method, path = instance.metadata_options, environ["REQUEST_METHOD"], environ["PATH_INFO"]
     if options.http_endpoint == "disabled":
@@ -310,7 +310,7 @@ def _sign(expiry: str, instance_id: str, secret: str) -> str:
 
 
 def _read_path(tree: dict[str, Any], path: str) -> StatusAndBody:
-    """Return the text of a leaf, or the names in a folder; names of folders end with a slash."""
+    """Return a leaf's text, or the names in a folder; folder names end with a slash."""
     entry: Any = tree
     for name in [part for part in path.split("/") if part]:
         if not isinstance(entry, dict) or name not in entry:
@@ -342,7 +342,7 @@ def _build_tree(instance: Any) -> dict[str, Any]:
 
 
 def _spot_notice(instance: Any) -> dict[str, str] | None:
-    """Return the spot notice of an instance, or None if it has none.
+    """Return an instance's spot notice, or None if it has none.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     """

@@ -1,4 +1,4 @@
-"""Permissions for S3. This module evaluates the policies of a role as IAM does.
+"""Permissions for S3. This module evaluates a role's policies as IAM does.
 
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 """
@@ -32,7 +32,7 @@ ACTIONS = {
     **dict.fromkeys(_PUTS, "s3:PutObject"),
     **{name: f"s3:{name}" for name in _OWN},
 }
-"""The supported operations of S3, each with the IAM action that it needs."""
+"""The supported S3 operations, each with the IAM action that it requires."""
 
 _SPECIAL = re.compile(r"\$\{([*?$])\}")
 DENIED = {
@@ -42,7 +42,7 @@ DENIED = {
 
 
 def decide(policies: Iterable[str], action: str, resource: str, context: Mapping[str, str]) -> str:
-    """Return what the policies decide about an action: allowed, implicitDeny or explicitDeny.
+    """Return the policies' decision about an action: allowed, implicitDeny or explicitDeny.
 
     :param policies: documents in JSON.
     :param context: the condition keys and their values. StringEquals and StringLike are supported; a
@@ -105,7 +105,7 @@ def _equals(value: str, texts: str | list[str]) -> bool:
 
 
 def _conditions_hold(statement: dict[str, Any], context: Mapping[str, str]) -> bool:
-    """Return True if all conditions of a statement are met."""
+    """Return True if all of a statement's conditions are met."""
     operators = {"StringEquals": _equals, "StringLike": _like}
     return all(
         operator in operators and key in context and operators[operator](context[key], texts)

@@ -1,12 +1,13 @@
-"""The disk image of a node: this machine's system, made to look like a fresh image, and torch's environment.
+"""A node's disk image: this machine's system, changed to look like a fresh image, and torch's environment.
 
-A node's root is an overlay of three layers: the node's own folder, over a common layer, over `/`. The common
-layer hides everything of the machine that is not its system (home folders, data, services, accounts, secrets)
-with whiteouts and opaque folders, and adds a small configuration of systemd, sshd and cloud-init.
+A node's root is an overlay with three layers: the node's own folder, over a common layer, over `/`. The
+common layer hides everything on the machine that is not part of its system (home folders, data, services,
+accounts, secrets) with whiteouts and opaque folders, and adds a small configuration for systemd, sshd and
+cloud-init.
 
-Deep Learning AMIs have torch at /opt/pytorch. A node has an environment from a cache there, mounted
-read-only. The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so this Python
-is mounted at /opt/python, and the environment refers to that path.
+Deep Learning AMIs have torch at /opt/pytorch. A node has an environment from a cache mounted there read-only.
+The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so this Python is mounted
+at /opt/python, and the environment refers to that path.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from awsddp.util.shipped_files import shipped_folder
 TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
 TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
 
-# Entries of /etc that belong to the system and contain nothing of the machine's users, services or secrets.
+# Entries in /etc that belong to the system and reveal nothing about the machine's users, services or secrets.
 ETC_SYSTEM = {
     *("alternatives", "adduser.conf", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "dbus-1"),
     *("debian_version", "default", "deluser.conf", "dpkg", "gai.conf", "host.conf", "inputrc", "issue"),
@@ -80,7 +81,7 @@ system_info:
 """
 
 SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
-"""The default configuration of the openssh package, which a fresh system has in /etc/ssh."""
+"""The openssh package's default configuration, which a fresh system has in /etc/ssh."""
 # The node creates this file once sshd answers, and then the instance is "running". A bind mount makes the
 # file visible to the daemon.
 UP_MARK = "var/lib/misc/answers"
@@ -141,7 +142,7 @@ def build_layer(folder: Path) -> None:
 
 
 def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
-    """Hide the entries of a folder of the machine except `kept`; show folders named in `empty` as empty."""
+    """Hide the entries in a folder on the machine except `kept`; show folders named in `empty` as empty."""
     layer.mkdir(exist_ok=True)
     for entry in machine.iterdir():
         if entry.name not in kept and entry.name not in empty:
@@ -183,7 +184,7 @@ def _enable_units(layer: Path) -> None:
 
 
 def _write_accounts(layer: Path) -> None:
-    """Write the system's accounts and groups, but no passwords, members of groups or users of the machine."""
+    """Write the system's accounts and groups, but no passwords, group members or human users."""
     for name, shadow_name in (("passwd", "shadow"), ("group", "gshadow")):
         rows = [line.split(":") for line in Path("/etc", name).read_text().splitlines()]
         rows = [fields for fields in rows if not 1000 <= int(fields[2]) < 65534]
@@ -203,11 +204,11 @@ _NAME = "-".join(("torch", TORCH_VERSION, "torchvision", TORCHVISION_VERSION, *O
 TORCH_FOLDER = Path("/opt/pytorch")
 BASE = Path(sys.base_prefix)
 BASE_IN_NODE = BASE if Path("/usr") == BASE else Path("/opt/python")
-"""The folder that has the Python of this process in a node."""
+"""The folder that contains this process's Python in a node."""
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE_PYTHON = BASE / "bin" / PYTHON
 PACKAGES = Path("lib", PYTHON, "site-packages")
-"""The folder of an environment's packages, relative to the environment."""
+"""The folder that contains an environment's packages, relative to the environment."""
 
 
 def cache_folder() -> Path:
@@ -222,7 +223,7 @@ def cache_folder() -> Path:
 def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Path:
     """Return the folder of torch's environment in the cache; install it if necessary, which takes minutes.
 
-    :param mode: the mode of the local cloud. Loopback mode uses only the packages, not the interpreter.
+    :param mode: the local cloud's mode. Loopback mode uses only the packages, not the interpreter.
     :raises LocalCloudError: torch could not be installed.
     """
     cache = cache_folder()
@@ -249,8 +250,8 @@ def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None)
 
 
 def find_python_library() -> Path | None:
-    """Return Python's shared library outside /usr that a node needs, or None if it needs none."""
-    # sysconfig would return None to the second of two threads that call it at once (Python 3.11).
+    """Return the shared Python library, outside /usr, that a node needs, or None if it needs none."""
+    # If two threads called sysconfig at once, it would return None to the second one (Python 3.11).
     library = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
     return library if BASE_IN_NODE != BASE and library.exists() else None
 
@@ -285,7 +286,7 @@ def _install(folder: Path) -> None:
 def _declare_operators(packages: Path) -> None:
     """Make torchvision import train/torchvision_operators.py if its compiled operators do not match torch.
 
-    This changes torchvision's own file: a .pth or sitecustomize would slow down every start of Python.
+    This changes torchvision's own file: a .pth file or a sitecustomize would slow down every start of Python.
     """
     name = "torchvision_operators"
     shutil.copy(shipped_folder("train") / f"{name}.py", packages)
@@ -306,7 +307,7 @@ def set_python(python: Path, environment: Path) -> None:
 
 
 def install_rehearsal(packages: Path, instance_type: str) -> None:
-    """Install templates/rehearse_gpu into `packages`; torch then simulates the GPUs of a type, if known."""
+    """Install templates/rehearse_gpu into `packages`; torch then simulates the type's GPUs, if known."""
     shutil.copytree(
         shipped_folder("templates") / "rehearse_gpu", packages / "rehearse_gpu", dirs_exist_ok=True
     )
@@ -318,5 +319,5 @@ def install_rehearsal(packages: Path, instance_type: str) -> None:
             "memory_bytes": int(kind.memory_gb * 2**30),
             "capability": tuple(map(int, (kind.capability or "8.0").split("."))),
         }
-    # A sitecustomize would not be imported, because Debian's python has its own, which comes first.
+    # A sitecustomize would not be imported, because Debian's Python has its own, which comes first.
     (packages / "rehearse_gpu.pth").write_text(f"import rehearse_gpu; rehearse_gpu.pretend(**{facts!r})\n")

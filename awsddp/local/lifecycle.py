@@ -1,4 +1,4 @@
-"""A worker that reconciles instance records with hosts.
+"""The worker that reconciles instance records with hosts.
 
 Records have the desired state (`pending`, `stopping`, `shutting-down`, a requested reboot), and hosts have
 the actual state; each pass brings each instance one step closer to the desired state. A restart of the daemon
@@ -26,10 +26,10 @@ BUSY_POLL_S = 0.05
 IDLE_POLL_S = 0.5
 SHUT_DOWN_S = 60.0
 BOOT_S = 60.0
-"""A host that does not answer within this time after its start is considered hung and is started again."""
+"""A host that does not answer within this time after its start counts as hung and is started again."""
 ENDED = ("stopped", "terminated")
 _OFF = {"stopped": {"cut"}}
-"""The fault effects of a host that is off: it sends no packets, not even to refuse a connection."""
+"""The fault effects for a host that is off: it sends no packets, not even to refuse a connection."""
 
 
 class Lifecycle:
@@ -241,7 +241,7 @@ def _security_groups(instance: Any) -> dict[str, Any]:
 
 
 def _make_rules(instance: Any, alive: list[Any]) -> str:
-    """Return the ruleset of an instance's security groups; the groups' members are among `alive`."""
+    """Return the ruleset for an instance's security groups; the groups' members are among `alive`."""
     members: dict[str, list[str]] = {}
     for peer in alive:
         for group_id in _security_groups(peer):

@@ -1,4 +1,4 @@
-"""A sorted index in memory of the names in a bucket. It is read once, then updated as files change."""
+"""A sorted in-memory index of the names in a bucket. It is read once, then updated as files change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Listing:
 
     def __init__(self, described: Mapping[str, ObjectInfo]) -> None:
         self._described = dict(described)
-        self._names = sorted(self._described)  # by code points; their UTF-8 sorts in the same order
+        self._names = sorted(self._described)  # by code points, which sort in the same order as their UTF-8
 
     def put(self, name: str, info: ObjectInfo) -> None:
         """Add a name, or replace its description."""

@@ -1,4 +1,4 @@
-"""Kill all processes of a host that has neither a cgroup nor a namespace.
+"""Kill all processes on a host that has neither a cgroup nor a namespace.
 
 These are the processes with the host's mark in their environment (AWSDDP_HOST) or in a file name among their
 arguments (its sshd, which overwrites its environment), and all their descendants. The daemon imports this
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def find_processes(mark: str) -> "dict[int, str]":
-    """Return start times by pid of the processes of all hosts whose mark begins so, except this process."""
+    """Return {pid: start time} for the processes on hosts whose mark begins so, except this process."""
     processes = _list_processes()
     pids = {pid for pid in processes if pid != os.getpid() and has_mark(pid, mark)}
     while more := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids - {os.getpid()}:

@@ -1,7 +1,7 @@
-"""The paths and names of a local cloud, and which mode this machine can run.
+"""A local cloud's paths and names, and the choice of a mode that this machine can run.
 
 The names of everything outside its folder (namespaces, interfaces, cgroups, machines) contain a short hash of
-AWSDDP_HOME: several daemons can run on a machine, and `sweep` finds all parts of one by name.
+AWSDDP_HOME: several local clouds can run on one machine, and `sweep` finds all parts of one by name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from awsddp.errors import LocalCloudError
 
 
 class CloudPaths:
-    """The paths and names of the local cloud of one AWSDDP_HOME. The class only resolves paths."""
+    """The paths and names of one AWSDDP_HOME's local cloud. The class only resolves paths."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.presence_lock = home / "local.lock"
-        """A lock that all running clients share. It can be taken exclusively only if no client runs."""
+        """A lock that all running clients share. It can be taken exclusively only while no client runs."""
         self.folder = home / "local"
         self.settings = self.folder / "settings.json"
         """The settings, which clients write and the daemon reads."""
@@ -45,19 +45,19 @@ class CloudPaths:
         self.uploads = self.folder / "uploads"
         """Objects that S3 is receiving."""
         self.buckets = home / "local-s3"
-        """The buckets of S3, one folder for each. They are kept when the local cloud ends by itself."""
+        """S3's buckets, one folder for each. They are kept when the local cloud ends by itself."""
         self.layer = self.folder / "layer"
-        """The content of a new node's disk."""
+        """The initial content of a node's disk."""
         self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
         self.daemon_mark = f"{self.tag}-daemon"
         """The mark in the environment of the daemon and of its commands (loopback_cleanup.py)."""
         self.switch = self.cgroup = f"awsddp-{self.tag}"
-        """The network namespace of the bridge, and the cgroup of all nodes."""
+        """The name of the bridge's network namespace, and of the cgroup that contains all nodes."""
         self.interface = f"ad{self.tag}"
-        """The machine's interface in the network of the nodes (at most 15 characters)."""
+        """The machine's interface in the nodes' network (at most 15 characters)."""
 
     def machine_name(self, instance_id: str) -> str:
-        """Return the name of a node's container and of its network namespace."""
+        """Return the name that a node's container and its network namespace have."""
         return f"{self.switch}-{instance_id}"
 
 
@@ -118,7 +118,7 @@ def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
 
 
 def _why_no_namespaces() -> str | None:
-    """Return why this machine cannot run hosts with namespaces, or None if it can."""
+    """Return the reason why this machine cannot run hosts with namespaces, or None if it can."""
     if os.geteuid() != 0:
         return "not root"
     probe = subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True, text=True)
@@ -126,7 +126,7 @@ def _why_no_namespaces() -> str | None:
 
 
 def _check_packages(packages: dict[str, str], *alternatives: str) -> None:
-    """Raise LocalCloudError if programs of these packages are not installed."""
+    """Raise LocalCloudError if these packages' programs are not installed."""
     missing = [package for program, package in packages.items() if shutil.which(program, path=SEARCH) is None]
     if missing:
         install = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
@@ -145,7 +145,7 @@ def run(
 ) -> str:
     """Run a command and return its output.
 
-    :raises LocalCloudError: the command failed; `why` has the last lines of its output.
+    :raises LocalCloudError: the command failed; `why` has the last lines that it printed.
     """
     process = subprocess.run(argv, input=text, capture_output=True, text=True)
     if process.returncode:

@@ -1,11 +1,12 @@
-"""The network of the nodes: a bridge in its own namespace, and veths to the machine and to each node.
+"""The nodes' network: a bridge in its own namespace, and veths to the machine and to each node.
 
 Docker's rules (br_netfilter) would block a bridge in the machine's own namespace; a bridge in another
 namespace needs no rule in the machine's firewall. Nodes have no way out: they have no default route, and the
-bridge drops packets that are not between addresses of the block.
+bridge drops packets that are not between addresses in the block.
 
-A node's security groups are nftables rules in its namespace. They are stateful and closed by default, and are
-the union of all rules of all groups of the instance (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html).
+A node's security groups are nftables rules in its namespace. They are stateful and deny by default; the rules
+that apply are the union of the rules in all the instance's groups
+(https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ NAMESPACES = Path("/run/netns")
 LOOPBACK_BLOCKS = tuple(ipaddress.IPv4Network(f"127.{second}.0.0/16") for second in range(77, 128))
 METADATA_ADDRESS = "169.254.169.254"
 SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
-"""The limit, in nftables' syntax, of each direction of a slow network."""
+"""The limit in each direction for a slow network, in nftables' syntax."""
 
 
 def run_ip(*lines: str, namespace: str | None = None) -> None:
-    """Run lines as an `ip -batch`, in a network namespace or in that of the machine."""
+    """Run lines with `ip -batch`, in a network namespace or in the machine's own one."""
     options = () if namespace is None else ("-n", namespace)
     run("ip", *options, "-batch", "-", text="\n".join(lines) + "\n")
 
@@ -47,7 +48,7 @@ def list_free_blocks() -> list[ipaddress.IPv4Network]:
 
 
 def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """Reserve the first block that no other local cloud of this machine has; return it and a socket.
+    """Reserve the first block that no other local cloud on this machine has; return it and a socket.
 
     The block stays reserved until the socket is closed.
 
@@ -73,7 +74,7 @@ def open_switch(
 ) -> tuple[ipaddress.IPv4Network, socket.socket]:
     """Create the bridge if it does not exist; return its block, and the socket that reserves the block.
 
-    :param block: the block of an earlier start, or None to take the next free one.
+    :param block: the block that an earlier start used, or None to take the next free one.
     :raises LocalCloudError: the block is in use by another local cloud.
     """
     exists = (NAMESPACES / paths.switch).exists() and Path("/sys/class/net", paths.interface).exists()
@@ -162,12 +163,12 @@ def load_rules(paths: CloudPaths, instance_id: str, ruleset: str) -> None:
 
 
 def list_namespaces(paths: CloudPaths) -> list[str]:
-    """Return the network namespaces of this local cloud: those of its bridge and of its nodes."""
+    """Return this local cloud's network namespaces: its bridge's and its nodes'."""
     return [path.name for path in NAMESPACES.glob(f"{paths.switch}*")]
 
 
 def close_network(paths: CloudPaths) -> None:
-    """Remove every namespace and interface of this local cloud."""
+    """Remove all of this local cloud's namespaces and interfaces."""
     for name in list_namespaces(paths):
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
     if Path("/sys/class/net", paths.interface).exists():
@@ -175,7 +176,7 @@ def close_network(paths: CloudPaths) -> None:
 
 
 def make_group_rules(groups: Collection[Any], members: Mapping[str, list[str]]) -> str:
-    """Return the ruleset of a node's security groups; loading it atomically replaces the earlier ruleset.
+    """Return the ruleset for a node's security groups; loading it atomically replaces the earlier ruleset.
 
     :param groups: the node's security groups, as moto's objects.
     :param members: the addresses in each group, by group id; they are the peers of rules that name the group.
@@ -201,7 +202,7 @@ def _chain(hook: str, interface: str, side: str, matches: set[str]) -> list[str]
 
 
 def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
-    """Return the nftables match of a permission, or "" if the permission allows no IPv4 address."""
+    """Return the nftables match for a permission, or "" if the permission allows no IPv4 address."""
     protocol, network = rule.ip_protocol or "-1", rule.ip_range.get("CidrIp")
     group_members = members.get((rule.source_group or {}).get("GroupId", ""), [])
     peers = {*group_members, network} if network else {*group_members}
@@ -221,7 +222,7 @@ def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
 
 
 def make_fault_rules(effects: frozenset[str]) -> str:
-    """Return the ruleset of a node's faults; loading it replaces the earlier ruleset.
+    """Return the ruleset for a node's faults; loading it replaces the earlier ruleset.
 
     Packets are dropped, not rejected, so that connections continue once the fault ends.
     """

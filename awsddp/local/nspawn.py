@@ -1,10 +1,10 @@
 """Hosts in systemd-nspawn: real systemd, OpenSSH and cloud-init on an overlay over the machine's own system.
 
-Each host has a folder with these files: `disk.img` (a sparse file of its root volume's size, with `upper` and
-`work` of its overlay), `seed` (its user data), `hosts` (its /etc/hosts), `marks` (files that it writes for
-the daemon), `console.log`, `exit` (the exit status of its last run; 133 requests a reboot), and `rehearsal`
-(an overlay over torch). The disk and the overlay are mounted in the host's own mount namespace, so that they
-are unmounted however the host ends.
+Each host has a folder with these files: `disk.img` (a sparse file as large as its root volume, with its
+overlay's `upper` and `work`), `seed` (its user data), `hosts` (its /etc/hosts), `marks` (files that it writes
+for the daemon), `console.log`, `exit` (its last run's exit status; 133 requests a reboot), and
+`rehearsal` (an overlay over torch). The disk and the overlay are mounted in the host's own mount namespace,
+so that they are unmounted however the host ends.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ANSWERS = f"marks/{Path(image.UP_MARK).name}"
 RUNTIME = Path("/run/systemd/nspawn")
 FILLER = "filler"
 CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={library}\n"
-"""Variables that make processes of a login see a wrong time: https://manpages.debian.org/faketime"""
+"""Variables that make a login's processes see a wrong time: https://manpages.debian.org/faketime"""
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 # $1 has the cgroups, one per line; the other arguments are the command. The script returns once the host is
 # in the cgroups. The host does not get the daemon's mark, because the next daemon would kill it.
-# oom_score_adj makes the kernel kill processes of hosts before the daemon and the machine's own processes.
+# oom_score_adj makes the kernel kill the hosts' processes before the daemon and the machine's own processes.
 LAUNCHER = """\
 groups=$1; shift
 echo 300 > /proc/self/oom_score_adj
@@ -58,7 +58,7 @@ echo $? > "$node/exit.new"; mv "$node/exit.new" "$node/exit"
 
 
 class NspawnHosts(Hosts):
-    """All hosts of a local cloud, in systemd-nspawn."""
+    """All of a local cloud's hosts, in systemd-nspawn."""
 
     def __init__(self, paths: CloudPaths) -> None:
         super().__init__(paths)
@@ -89,7 +89,7 @@ class NspawnHosts(Hosts):
             run_to_log(console, *launch, *self._command(node, spec), env=environ, check=True)
 
     def _create(self, node: Path, spec: HostSpec) -> None:
-        """Create the files of a host."""
+        """Create a host's files."""
         node.mkdir(parents=True, exist_ok=True)
         for name in ("disk", "root", "marks", "seed"):
             shutil.rmtree(node / name, ignore_errors=True)
@@ -115,7 +115,7 @@ class NspawnHosts(Hosts):
                 mounts.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.TORCH_FOLDER}")
             if image.BASE_IN_NODE != image.BASE:
                 mounts.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_IN_NODE}")
-            # Mount it over the machine's own library of that name, which may be of another patch release.
+            # Mount it over the machine's own library of that name, which may be another patch release.
             if library := image.find_python_library():
                 lib = Path("/usr/lib")
                 folders = [lib, *(path.parent for path in lib.glob(f"*/{library.name}"))]
@@ -214,7 +214,7 @@ class NspawnHosts(Hosts):
 
 
 def remove_stale_locks() -> None:
-    """Remove the lock files of killed nspawn processes; nspawn itself removes them when it ends normally."""
+    """Remove killed nspawn processes' lock files; nspawn itself removes them when it ends normally."""
     for path in (RUNTIME / "locks").glob("inode-*"):
         with suppress(OSError), path.open() as lock:
             if try_lock(lock):
@@ -222,7 +222,7 @@ def remove_stale_locks() -> None:
 
 
 def _format_disk(disk: Path, *, gib: int, content: Path) -> None:
-    """Create a sparse disk of `gib` GiB with the content of a folder.
+    """Create a sparse disk of `gib` GiB with a folder's content.
 
     :raises LocalCloudError: mkfs.ext4 failed.
     """
@@ -253,7 +253,7 @@ def _escape(path: Path | str) -> str:
 
 
 def fill_disk(disk: Path) -> None:
-    """Allocate all free space of a file system."""
+    """Allocate all free space in a file system."""
     with (disk / FILLER).open("ab") as file:
         block = os.statvfs(disk).f_frsize
         blocks = os.statvfs(disk).f_bavail
@@ -265,12 +265,12 @@ def fill_disk(disk: Path) -> None:
 
 
 def find_faketime() -> Path | None:
-    """Return the library that shifts the clock of processes, or None if it is not installed."""
+    """Return the library that shifts processes' clocks, or None if it is not installed."""
     return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
 
 def set_clock(root: Path, *, ahead: bool) -> None:
-    """Set the clock that processes of later logins see on a node: ahead, or correct.
+    """Set the clock that processes see on a node after later logins: ahead, or correct.
 
     :param root: the node's root folder.
     """

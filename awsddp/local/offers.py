@@ -1,4 +1,4 @@
-"""Images, spot prices, quotas, capacity reservations, placement groups and launches of the local cloud.
+"""Images, spot prices, quotas, capacity reservations, placement groups and launches in the local cloud.
 
 moto has records of images and instances only. The other records are saved with moto's back end
 (`ec2_http.get_records`).
@@ -28,7 +28,7 @@ OWNER = "898082745236"
 ROOT_GIB = 75
 
 
-# Each name ends with the day of the build, as on AWS.
+# Each name ends with the build date, as on AWS.
 IMAGES = (
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20260829",
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260705",
@@ -43,17 +43,17 @@ IMAGES = (
 
 
 def image_id(name: str, region: str) -> str:
-    """Return the id of an image. It never changes, but it is different in each region, as on AWS."""
+    """Return an image's id. It never changes, but it is different in each region, as on AWS."""
     return "ami-" + hashlib.sha256(f"{region}/{name}".encode()).hexdigest()[:17]
 
 
 def image_architecture(name: str) -> str:
-    """Return the architecture of an image under EC2's name."""
+    """Return an image's architecture under EC2's name."""
     return "arm64" if "ARM64" in name else "x86_64"
 
 
 def list_image_parameters(region: str) -> dict[str, str]:
-    """Return the parameters of Systems Manager, by name, whose values are the newest image of each kind."""
+    """Return the Systems Manager parameters, by name, whose values are the newest image of each kind."""
     parameters = {}
     for name in IMAGES:
         torch, ubuntu = re.findall(r"(?:PyTorch (\S+) )?\(Ubuntu (\S+)\)", name)[0]
@@ -90,7 +90,7 @@ class Call:
 
     @cached_property
     def image(self) -> Any:
-        """Return the image of a launch.
+        """Return a launch's image.
 
         :raises ServiceException: the image does not exist (InvalidAMIID.NotFound).
         """
@@ -99,7 +99,7 @@ class Call:
 
     @cached_property
     def subnet(self) -> Any:
-        """Return the subnet of a launch: the requested subnet, or a default one (in the requested zone).
+        """Return a launch's subnet: the requested subnet, or a default one (in the requested zone).
 
         :raises ServiceException: the subnet does not exist (InvalidSubnetID.NotFound), or no default subnet
             fits (MissingInput).
@@ -114,12 +114,13 @@ class Call:
 
     @cached_property
     def zone(self) -> str:
-        """Return the zone of a launch or of a reservation."""
+        """Return the zone that a launch or a reservation is in."""
         return str(self.arguments.get("AvailabilityZone") or self.subnet.availability_zone)
 
     @property
     def requested_machines(self) -> tuple[str, str, bool]:
-        """Return type and zone of instances to launch or start, and True if they are in a placement group.
+        """Return the type and zone of the instances to launch or start, and True if they are in a placement
+        group.
 
         :raises ServiceException: an id does not exist.
         """
@@ -160,10 +161,10 @@ def get_image_parameters(call: Call) -> dict[str, Any]:
 
 
 KEPT = timedelta(days=90)
-# Relative prices of seven days, which repeat. They differ, so that a budget computed from today's price can
-# run out early.
+# The relative prices on seven days, which repeat. They differ, so that a budget computed from today's price
+# can run out early.
 DAYS = (1.0, 1.04, 0.97, 1.1, 0.93, 1.02, 0.95)
-PRODUCT = "Linux/UNIX"  # the product of all images
+PRODUCT = "Linux/UNIX"  # the product that all images have
 SHARE = 0.42
 # Rates for types without a price in compat/types.py, computed from the on-demand prices of c5.large, m5.large
 # and r5.large in us-east-1.
@@ -171,7 +172,7 @@ USD_PER_VCPU, USD_PER_GIB = 0.0348, 0.0033
 
 
 def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
-    """Return the spot price of a type in a zone on a UTC day. A zone differs by up to 10 % from the mean."""
+    """Return a type's spot price in a zone on a UTC day. A zone differs by up to 10 % from the mean."""
     number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16)
     share = SHARE * (0.9 + 0.2 * number / 0xFFFF)
     return _on_demand_price(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]
@@ -187,7 +188,7 @@ def _on_demand_price(instance_type: str) -> float:
 
 
 def spot_prices(call: Call) -> dict[str, Any]:
-    """Answer DescribeSpotPriceHistory with the prices valid at StartTime and later prices, newest first."""
+    """Answer DescribeSpotPriceHistory, newest first, with the prices valid at StartTime and later prices."""
     now = datetime.now(UTC)
     first = max(min(call.arguments.get("StartTime", now - KEPT), now), now - KEPT).date()
     days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
@@ -268,12 +269,12 @@ def cancel_reservation(call: Call) -> dict[str, Any]:
 
 
 def get_reservations(backend: Any) -> dict[str, CapacityReservation]:
-    """Return the reservations of a region, by id."""
+    """Return a region's reservations, by id."""
     return get_records(backend, "capacity_reservations")
 
 
 class PlacementGroup(TaggedEC2Resource):
-    """A placement group. In the local cloud it has no effect, and only a fault makes it full."""
+    """A placement group. In the local cloud a group has no effect, and only a fault makes it full."""
 
     strategy, state = "cluster", "available"
 
@@ -309,15 +310,15 @@ def delete_placement_group(call: Call) -> dict[str, Any]:
     return {}
 
 
-VCPUS = 12288.0  # the default value of quotas, enough for 64 of the largest machines
+VCPUS = 12288.0  # the default value for quotas, enough for 64 of the largest machines
 RUNNING = ("pending", "running")
 _ON_DEMAND = (types.QUOTA_P, types.QUOTA_G, types.QUOTA_STANDARD)
 QUOTAS = dict((*_ON_DEMAND, types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPOT_STANDARD))
-"""Names of quotas by code: https://docs.aws.amazon.com/general/latest/gr/ec2-service.html"""
+"""Quota names by code: https://docs.aws.amazon.com/general/latest/gr/ec2-service.html"""
 
 
 def get_quota_value(backend: Any, code: str) -> float:
-    """Return the value of a quota in a region."""
+    """Return a quota's value in a region."""
     return float(get_records(backend, "service_quotas").get(code, VCPUS))
 
 
@@ -361,7 +362,7 @@ NOT_COMPARED = ("ClientToken", "DryRun")  # parameters that may differ when a la
 
 
 def launch(call: Call) -> Any:
-    """Launch the instances of a checked call; a repeated client token returns the same instances.
+    """Launch the instances that a checked call requests; a repeated client token returns the same instances.
 
     :raises Refusal: the token was used with other parameters (IdempotentParameterMismatch), or its instances
         are terminated (IdempotentInstanceTerminated).
@@ -406,7 +407,7 @@ def launch(call: Call) -> Any:
 
 
 def _root_disk(call: Call) -> dict[str, Any]:
-    """Return the image's root volume, with the settings of the launch, in moto's format."""
+    """Return the image's root volume, with the launch's settings, in moto's format."""
     [root] = call.image.block_device_mappings
     [mapping] = call.disks or [{}]
     return {
@@ -416,7 +417,7 @@ def _root_disk(call: Call) -> dict[str, Any]:
 
 
 def _set_details(instance: Any, call: Call, reservation: CapacityReservation | None) -> None:
-    """Set the details of a launch that moto ignores."""
+    """Set the launch details that moto ignores."""
     arguments = call.arguments
     instance.placement.group_name = arguments.get("Placement", {}).get("GroupName", "")
     for index, nic in instance.nics.items():

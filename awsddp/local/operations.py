@@ -1,4 +1,4 @@
-"""The operations that the local cloud supports, one row each. A refusal of any other operation names it.
+"""The operations that the local cloud supports, one row each. Any other operation is refused by name.
 
 moto accepts more operations than have an effect in the local cloud, such as creating a volume that no node
 can use.
@@ -22,10 +22,10 @@ TAGS = ("tag-key", "tag:")
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """The supported part of an operation.
+    """The part of an operation that is supported.
 
     `parameters` has the names as they are sent, without numbers; a name includes everything below it. If it
-    is empty, the required parameters are supported. `creates` has the kinds of resources that the operation
+    is empty, only the required parameters are supported. `creates` has the resource kinds that the operation
     creates and tags. `handler` replaces moto's handler.
     """
 
@@ -64,7 +64,7 @@ _RULES = _row(
     *(f"IpPermissions.{name}" for name in ("IpProtocol", "FromPort", "ToPort", "IpRanges", "Ipv6Ranges")),
     *(f"IpPermissions.Groups.{name}" for name in ("GroupId", "UserId", "Description")),
 )
-# Parameters of which only these values are supported.
+# Parameters for which only these values are supported.
 VALUES = {
     "Attribute": ("instanceInitiatedShutdownBehavior",),
     "BlockDeviceMapping.Ebs.DeleteOnTermination": ("true",),
@@ -214,7 +214,7 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
 
 
 def find_operation(request: Request) -> Operation:
-    """Return the row of a request's operation.
+    """Return the row for a request's operation.
 
     :raises Refusal: the operation, a parameter, a value or a filter is not supported; the text says which.
     """

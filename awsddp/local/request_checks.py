@@ -22,7 +22,7 @@ from awsddp.local.ec2_http import Refusal, get_records
 from awsddp.local.offers import Call
 from awsddp.settings import ec2_limits
 
-# The keys of a cloud-config that hosts support: https://docs.cloud-init.io/en/latest/reference/modules.html
+# The cloud-config keys that hosts support: https://docs.cloud-init.io/en/latest/reference/modules.html
 USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd"})
 
 
@@ -168,7 +168,7 @@ def _wrong_architecture(call: Call) -> dict[str, str] | None:
 
 
 def _unsupported_by_hosts(call: Call) -> dict[str, str] | None:
-    """Return the parts of a launch that booting hosts cannot have, such as a subnet that is not routed."""
+    """Return the launch features that booting hosts cannot have, such as a subnet that is not routed."""
     if call.backend.tags[call.image.id].get("awsddp:hosts") == "none":
         return None
     data, subnet = call.user_data or b"", call.subnet
@@ -210,7 +210,7 @@ def _wrong_state(call: Call) -> dict[str, str] | None:
 
 
 def _list_unreserved(call: Call) -> list[Any]:
-    """Return the stopped instances of the call whose reservation has no capacity for all of them."""
+    """Return the call's stopped instances whose reservation has no capacity for all of them."""
     instances = call.backend.get_multi_instances_by_id(call.arguments.get("InstanceIds", ()))
     stopped = [row for row in instances if row.state == "stopped"]
     counts = Counter(row.capacity_reservation_id for row in stopped)
@@ -230,7 +230,7 @@ def _full_reservation(call: Call) -> bool:
 
 
 def _over_quota(call: Call, *, market: Market = "on-demand") -> dict[str, float] | None:
-    """Return the exceeded quota, if any, for new reservations and for instances outside a reservation."""
+    """Return the quota, if any, that new reservations and instances outside a reservation would exceed."""
     if (market == "spot") != ("InstanceMarketOptions" in call.arguments):
         return None
     if call.request.action == "RunInstances" and call.reservation is not None:
@@ -374,4 +374,4 @@ ROWS: Checks = {
         lambda call: call.arguments.get("Name") not in offers.list_image_parameters(call.request.region)
     ),
 }
-"""The checks of the refusals, by a pattern of operations, the error code and the text."""
+"""The checks for the refusals, by operation pattern, error code and text."""

@@ -1,7 +1,7 @@
 """S3, with buckets as folders and objects as files. Bodies are streamed and are not in the pickled state.
 
-The file of an object has the object's body, a description in JSON, and the length of the description in 8
-bytes. The file is renamed to its final name once it is complete.
+An object's file has the object's body, a description in JSON, and the description's length in 8 bytes. The
+file is renamed to its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
 
 
 class S3App:
-    """The WSGI application of S3. Its lock is held while names change, never while a body is transferred."""
+    """The WSGI application for S3. Its lock is held while names change, never while a body is transferred."""
 
     def __init__(self, folder: Path, unfinished: Path, emulator: Emulator, faults: Faults) -> None:
         self._folder = folder
@@ -225,14 +225,14 @@ class S3App:
         }
 
     def _objects(self, bucket: str) -> Listing:
-        """Return the objects of a bucket by key. The caller holds the lock."""
+        """Return a bucket's objects by key. The caller holds the lock."""
         if bucket not in self._object_listings:
             objects = map(read_description, (self._folder / bucket / "objects").iterdir())
             self._object_listings[bucket] = Listing({info.key: info for info in objects})
         return self._object_listings[bucket]
 
     def _uploads(self, bucket: str) -> Listing:
-        """Return the incomplete multipart uploads of a bucket, by key and id. The caller holds the lock."""
+        """Return a bucket's incomplete multipart uploads, by key and id. The caller holds the lock."""
         if bucket not in self._upload_listings:
             uploads = [
                 (path.parent, read_description(path))
@@ -280,7 +280,7 @@ class S3App:
             self._object_path(call).unlink(missing_ok=True)
 
     def _find_upload(self, call: S3Call) -> Path:
-        """Return the folder of an upload. Raises Refusal if the call's key has no such upload."""
+        """Return an upload's folder. Raises Refusal if the call's key has no upload with this id."""
         upload_id = call.arguments["UploadId"]
         folder: Path = self._folder / call.bucket / "uploads" / upload_id
         with suppress(FileNotFoundError):
@@ -415,7 +415,7 @@ class S3App:
                 self._uploads(call.bucket).put(_upload_name(call.key, path.parent), info)
 
     def _check_conditions(self, call: S3Call, path: Path) -> None:
-        """Raise Refusal if a precondition of the request does not hold for the existing object.
+        """Raise Refusal if one of the request's preconditions does not hold for the existing object.
 
         https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
         """
@@ -429,18 +429,18 @@ class S3App:
 
 
 def _upload_name(key: str, upload: Path) -> str:
-    """Return the name of an upload in its bucket's listing."""
+    """Return an upload's name in its bucket's listing."""
     return f"{key}\0{upload.name}"
 
 
 def close_connection(environ: dict[str, Any]) -> None:
-    """Close the connection of a request without a response."""
+    """Close a request's connection without a response."""
     with suppress(OSError):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
 
 
 def _make_response(operation: str, result: object, body: Iterator[bytes] | None = None) -> Response:
-    """Return the response for a result, or for a refusal, in the format of an operation."""
+    """Return the response for a result, or for a refusal, in an operation's format."""
     model: Any = get_service_model("s3").operation_model(operation)
     serialized = S3Serializer(model).serialize(result)
     status = serialized["status_code"]

@@ -1,4 +1,4 @@
-"""S3 requests, with their operation, permissions and body, and the format of object files."""
+"""S3 requests, with their operation, permissions and body, and the file format for objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUPPORTED_PARAMETERS = {
     *("ListMultipartUploads.UploadIdMarker", "ListMultipartUploads.MaxUploads"),
     *("UploadPart.PartNumber", "PutBucketAcl.ACL", "ListParts.PartNumberMarker", "ListParts.MaxParts"),
 }
-"""The supported parameters of all operations or of one, in addition to the parameters of checksums."""
+"""The parameters that all operations or one operation support, in addition to the checksum parameters."""
 VALUES = {
     "ACL": ("private", "public-read"),
     "ContentEncoding": ("aws-chunked",),
@@ -51,7 +51,7 @@ VALUES = {
 
 
 class Headers(dict[str, str]):
-    """The headers of a request, with case-insensitive names. moto looks up 50 headers per request."""
+    """A request's headers, with case-insensitive names. moto looks up 50 headers per request."""
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name.lower(), value)
@@ -142,11 +142,11 @@ class S3Call:
         return arguments
 
     def get_object_metadata(self) -> dict[str, Any]:
-        """Return the content type and the user metadata, which are stored with an object."""
+        """Return the content type and the user metadata that are stored with an object."""
         return {name: self.arguments[name] for name in ("ContentType", "Metadata") if name in self.arguments}
 
     def encode_key(self, text: str) -> str:
-        """Return a key as it appears in a listing: URL-encoded if the caller requests that."""
+        """Return a key as it appears in a listing: URL-encoded if the caller requests this."""
         return quote(text, safe="/*-._") if "EncodingType" in self.arguments else text
 
     def check_permission(self, operation: str, resource: str) -> None:
@@ -212,7 +212,7 @@ def identify_caller(call: S3Call) -> None:
 
 
 def check_condition(holds: bool) -> None:
-    """Raise Refusal if a precondition of the request does not hold."""
+    """Raise Refusal if one of the request's preconditions does not hold."""
     if not holds:
         why = "At least one of the pre-conditions you specified did not hold"
         raise Refusal("PreconditionFailed", why, status="412")
@@ -233,7 +233,7 @@ def get_part_number(call: S3Call) -> int:
 
 
 def parse_parts(call: S3Call) -> list[tuple[int, str]]:
-    """Return the number and ETag of each part that a request to complete an upload lists.
+    """Return each part's number and ETag, as listed in a request to complete an upload.
 
     :raises Refusal: no part is listed, a part lacks a number or an ETag, or the parts are not in order.
     """

@@ -1,4 +1,4 @@
-"""HTTP for the endpoint and for the nodes, with keep-alive connections like those of AWS.
+"""HTTP for the endpoint and for the nodes, with keep-alive connections like AWS's.
 
 werkzeug's own handler closes each connection after one request.
 """
@@ -19,7 +19,7 @@ DRAINED = 1 << 20  # bytes per read while an unread body is discarded
 
 
 class Body:
-    """The body of a request, which ends before later data of the connection. `unread` counts unread bytes."""
+    """A request's body, which ends before later data on the connection. `unread` counts its unread bytes."""
 
     def __init__(self, source: io.BufferedIOBase, size: int) -> None:
         self._source = source
@@ -72,7 +72,7 @@ class KeepAliveHandler(WSGIRequestHandler):
         self.close_connection = self.close_connection or must_close or not self._wait_for_request()
 
     def _respond(self, environ: dict[str, Any]) -> bool:
-        """Send the response; return True if its length is as in its head. Raises ConnectionError."""
+        """Send the response; return True if its length is as its head says. Raises ConnectionError."""
         try:
             return self._send(environ, self.server.app)
         except ConnectionError:
@@ -101,7 +101,7 @@ class KeepAliveHandler(WSGIRequestHandler):
             getattr(parts, "close", lambda: None)()
 
     def _wait_for_request(self) -> bool:
-        """Wait for the next request; return False after IDLE_S without one, or if the client disconnects."""
+        """Wait for the next request; return False if none arrives within IDLE_S or the client disconnects."""
         source: Any = self.rfile
         self.connection.settimeout(IDLE_S)
         try:

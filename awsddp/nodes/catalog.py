@@ -1,4 +1,4 @@
-"""The URLs that nodes may request from the package mirror, and the names under which they request them.
+"""The URLs that nodes are allowed to request from the package mirror, and the names that they use for them.
 
 Each granted host has a generated name below `awsddp.invalid` (RFC 6761), and a file that an index page links
 to has a link that this machine signed. All grants come from the user's configuration or from constants below.
@@ -35,10 +35,9 @@ _CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
 
 
 class Catalog:
-    """The grants of one installation.
-
-    With `everything` all downloads of the nodes are granted, otherwise only local folders and URLs with a
-    login. `key` signs links; it does not change, so that a file keeps its URL and nodes can cache the file.
+    """The grants for one installation. With `everything` all the nodes' downloads are granted, otherwise only
+    local folders and URLs with a login. `key` signs links; it does not change, so that a file keeps its URL
+    and nodes can cache the file.
     """
 
     def __init__(self, *, everything: bool, key: bytes) -> None:
@@ -53,7 +52,7 @@ class Catalog:
         return (FILES_HOST, *self.origins) if self.grants else ()
 
     def rewrite_url(self, url: str) -> str:
-        """Return the URL under which a node requests `url`, without granting it."""
+        """Return the URL that a node requests in place of `url`, without granting it."""
         host = f"{hashlib.sha256(origin(url).encode()).hexdigest()[:12]}.{_HOST}"
         parts = urlsplit(url)
         self.origins[host] = f"{parts.scheme}://{parts.netloc}"
@@ -82,7 +81,7 @@ class Catalog:
         return self.rewrite_location(location, "index")
 
     def rewrite_links_page(self, location: str) -> str:
-        """Grant a page or a folder of links, and return the same as `rewrite_location`."""
+        """Grant a page or a folder with links, and return the same as `rewrite_location`."""
         return self.rewrite_location(location, "page")
 
     def rewrite_requirement(self, line: str) -> str:
@@ -122,14 +121,14 @@ class Catalog:
         return channel
 
     def conda_environ(self) -> dict[str, str]:
-        """Return the environment variables with which conda resolves channels that have no URL."""
+        """Return the environment variables that conda uses to resolve channels that have no URL."""
         for channel in ("conda-forge", "defaults"):
             self.rewrite_channel(channel)
         defaults = ",".join(self.rewrite_url(url) for url in _DEFAULTS)
         return {"CONDA_CHANNEL_ALIAS": self.rewrite_url(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
 
     def restore_urls(self, text: str) -> str:
-        """Return `text` with URLs for nodes replaced by the original URLs of indexes and files."""
+        """Return `text` with URLs for nodes replaced by the original URLs."""
         text = _LINK.sub(lambda link: _decode(link[1])[1:], text)
         for host, original in self.origins.items():
             text = text.replace(f"http://{host}", original)
@@ -142,7 +141,7 @@ class Catalog:
         return f"http://{FILES_HOST}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
 
     def verify_link(self, path: str) -> tuple[str, bool]:
-        """Return the URL and `is_named` of a signed link. Raises RefusedError."""
+        """Return the URL and `is_named` from a signed link. Raises RefusedError."""
         _, signature, text, name, *_ = [*path.split("/"), "", "", "", ""]
         if not hmac.compare_digest(signature.encode(), self._sign(text).encode()):
             raise RefusedError(FILES_HOST, "no page has this link")
@@ -154,7 +153,7 @@ class Catalog:
 
 
 def exists_locally(location: str) -> bool:
-    """Return True if the location of an index or of links is a local folder or file."""
+    """Return True if the location of an index or links page is a local folder or file."""
     path = Path(unquote(urlsplit(location).path)) if location.startswith("file:") else Path(location)
     return bool(location) and path.exists()
 

@@ -26,7 +26,7 @@ from awsddp.nodes.node_failures import NodeFailure, find_program, tail
 from awsddp.util.formatting import node_name
 from awsddp.util.parallel import ignore_event, run_in_thread
 
-# Without a handler Python prints each failed handshake that paramiko logs. awsddp's own errors report those.
+# Without a handler Python prints each failed handshake that paramiko logs. awsddp's own errors report them.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _DIAL_S = 4.0  # short, because a booting node drops packets and TCP retransmits slowly
@@ -72,9 +72,9 @@ class Connection:
         self.channels.put(run_in_thread(self.transport.open_session, window_size=_WINDOW))
 
     def forward(self, serve: Callable[[paramiko.Channel], None]) -> int:
-        """Listen on a port of the node's loopback interface, and return the port.
+        """Listen on a port on the node's loopback interface, and return the port.
 
-        `serve` is called with each connection, on the thread of the transport. The connections have small
+        `serve` is called with each connection, on the transport's thread. The connections have small
         windows, because unread data is held in memory. Raises NodeFailure.
         """
         self.transport.default_window_size = _FORWARD_WINDOW
@@ -158,8 +158,8 @@ def connect(
 
     Raises NodeFailure immediately for a host key that is not accepted, after a few seconds for a refused
     login, and otherwise at the deadline with the last cause. Raises JumpFailure if the jump host refuses the
-    connection. An image may have other host keys until cloud-init installs the temporary key of the launch,
-    so a mismatch is retried while only that key is accepted. Before the key matches, no login is sent.
+    connection. An image may have other host keys until cloud-init installs the launch's temporary key, so a
+    mismatch is retried while only that key is accepted. Before the key matches, no login is sent.
     """
     began = time.monotonic()
     refused_since: float | None = None
@@ -193,12 +193,12 @@ class _LoginClosed(NodeFailure):
 
 
 def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
-    """Return True if the only accepted host key of the node is the temporary key of the launch."""
+    """Return True if the node's only accepted host key is the launch's temporary key."""
     return hostkeys.load_keys(login.known_hosts).get(endpoint.instance_id) == (login.boot_key,)
 
 
 def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
-    """Start to connect to all nodes at once at their last known addresses, with one attempt each.
+    """Start connecting to all nodes at once at their last known addresses, with one attempt for each node.
 
     The caller adds `close_when_connected` as a callback to futures that it does not use. Raises ConfigError
     for an invalid login key.
@@ -246,7 +246,7 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> NodeSocket:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_timeout_s, left_s))
         connected = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # this machine's limit of open files is reached
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # this machine's limit on open files is reached
             raise
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         if jump is not None:

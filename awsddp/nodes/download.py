@@ -24,21 +24,21 @@ from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import ignore_event, results_or_raise, run_on_nodes
 
 STAGING_FOLDER = ".part"
-"""The staging folder in the results folder; the next fetch resumes an interrupted fetch from it."""
+"""The staging folder in the results folder; from it, the next fetch resumes an interrupted fetch."""
 DEDUPLICATE_FROM_BYTES = 1 << 20
-"""A file of this size or larger is fetched as a delta if a local file is probably identical to it."""
+"""A file that is at least this large is fetched as a delta if a local file is probably identical to it."""
 SAMPLED_BYTES = 128 << 10
-"""A sample covers all bytes of files up to this size."""
+"""A sample covers the whole of a file up to this size."""
 VERSIONS = ".awsddp/versions.json"
 """This file records the ctime and inode that each larger file had on its node when it was fetched."""
 _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
-"""Timestamp resolutions of file systems in ns; the last is FAT's, 2 s."""
+"""File systems' timestamp resolutions in ns; the last is FAT's, 2 s."""
 Listed = Mapping[tuple[int, str], ResultFile]
-"""Files of nodes by node and path."""
+"""The nodes' files, by node and path."""
 ListFiles = Callable[[Collection[int]], Listed]
 MatchesSample = Callable[[Path, ResultFile], bool]
 Transfer = Callable[[Sequence[ResultFile], Path, rsync.Progress, threading.Event], None]
-"""Downloads files of a node, with their mtimes, to paths below a folder. Stops once the event is set."""
+"""Downloads a node's files, with their mtimes, to paths below a folder. Stops once the event is set."""
 
 
 def pull(
@@ -52,11 +52,11 @@ def pull(
     last_files: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
     on_event: OnEvent = ignore_event,
 ) -> dict[int, NodeFiles]:
-    """Fetch files of several nodes into the folder `target`, from all nodes at once.
+    """Fetch several nodes' files into the folder `target`, from all nodes at once.
 
     A file replaces an existing one once it is complete and unchanged in the list that `list_files` returns
     after the transfer. Up-to-date files are skipped, and identical content is transferred once.
-    `matches_sample` compares sampled blocks of a local file with its description; with `accept_grown` a file
+    `matches_sample` compares a local file's sampled blocks with its description; with `accept_grown` a file
     may be longer than described. Incomplete files stay in `target`/.part, and the next call resumes them.
     Files that change during the transfers are left out. `last_files` is called with these after all transfers
     and returns small files, which are written last. Then .part is removed. Raises NodesFailed for lost nodes,
@@ -125,9 +125,9 @@ def _try_to_write(path: Path) -> None:
 
 
 class _Results:
-    """The folder `top` of a job's results, and its staging folder `part`.
+    """The folder `top` with a job's results, and its staging folder `part`.
 
-    `missing`: files to download, by node. `similar`: files that probably equal a local file or a file of
+    `missing`: files to download, by node. `similar`: files that probably equal a local file or a file in
     `missing`; they are downloaded last, as a delta against it. `links`: symbolic links to create. `changed`:
     files that changed during the transfer.
     """
@@ -162,7 +162,7 @@ class _Results:
                 self.missing[file.node].append(file)
 
     def make_room(self, *, clear: bool) -> None:
-        """Create `part`; with `clear` remove files of an earlier call that this call does not need.
+        """Create `part`; with `clear` remove an earlier call's files that this call does not need.
 
         Raises OSError, and ConfigError if the disk has too little space.
         """
@@ -188,7 +188,7 @@ class _Results:
     def download(
         self, files: Mapping[int, Sequence[ResultFile]], node: int, on_event: OnEvent, stop: threading.Event
     ) -> None:
-        """Download files of one node into `part`. Raises NodeFailure, OSError."""
+        """Download one node's files into `part`. Raises NodeFailure, OSError."""
         who, size = node_name(node), sum(file.size for file in files[node])
         staging = self.part / who
         staging.mkdir(exist_ok=True)
@@ -245,7 +245,7 @@ class _Results:
         return is_longer and self._grown and self._begins(path, file)
 
     def make_links(self) -> None:
-        """Create the links; a link replaces a link or file of the same name. Raises OSError."""
+        """Create the links; a link replaces a link or file that has the same name. Raises OSError."""
         for relative, target in self.links:
             path = self._folder(relative.parent) / relative.name
             if path.is_symlink() or path.is_file():
@@ -264,7 +264,7 @@ class _Results:
         return self.part / node_name(file.node) / file.path.lstrip("/")
 
     def _replace(self, path: Path, relative: str) -> None:
-        """Move a file to its final path. Make logs and files of awsddp readable by their owner only."""
+        """Move a file to its final path. Only the owner can read logs and awsddp's own files."""
         folder = self._folder(Path(relative).parent)
         if not relative.startswith("node"):
             path.chmod(0o600)
@@ -304,7 +304,7 @@ class _Results:
 
 
 def _remove_empty(part: Path) -> None:
-    """Remove those of the folders in `part`, `part` itself and its parent that are empty."""
+    """Remove the empty folders in `part`, then `part` itself and its parent if they are empty."""
     for folder in [*(Path(folder) for folder, _, _ in os.walk(part, topdown=False)), part.parent]:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -326,7 +326,7 @@ def _version(file: ResultFile) -> list[int]:
 
 
 def _read_versions(path: Path) -> dict[str, list[int]]:
-    """Return the recorded versions of larger files by path, or {} if the versions file cannot be read."""
+    """Return {path: recorded version} for larger files, or {} if the versions file cannot be read."""
     try:
         versions = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -335,7 +335,7 @@ def _read_versions(path: Path) -> dict[str, list[int]]:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a regular file, or None for anything else."""
+    """Return a regular file's size, or None for anything else."""
     with contextlib.suppress(OSError):
         info = path.lstat()
         return info.st_size if stat.S_ISREG(info.st_mode) else None

@@ -1,4 +1,4 @@
-"""Create the environment of the ranks on all nodes at once if it does not exist, and keep nodes identical."""
+"""Create the ranks' environment on all nodes at once if it does not exist, and keep the nodes identical."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ _PYPI = "https://pypi.org/simple"
 _MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/"
 _INSTALLER = "Miniforge3-Linux-{}.sh"
 _UV_PYTHONS = "https://github.com/astral-sh/python-build-standalone/releases/download"
-"""The default of UV_PYTHON_INSTALL_MIRROR, from which uv downloads Pythons
+"""The default for UV_PYTHON_INSTALL_MIRROR, the URL from which uv downloads Python
 (https://docs.astral.sh/uv/reference/environment/#uv_python_install_mirror)."""
 _LOOK_S = 60.0
 _SILENT_S = 2400.0
@@ -55,10 +55,10 @@ def ensure_environments(
     cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
-    """Return the environment of each node; create those that do not exist. One round trip if all exist.
+    """Return each node's environment; create those that do not exist. Takes one round trip if all exist.
 
     `pythons`: the image's Python by node. `cache`: the folder for resolved versions. `send_files` syncs the
-    project folder, in which commands of `env.setup` run. Raises ConfigError, and NodeError for nodes that
+    project folder, in which the `env.setup` commands run. Raises ConfigError, and NodeError for nodes that
     failed (each with its last lines) or that differ. Events are reported by the fleet's `on_event`.
     """
     looks = {node: _request(plan, "look", pythons[node]) for node in fleet.nodes}
@@ -142,7 +142,7 @@ def _package_source(
     local_indexes: Callable[[], Indexes],
     key: bytes,
 ) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Mirror]]:
-    """Yield the plan for the nodes, the variables with which each node finds the mirror, and the mirror.
+    """Yield the plan for the nodes, the variables that tell each node where the mirror is, and the mirror.
 
     The mirror serves all packages, or only packages in local folders and in indexes with a password.
     Raises NodesFailed.
@@ -174,7 +174,7 @@ def _package_source(
 
 
 def _rewrite_plan(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
-    """Return a plan with the URLs of its indexes, repositories, files and channels rewritten for nodes."""
+    """Return a plan with its URLs (for indexes, repositories, files and channels) rewritten for nodes."""
     indexes = plan.indexes
     if catalog.everything and not indexes.no_index:
         indexes = replace(indexes, index_url=indexes.index_url or _PYPI)
@@ -197,7 +197,7 @@ def _rewrite_plan(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
 
 
 def _tool_variables(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
-    """Return the variables that rewrite the URLs of uv's Pythons, or of conda's channels."""
+    """Return the variables that make uv download Python, or conda its channels, from other URLs."""
     if plan.kind == "conda":
         return catalog.conda_environ()
     return (
@@ -219,7 +219,7 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Re
         "image": image,
         **fields,
     }
-    # Sent by stdin, because an index URL may hold a password, and all users of a node can read command lines.
+    # Sent by stdin, because an index URL may hold a password, and all users on a node can read command lines.
     return ["python3", "-I", "-S", "-c", template("environment.py")], json.dumps(document).encode()
 
 
@@ -233,7 +233,7 @@ def _client() -> str:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """A line of a program's progress: the step `at` and the done fraction of `size` bytes.
+    """A line of a program's progress: the step `at`, and which fraction of `size` bytes is done.
 
     The program's result is parsed as a step whose `at` is None.
     """
@@ -254,8 +254,8 @@ def run_programs(
 ) -> dict[int, Answer | NodeError]:
     """Run programs that print lines of JSON, and return the result of each, which is its last line.
 
-    Other lines are reported as events. `failure_message` is the error of a node without a result. No output
-    of a node raises an exception.
+    Other lines are reported as events. `failure_message` is the error for a node without a result. Nothing
+    that a node prints raises an exception.
     """
     received = {node: bytearray() for node in requests}
     results: dict[int, bytes] = {}
@@ -264,7 +264,7 @@ def run_programs(
         append_output(received[node], data, node=node)
         *lines, received[node] = received[node].split(b"\n")
         for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):  # startup files of a login shell may print text
+            with contextlib.suppress(msgspec.DecodeError):  # a login shell's startup files may print text
                 step = msgspec.json.decode(line, type=_Step)
                 if step.at is None:
                     results[node] = bytes(line)

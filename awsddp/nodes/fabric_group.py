@@ -19,7 +19,8 @@ except ImportError as error:
 
 
 def fabric_group(endpoints: Iterable[Endpoint], login: Login) -> fabric.Group:
-    """Return a group of connections in the order of `endpoints`; each accepts only its node's host keys.
+    """Return a group with a connection for each of `endpoints`, in order; each accepts only its node's host
+    keys.
 
     Connections open when they are first used. Raises ConfigError.
     """

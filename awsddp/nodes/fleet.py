@@ -1,4 +1,4 @@
-"""SSH connections to all nodes, which are opened at once, and the commands that run over them."""
+"""SSH connections to all nodes, which are opened at the same time, and the commands that run over them."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ Request = tuple[Sequence[str], bytes]  # argv, stdin
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Exit code and output of a command on a node. `exit_code` is -1 if a signal ended the command."""
+    """The exit code and output of a command on a node. `exit_code` is -1 if a signal ended the command."""
 
     exit_code: int
     stdout: bytes
@@ -46,7 +46,8 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 class Wakeup(threading.Event):
-    """An event that wakes the reader of many channels. paramiko sets it when a channel has data or has ended.
+    """An event that wakes a thread that reads from many channels. paramiko sets it when a channel has data or
+    has ended.
 
     paramiko also clears the event when one buffer is empty, although another buffer may hold data, so
     `clear` does nothing.
@@ -123,7 +124,7 @@ class RemoteCommand:
         return stderr
 
     def outcome(self) -> Result | NodeError | None:
-        """Return the result or the error of the command, or None while it runs."""
+        """Return the command's result or error, or None while it runs."""
         channel = self._channel
         is_connected = self.connection.transport.is_active()
         if self.is_sending and is_connected:
@@ -148,13 +149,13 @@ class RemoteCommand:
         return None
 
     def failure(self, layer: Layer, why: str) -> NodeFailure:
-        """Return an error of this node."""
+        """Return an error for this node."""
         stderr = tail(self._stderr.decode(errors="replace"))
         message = "no answer" if layer == "silent" else "the connection was lost"
         return self.connection.endpoint.failure(layer, message, f"{why}\n{stderr}".strip())
 
     def close(self) -> None:
-        """Close the channel, and with it stdin and stdout of the command."""
+        """Close the channel, and with it the command's stdin and stdout."""
         if self._channel is not None:
             self._channel.close()
 
@@ -289,7 +290,7 @@ class Fleet:
     def forward_ports(
         self, nodes: Iterable[int], serve: Callable[[paramiko.Channel], None]
     ) -> Iterator[dict[int, int]]:
-        """Listen on one port of each node's loopback interface, and yield the ports by node.
+        """Listen on one port on each node's loopback interface, and yield {node: port}.
 
         `serve` is called with each connection, on a thread that it must not block. Raises NodesFailed.
         """
@@ -310,7 +311,7 @@ class Fleet:
         """Run a command on `nodes` (default: all connected) at once and return the results by node.
 
         Raises NodesFailed, after all commands have ended, for nodes that were lost or exceeded `timeout_s`.
-        An exit code never raises.
+        No exit code raises an error.
         """
         numbers = self.nodes if nodes is None else nodes
         return results_or_raise(self.run_each(dict.fromkeys(numbers, (argv, stdin)), timeout_s=timeout_s))
@@ -390,7 +391,7 @@ class Fleet:
         on_stderr: Callable[[int, bytes], None] | None,
         limits: tuple[float | None, float | None],
     ) -> dict[int, Result | NodeError]:
-        """Read the output of commands until they end or `on_data` returns True for a complete response.
+        """Read the commands' output until they end or `on_data` returns True for a complete response.
 
         `limits` is the pair (timeout_s, silent_after_s).
         """

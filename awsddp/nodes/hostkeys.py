@@ -1,4 +1,4 @@
-"""Key pairs, and the accepted host keys of each instance in known_hosts.
+"""Key pairs, and each instance's accepted host keys in known_hosts.
 
 Host keys are stored by instance id (HostKeyAlias), because addresses are reused. An instance has two keys
 while its host key is being changed. A key that is not in known_hosts is refused without a prompt.
@@ -57,7 +57,7 @@ def ensure_login_key(folder: ClusterFolder, *, user_key: Path | None) -> str:
 
 
 def strip_comment(public: str) -> str:
-    """Return the type and the key of a public key line, without the comment. Raises ConfigError."""
+    """Return a public key line's type and key, without the comment. Raises ConfigError."""
     line = " ".join(public.split()[:2])
     if not _KEY.fullmatch(line):
         raise ConfigError(f"invalid public key {public!r}")
@@ -65,7 +65,7 @@ def strip_comment(public: str) -> str:
 
 
 def load_keys(known_hosts: Path) -> dict[str, tuple[str, ...]]:
-    """Return the accepted keys by instance id, or {} if the file does not exist. Raises ConfigError."""
+    """Return {instance id: accepted keys}, or {} if the file does not exist. Raises ConfigError."""
     try:
         lines = known_hosts.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def add_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
 
 
 def set_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
-    """Replace the accepted keys of each instance in `keys` by one public key. Raises ConfigError."""
+    """Replace the accepted keys for each instance in `keys` with one public key. Raises ConfigError."""
     accepted = load_keys(known_hosts) | {
         instance_id: (strip_comment(public),) for instance_id, public in keys.items()
     }
@@ -97,7 +97,7 @@ def set_keys(known_hosts: Path, keys: Mapping[str, str]) -> None:
 
 
 def remove_instances(known_hosts: Path, instance_ids: Iterable[str]) -> None:
-    """Remove all keys of terminated instances. Raises ConfigError."""
+    """Remove all of the terminated instances' keys. Raises ConfigError."""
     accepted = load_keys(known_hosts)
     for instance_id in instance_ids:
         accepted.pop(instance_id, None)

@@ -1,4 +1,5 @@
-"""Read .awsddpignore and git's ignore files, also those above the project folder. https://git-scm.com/docs/gitignore"""
+"""Read .awsddpignore and git's ignore files, including those above the project folder.
+https://git-scm.com/docs/gitignore"""
 
 import contextlib
 import os
@@ -20,7 +21,7 @@ class Rules(NamedTuple):
     """Patterns and their `source`: the path of an ignore file, or sync.ignore.
 
     Patterns are relative to `folder` in the project folder ("" or "sub/"), or to a folder above the project
-    folder; `prefix` is then the path of the project folder in that folder.
+    folder; `prefix` is then the project folder's path in that folder.
     """
 
     source: str
@@ -29,7 +30,7 @@ class Rules(NamedTuple):
     prefix: str = ""
 
     def verdict(self, path: str) -> bool | None:
-        """Return True if a path of the project folder is ignored, False if not, None if no pattern matches.
+        """Return True if a path in the project folder is ignored, False if not, None if no pattern matches.
 
         A pattern that matches only a parent folder does not count, because it is applied to that folder.
         """
@@ -44,8 +45,8 @@ class Rules(NamedTuple):
 def _matches_itself(pattern: Any, path: str) -> bool:
     """Return True if a pattern matches this path rather than only a parent folder.
 
-    The group ps_d in the regex of pathspec is the end of the matched folder. data/** matches the content of
-    data/, but not data/ itself.
+    The group ps_d in pathspec's regex is the end of the matched folder. data/** matches everything in data/,
+    but not data/ itself.
     """
     is_inside = pattern.regex.pattern.endswith("/")
     return any(
@@ -57,7 +58,7 @@ def _matches_itself(pattern: Any, path: str) -> bool:
 
 
 def parse_rules(lines: Iterable[str], source: str, *, folder: str = "", prefix: str = "") -> Rules:
-    """Parse lines of an ignore file. Raises ConfigError."""
+    """Parse lines from an ignore file. Raises ConfigError."""
     try:
         return Rules(source, GitIgnoreSpec.from_lines(lines), folder, prefix)
     except ValueError as error:
@@ -76,9 +77,9 @@ def read_rules(file: Path, source: str, *, folder: str = "", prefix: str = "") -
 def read_git_rules(root: Path) -> tuple[Rules, ...]:
     """Return git's rules from outside a folder, or () outside a repository. The first match decides.
 
-    They are those of the .gitignore files above the folder, of info/exclude and of core.excludesFile. A file
-    that ignores the folder itself or a parent is left out, because the user wants to sync the folder. Raises
-    ConfigError.
+    They are the rules in the .gitignore files above the folder, in info/exclude and in core.excludesFile. A
+    file that ignores the folder itself or a parent is left out, because the user wants to sync the folder.
+    Raises ConfigError.
     """
     repository = _find_repository(root)
     if repository is None:
@@ -91,7 +92,7 @@ def read_git_rules(root: Path) -> tuple[Rules, ...]:
 
 
 def list_tracked_files(root: Path) -> list[str]:
-    """Return the files that git tracks although a rule ignores them, or [] if there is no git or repository.
+    """Return the files that git tracks although a rule ignores them, or [] without git or a repository.
 
     Raises OSError if git fails.
     """
@@ -108,7 +109,7 @@ def list_tracked_files(root: Path) -> list[str]:
 
 
 def _find_repository(root: Path) -> tuple[Path, Path] | None:
-    """Return the top of the work tree that contains a folder, and its git directory."""
+    """Return the top folder of the work tree that contains a folder, and the work tree's git directory."""
     for top in (root, *root.parents):
         if git_dir := _common_dir(top):
             return top, git_dir
@@ -116,7 +117,7 @@ def _find_repository(root: Path) -> tuple[Path, Path] | None:
 
 
 def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rules]:
-    """Yield the rules of ignore files, given with the folder of each, except files that ignore `root`."""
+    """Yield the rules in ignore files, given as pairs of file and folder, except files that ignore `root`."""
     for file, folder in files:
         if not file.is_file():
             continue
@@ -129,7 +130,7 @@ def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rul
 
 
 def _display_name(file: Path, root: Path) -> str:
-    """Return the path of an ignore file as it is shown in messages."""
+    """Return an ignore file's path as messages show it."""
     user_home = Path.home()
     if file.is_relative_to(user_home) and not root.is_relative_to(file.parent):
         return f"~/{file.relative_to(user_home)}"
@@ -137,7 +138,8 @@ def _display_name(file: Path, root: Path) -> str:
 
 
 def _common_dir(top: Path) -> Path | None:
-    """Return the git directory of the work tree `top`; for a linked work tree, that of the main work tree."""
+    """Return the git directory that the work tree `top` uses; a linked work tree uses the main work
+    tree's."""
     git = top / ".git"
     with contextlib.suppress(OSError):
         if git.is_file():  # a linked work tree or a submodule

@@ -19,16 +19,16 @@ _LINKS = 50_000
 _CHUNK = 64 * 1024
 _SUFFIXES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _LINK_ATTRIBUTES = ("data-requires-python", "data-yanked", "data-core-metadata", "data-dist-info-metadata")
-"""Attributes of a link that describe its file (PEP 503, 592, 658, 714)."""
+"""A link's attributes that describe its file (PEP 503, 592, 658, 714)."""
 
 
 def is_package(path: str) -> bool:
-    """Return True if the path of a URL or a file ends with a suffix of packages."""
+    """Return True if the path in a URL, or a file's path, ends with a package suffix."""
     return path.lower().endswith(_SUFFIXES)
 
 
 def write_links(out: IO[bytes], page: Any, base: str, rewrite: Callable[[str], str]) -> None:
-    """Write the links of an HTML page, gzipped. `rewrite` returns a link's URL for nodes, or "" to omit it.
+    """Write the links from an HTML page, gzipped. `rewrite` returns a link's URL for nodes, or "" to omit it.
 
     Memory use is bounded for any page. Raises ValueError for a page that is too long.
     """
@@ -50,7 +50,7 @@ class _Links(HTMLParser):
         self.base, self.rewrite, self.out, self.count = url, rewrite, out, 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Apply the base URL of the page, or write a link."""
+        """Apply the page's base URL, or write a link."""
         values = {name: value or "" for name, value in attrs}
         with contextlib.suppress(ValueError):  # the URL may be invalid
             url = urljoin(self.base, values.get("href", ""))

@@ -1,4 +1,4 @@
-"""The endpoints, login and ssh_config of nodes, and connections over a jump host or AWS Systems Manager.
+"""The nodes' endpoints, login and ssh_config, and connections over a jump host or AWS Systems Manager.
 
 The system's ssh connects to a jump host with the user's configuration, agent and keys. All commands,
 including rsync and `ssh -F`, share one connection (OpenSSH's ControlMaster), which closes half a minute after
@@ -29,7 +29,7 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.formatting import node_name
 from awsddp.util.shipped_files import render
 
-# ssh shows no prompts, because awsddp may run unattended, and it never adds a host key.
+# ssh shows no prompts, because awsddp may run unattended, and ssh never adds a host key.
 _OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -59,7 +59,7 @@ _KEY = (
 
 
 class NodeSocket(NamedTuple):
-    """A connected socket to a port of a node, and the program that tunnels it over a jump host."""
+    """A connected socket to a port on a node, and the program that tunnels it over a jump host."""
 
     socket: socket.socket
     process: "subprocess.Popen[bytes] | None" = None
@@ -84,11 +84,11 @@ class Jump:
     name: str
     folder: Path
     uses_instance_ids: ClassVar[bool] = False
-    """True if the instance id is the address of a node."""
+    """True if a node is addressed by its instance id."""
     dial_timeout_s: ClassVar[float] = 8.0
-    """The timeout of a connection attempt. It is long, because jump hosts continue abandoned attempts."""
+    """The timeout for a connection attempt. It is long, because jump hosts continue abandoned attempts."""
     permanent_errors: ClassVar[tuple[str, ...]] = ("prohibited",)
-    """Texts in the output of permanent errors, which are not retried."""
+    """Texts that ssh prints for permanent errors, which are not retried."""
     remedy: ClassVar[str] = (
         "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
     )
@@ -101,20 +101,20 @@ class Jump:
 
     @property
     def socket(self) -> Path:
-        """The control socket of the shared connection."""
+        """The shared connection's control socket."""
         return self.folder / f"jump-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
     @property
     def log(self) -> Path:
-        """The log of ssh, with the errors of the shared connection."""
+        """ssh's log, with the shared connection's errors."""
         return self.socket.with_suffix(".log")
 
     def tunnel_command(self, host: str, port: int | str) -> list[str]:
-        """Return the command whose stdin and stdout are connected to a port of a node. Raises ConfigError."""
+        """Return the command whose stdin and stdout are connected to a port on a node. Raises ConfigError."""
         return self._ssh_command("-W", f"[{host}]:{port}")
 
     def proxy_command(self) -> str:
-        """Return the ProxyCommand of an ssh_config. Raises ConfigError."""
+        """Return the ProxyCommand for an ssh_config. Raises ConfigError."""
         line = shlex.join(self.tunnel_command("{host}", "{port}")).replace("%", "%%")
         return line.replace("{host}", "%h").replace("{port}", "%p")
 
@@ -134,7 +134,7 @@ class Jump:
                 raise self._failure(log.read().decode(errors="replace").strip() or "no answer")
 
     def dial(self, host: str, port: int, timeout_s: float) -> NodeSocket:
-        """Connect to a port of a node, and wait for the first byte that it sends.
+        """Connect to a port on a node, and wait for the first byte that it sends.
 
         Raises OSError, ConfigError, and JumpFailure for permanent errors.
         """
@@ -169,12 +169,12 @@ class Jump:
         return ["ssh", *more, *option_args, *(["-p", str(port)] if port else []), "--", destination]
 
     def _why(self, stderr: str) -> str:
-        """Return the error of a connection attempt, which the shared connection's process may have logged."""
+        """Return a connection attempt's error, which the shared connection's process may have logged."""
         lines = [text for text in self.log.read_text(errors="replace").splitlines() if _REFUSED in text]
         return lines[-1].partition(_REFUSED)[2] if lines else stderr
 
     def _failure(self, output: str) -> JumpFailure:
-        """Return the error of a failed login, with ssh's output and the next step."""
+        """Return the error for a failed login, with ssh's output and the next step."""
         destination, port = parse_jump_host(self.name)
         advice = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_LOGIN_ADVICE}"
         if "ControlPath" in output or "unix_listener" in output:  # ssh cannot create the control socket
@@ -183,7 +183,7 @@ class Jump:
 
 
 def _exit_code(argv: list[str]) -> int | None:
-    """Run a program without input and output. Return its exit code, or None after a timeout."""
+    """Run a program without input and output. Return the exit code, or None after a timeout."""
     null = subprocess.DEVNULL
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.call(argv, stdin=null, stdout=null, stderr=null, timeout=_OPEN_S)
@@ -192,13 +192,13 @@ def _exit_code(argv: list[str]) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ssm(Jump):
-    """AWS Systems Manager instead of a jump host: each connection is a session of the aws command line."""
+    """AWS Systems Manager instead of a jump host: each connection is a session that the aws program opens."""
 
     region: str | None = None
     profile: str | None = None
     uses_instance_ids: ClassVar[bool] = True
     dial_timeout_s: ClassVar[float] = 30.0
-    # TargetNotConnected is not permanent: it is a booting node's error until the SSM agent has registered.
+    # TargetNotConnected is not permanent: a booting node causes it until its SSM agent has registered.
     permanent_errors: ClassVar[tuple[str, ...]] = (
         "AccessDenied",
         "is not found",
@@ -214,7 +214,7 @@ class Ssm(Jump):
     )
 
     def tunnel_command(self, host: str, port: int | str) -> list[str]:
-        """Return the command whose stdin and stdout are connected to a port of the instance `host`."""
+        """Return the command whose stdin and stdout are connected to a port on the instance `host`."""
         argv = ["aws", "ssm", "start-session", "--target", host]
         argv += ["--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={port}"]
         argv += ["--region", self.region] if self.region else []
@@ -230,7 +230,7 @@ class Ssm(Jump):
 
 
 def _install_command() -> str:
-    """Return the command that installs the Session Manager plug-in after gpg has verified AWS's signature."""
+    """Return the command that verifies AWS's signature, then installs the Session Manager plug-in."""
     if platform.system() == "Darwin":
         return "brew install --cask session-manager-plugin"
     kind = "arm64" if platform.machine() in ("aarch64", "arm64") else "64bit"
@@ -247,7 +247,7 @@ def _install_command() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The address of a node. Its host keys are stored by `instance_id`."""
+    """A node's address. The node's host keys are stored by `instance_id`."""
 
     node: int
     instance_id: str
@@ -259,17 +259,17 @@ class Endpoint:
         return f"{self.instance_id} at {self.host}:{self.port}"
 
     def failure(self, layer: Layer, message: str, why: str = "", next_step: str = "") -> NodeFailure:
-        """Return the error of this node."""
+        """Return the error for this node."""
         return NodeFailure(self.node, layer, f"{message} ({self})", why, next_step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """The files and settings to log in to any node of a cluster.
+    """The files and settings that are used to log in to any of a cluster's nodes.
 
     `key`: the file with the login key. `known_hosts`: the file with the accepted host keys by instance id.
-    `ssh_config`: a file with the same settings for the system's ssh, which rsync uses. `boot_key`: the
-    temporary host key of an unfinished launch, or "".
+    `ssh_config`: a file with the same settings for the system's ssh, which rsync uses. `boot_key`: an
+    unfinished launch's temporary host key, or "".
     """
 
     key: Path
@@ -282,7 +282,7 @@ class Login:
 def ssh_config(endpoints: Sequence[Endpoint], login: Login, *, prefix: str = "") -> str:
     """Return an ssh_config with the hosts node0, node1..., strict host key checks, and the login key only.
 
-    `prefix` is prepended to each host name. Settings of other hosts are not changed. Host keys are looked up
+    `prefix` is prepended to each host name. Other hosts' settings are not changed. Host keys are looked up
     by instance id. Raises ConfigError for a path that ssh_config cannot express.
     """
     proxy = f"    ProxyCommand {login.jump.proxy_command()}\n" if login.jump else ""

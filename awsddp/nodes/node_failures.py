@@ -1,4 +1,4 @@
-"""Errors of nodes. Each kind of error has its next step."""
+"""Errors on nodes. Each kind of error has its own next step."""
 
 import shutil
 from typing import Literal
@@ -35,7 +35,7 @@ def find_program(name: str, why: str, install: str) -> str:
 
 
 def tail(output: str) -> str:
-    """Return the last lines of a program's output, for an error text."""
+    """Return the last lines of a program's output for an error message."""
     return "\n".join(output.strip().splitlines()[-10:])
 
 
@@ -43,8 +43,8 @@ class NodeFailure(NodeError):
     """A node is unreachable, or a request to it failed.
 
     `layer` is the step that failed. While connecting it is "no route", "refused", "banner", "host key" or
-    "login"; on an open connection "lost" or "silent"; for a request on the node "command" or "files". It is
-    "changed" for an S3 object that was replaced during the transfer.
+    "login"; on an open connection "lost" or "silent"; for a request on the node "command" or "files". `layer`
+    is "changed" for an S3 object that was replaced during the transfer.
     """
 
     def __init__(self, node: int, layer: Layer, message: str, why: str = "", next_step: str = "") -> None:

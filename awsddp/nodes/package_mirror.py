@@ -1,6 +1,6 @@
 """Serve packages to nodes during an installation, by an HTTP mirror behind an SSH port forward.
 
-Nodes can request only the URLs of the user's configuration and the files that their pages link to
+Nodes can request only the URLs in the user's configuration and the files that pages at those URLs link to
 (catalog.py). The mirror's password is valid for one installation. Programs on a node use the mirror as their
 HTTP proxy; it refuses other requests.
 """
@@ -39,17 +39,17 @@ from awsddp.nodes.upstream import (
 from awsddp.util.parallel import run_in_thread
 
 _PATIENCE_S = 60
-"""The timeout of programs on a node, which is longer than the timeouts of this machine."""
+"""The timeout for programs on a node, which is longer than this machine's timeouts."""
 _IDLE_S = 120.0
 _END_S = 5.0
 _CHUNK = 64 * 1024
 _HEAD_BYTES = 64 * 1024
 _BODY_BYTES = 16 * 2**20
 _CONNECTIONS = 64
-"""The maximum of concurrent connections of a node."""
+"""The maximum number of a node's concurrent connections."""
 _MOST_REASONS = 5
 _URL_CHARACTERS = 200
-"""The maximum length of a URL in an error."""
+"""The maximum length of a URL in an error message."""
 _GIT = {"GET": "/info/refs?service=git-upload-pack", "POST": "/git-upload-pack"}
 _REQUEST_HEADERS = (
     *("Accept", "Accept-Encoding", "User-Agent", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
@@ -65,9 +65,9 @@ _FAULTS = (OSError, EOFError, ValueError, HTTPException, paramiko.SSHException)
 
 
 class Mirror:
-    """The mirror of one installation, as a context manager that closes its connections on exit.
+    """The mirror for one installation, as a context manager that closes its connections on exit.
 
-    `ca`: certificates in addition to those of the system. `proxy` replaces the proxies of this machine.
+    `ca`: certificates in addition to the system's. `proxy` replaces this machine's proxies.
     """
 
     def __init__(self, catalog: Catalog, *, ca: str, proxy: str) -> None:
@@ -89,7 +89,7 @@ class Mirror:
         futures.wait(served.values(), 0 if error else _END_S)
 
     def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
-        """Return the variables with which programs on a node use the mirror at the node's `port`."""
+        """Return the variables that make programs on a node use the mirror at the node's `port`."""
         hosts = {urlsplit(url).hostname or "" for url in urls}
         direct = [] if self.catalog.everything else sorted(hosts - set(self.catalog.host_names))
         variables = {"http_proxy": f"http://{self.login}@127.0.0.1:{port}", "no_proxy": ",".join(direct)}
@@ -101,7 +101,7 @@ class Mirror:
         return variables | uppercase | timeouts | options
 
     def explain_output(self, text: str) -> str:
-        """Return the output of a program on a node with original URLs, followed by the refused requests."""
+        """Return a program's output from a node with original URLs, followed by the refused requests."""
         return "\n".join([self.catalog.restore_urls(text), *sorted(self.refused)])
 
     def open_page(self, grant: Grant, url: str) -> tuple[Any, str, int]:
@@ -116,7 +116,7 @@ class Mirror:
         return gzip.GzipFile(fileobj=page) if is_zipped else page, base, page.status
 
     def rewrite_link(self, grant: Grant, url: str) -> str:
-        """Return the URL for nodes of a file that a granted page links to, or "" if it is not a package."""
+        """Return the nodes' URL for a file that a granted page links to, or "" if it is not a package."""
         url, _, fragment = url.partition("#")
         scheme = urlsplit(url).scheme
         is_fetched = scheme in ("http", "https") or (scheme == "file" and grant.is_folder)
@@ -127,7 +127,7 @@ class Mirror:
         return self.catalog.sign_link(url, is_named=is_named) + (f"#{fragment}" if fragment else "")
 
     def serve(self, channel: paramiko.Channel) -> None:
-        """Serve the client of a channel on a new thread; close it if the node has too many connections."""
+        """Serve a channel's client on a new thread; close it if the node has too many connections."""
         transport = channel.get_transport()
         if sum(served.get_transport() is transport for served in list(self._served)) >= _CONNECTIONS:
             channel.close()
@@ -141,7 +141,7 @@ class Mirror:
 
 
 class _Head:
-    """A stream that reads at most `remaining` bytes, for the head of a request."""
+    """A stream that reads at most `remaining` bytes, for a request's head."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.remaining = stream, _HEAD_BYTES
@@ -169,7 +169,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         super().__init__(channel, unused, unused)
 
     def handle_one_request(self) -> None:
-        """Handle a request, of whose head a limited number of bytes is read."""
+        """Handle a request, but read only a limited number of bytes of its head."""
         self.rfile: Any = _Head(getattr(self.rfile, "stream", self.rfile))
         super().handle_one_request()
 
@@ -191,7 +191,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         """Respond with a granted page, file or repository, or with a file that such a page links to."""
         self.is_begun = False
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # only the body of a POST is read
+            self.close_connection = True  # only a POST's body is read
         try:
             self._respond()
         except _FAULTS as error:
@@ -215,7 +215,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._send(original + parts.path, f"?{parts.query}" if parts.query else "")
 
     def _send(self, url: str, query: str) -> None:
-        """Respond to a request of a URL by the first grant that covers the URL."""
+        """Respond to a request for a URL by the first grant that covers the URL."""
         for grant in self.mirror.catalog.grants:
             depth = depth_below(grant.url, url) if is_below(grant.url, url) else -1
             if grant.kind == "git" and f"{url}{query}" == grant.url + _GIT.get(self.command, "!"):
@@ -231,7 +231,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         raise RefusedError(url[:_URL_CHARACTERS], "only what the configuration names")
 
     def _send_git(self, grant: Grant) -> None:
-        """Respond to a request of `git clone`, and remember redirects of the repository."""
+        """Respond to a request from `git clone`, and remember the repository's redirects."""
         upstream, suffix = self.mirror.upstream, _GIT[self.command]
         size = int(self.headers.get("Content-Length", 0))
         if "Transfer-Encoding" in self.headers or not 0 <= size <= _BODY_BYTES:
@@ -258,7 +258,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         return {name: self.headers[name] for name in names if name in self.headers}
 
     def _send_file(self, url: str, *, is_named: bool) -> None:
-        """Respond with a local file or a file of a host."""
+        """Respond with a local file or a file from a host."""
         if url.startswith("file:"):
             with open_package(self.mirror.catalog.grants, url) as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -269,7 +269,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._forward(self.mirror.upstream.fetch(url, request, is_named=is_named)[0])
 
     def _forward(self, response: Any) -> None:
-        """Forward a response to the node; forward only the status of an error."""
+        """Forward a response to the node; if the response is an error, forward only its status."""
         with response:
             if response.status not in (200, 206, 304):
                 self.send_error(response.status)
@@ -279,7 +279,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._copy(response)
 
     def _send_page(self, grant: Grant, url: str) -> None:
-        """Respond with the links to packages of a page."""
+        """Respond with a page's links to packages."""
         page, base, status = self.mirror.open_page(grant, url)
         with page, tempfile.TemporaryFile() as links:
             if status != 200:

@@ -1,4 +1,4 @@
-"""List the files of the project folder to sync to the nodes."""
+"""List the files in the project folder that are synced to the nodes."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _MOST_BYTES = 100 * 10**9
 _MOST_FILES = 200_000
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
 _AWSDDP = "awsddp"
-_MOST_LINKS = 40  # the limit of Linux for one path
+_MOST_LINKS = 40  # Linux's limit for one path
 UNRESOLVABLE_LINK = "a link into the folder by a path that the nodes do not have"
 EXTERNAL_LINK = "a link that leads out of the folder"
 
@@ -26,7 +26,7 @@ EXTERNAL_LINK = "a link that leads out of the folder"
 class Entry:
     """A path to send, relative to the project folder, with "/" between its parts.
 
-    `kind` is f (a file), l (a link) or d (an empty folder). Bytes of a name that are not UTF-8 are stored as
+    `kind` is f (a file), l (a link) or d (an empty folder). Bytes in a name that are not UTF-8 are stored as
     Python's surrogates (os.fsencode restores them). `mode` holds the permission bits. `version` holds the
     ctime and the inode, and it changes with every write, even if a program sets the mtime.
     """
@@ -41,11 +41,11 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The entries of a folder to send.
+    """The entries in a folder that are sent.
 
     `skipped`: paths that cannot be sent, such as sockets and links that lead out of the folder, each with the
-    reason. `ignored`: paths that are not sent (folders end with "/"), each with the source of the rule: an
-    ignore file, "sync.ignore", or "awsddp" (for results and virtual environments).
+    reason. `ignored`: paths that are not sent (folders end with "/"), each with the rule's source: an ignore
+    file, "sync.ignore", or "awsddp" (for results and virtual environments).
     """
 
     root: Path
@@ -55,11 +55,11 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """The total size of the entries in bytes."""
+        """The entries' total size in bytes."""
         return sum(entry.size for entry in self.entries)
 
     def find_ignored(self, path: str) -> tuple[str, str] | None:
-        """Return the item of `ignored` that is the relative path `path` or contains it, or None."""
+        """Return the item in `ignored` that is the relative path `path` or contains it, or None."""
         for ignored, source in self.ignored:
             if f"{path}/".startswith(f"{ignored.rstrip('/')}/"):
                 return ignored, source
@@ -75,7 +75,7 @@ class Listing:
 
 
 def list_project_files(job: JobSpec, *, awsddp_home: Path, on_event: OnEvent = ignore_event) -> Listing:
-    """Return the files of a job's project folder that are sent. Raises ConfigError."""
+    """Return the files in a job's project folder that are sent. Raises ConfigError."""
     workdir, results = Path(job.sync.workdir), job.job.results
     listing = list_files_to_send(workdir, job.sync.ignore, results=results, exclude=(awsddp_home,))
     for path, why in listing.skipped:
@@ -86,9 +86,9 @@ def list_project_files(job: JobSpec, *, awsddp_home: Path, on_event: OnEvent = i
 def list_files_to_send(
     workdir: Path, ignore: Sequence[str] = (), *, results: str = "runs", exclude: Iterable[Path] = ()
 ) -> Listing:
-    """Return the files of `workdir` that are sent.
+    """Return the files in `workdir` that are sent.
 
-    `ignore`: gitignore patterns that override those of ignore files. `results`: the results folder.
+    `ignore`: gitignore patterns that override those in ignore files. `results`: the results folder.
     `exclude`: folders that are never sent, such as AWSDDP_HOME. Raises ConfigError for a `workdir` that
     does not exist, that is / or a home folder, or that is far too large.
     """
@@ -130,7 +130,7 @@ class _Walk:
         return read_git_rules(self.listing.root) if self._name == ".gitignore" else ()
 
     def add_folder(self, folder: str, specs: tuple[Rules, ...]) -> int:
-        """Add the content of a folder and return the number of entries. `folder` is "" or ends with "/"."""
+        """Add a folder's content and return the number of entries. `folder` is "" or ends with "/"."""
         try:
             items = sorted(os.scandir(Path(self.listing.root, folder)), key=lambda item: item.name)
         except OSError as error:
@@ -138,7 +138,7 @@ class _Walk:
             return 1
         names = {item.name for item in items}
         if folder and "pyvenv.cfg" in names:
-            self.listing.ignored.append((folder, _AWSDDP))  # a venv has absolute paths of this machine
+            self.listing.ignored.append((folder, _AWSDDP))  # its paths exist only on this machine
             return 1
         if self._name in names:
             path = folder + self._name
@@ -182,9 +182,9 @@ class _Walk:
                 self._add(path, "f", file.lstat())
 
     def _ignored_by(self, path: str, specs: tuple[Rules, ...]) -> str:
-        """Return the source of the rules that ignore a path, or "" if the path is sent.
+        """Return the source of the rule that ignores a path, or "" if the path is sent.
 
-        As in git, the last matching line of the innermost file with a matching line decides.
+        As in git, the last matching line in the innermost file that has a matching line decides.
         """
         # "!/data/" in sync.ignore includes all of data/, even if ignore files match.
         include = self._settings_rules.spec.check_file(path).include
@@ -230,7 +230,7 @@ def _leads_out(root: Path, path: str) -> bool:
     """Return True if a link, or another link that it leads through, leads out of the folder `root`."""
     parts: list[str] = []
     pending, links = path.split("/")[::-1], 0
-    while pending and links <= _MOST_LINKS:  # a loop of links stays in the folder
+    while pending and links <= _MOST_LINKS:  # links in a loop stay in the folder
         name = pending.pop()
         if name == "..":
             if not parts:
@@ -238,7 +238,7 @@ def _leads_out(root: Path, path: str) -> bool:
             parts.pop()
         elif name not in ("", "."):
             parts.append(name)
-            with contextlib.suppress(OSError):  # the path may not be a link
+            with contextlib.suppress(OSError):  # perhaps the path is not a link
                 text = os.fspath(Path(root, *parts).readlink())
                 if text.startswith("/"):
                     return True

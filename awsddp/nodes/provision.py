@@ -1,4 +1,4 @@
-"""Render the user data of instances, and prepare booted nodes: their host key, environment and GPUs."""
+"""Render the instances' user data, and prepare booted nodes: their host key, environment and GPUs."""
 
 import json
 import time
@@ -49,7 +49,7 @@ class _Rekeyed(msgspec.Struct, frozen=True):
 
 
 def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
-    """Return the cloud-config that all nodes of a launch get.
+    """Return the cloud-config that all nodes in a launch get.
 
     It installs the temporary `host_key` before sshd starts, and a watchdog that powers the machine off at
     `expires_at` (timezone-aware), or after `idle_s` seconds without use (0: never). Raises ConfigError if the
@@ -70,7 +70,7 @@ def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0
 
 
 def epoch_and_text(when: datetime) -> tuple[int, str]:
-    """Return a time as seconds since 1970 and as a text in UTC."""
+    """Return a time as seconds since 1970 and as text in UTC."""
     when = when.astimezone(UTC)
     return int(when.timestamp()), when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -85,13 +85,13 @@ def prepare(
     deadline_s: float = 600,
     gpus_deadline_s: float = 300,
 ) -> tuple[PreparedNode, ...]:
-    """Prepare connected nodes, all at once, and return their facts in the order of their numbers.
+    """Prepare all connected nodes at once, and return their facts sorted by node number.
 
-    Waits for the end of the boot, replaces the temporary host key by a key generated on the node, and finds
+    Waits for the end of the boot, replaces the temporary host key with a key generated on the node, and finds
     the environment and the network interface. May be repeated. `expires_at` changes the expiry, and `idle_s`
-    changes the idle time. Torch must find `gpus` GPUs on each node; GPUs behind NVSwitches are waited for.
-    Raises NodesFailed for nodes that cannot be prepared, after preparing the others. Events are reported by
-    the fleet's `on_event`.
+    changes the idle time. Torch must find `gpus` GPUs on each node; if they are behind NVSwitches, waits for
+    them. Raises NodesFailed for nodes that cannot be prepared, after preparing the others. Events are
+    reported by the fleet's `on_event`.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
@@ -128,7 +128,7 @@ def prepare(
 
 
 def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[int, NodeError]) -> None:
-    """Replace the temporary host key by the final one, so that known_hosts has the node's key at all times.
+    """Replace the temporary host key with the final one, so that known_hosts has the node's key at all times.
 
     The public half of the final key is added before sshd uses it. The temporary key is removed after the
     first connection that the final key verified.
@@ -160,7 +160,7 @@ def _call(
     timeout_s: float,
     failures: dict[int, NodeError],
 ) -> dict[int, Answer]:
-    """Return the responses of the nodes; the errors of nodes without a response are added to `failures`."""
+    """Return the nodes' responses; the errors from nodes without a response are added to `failures`."""
     commands = {}
     for node, request in requests.items():
         sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
@@ -182,7 +182,7 @@ def _call(
 
 
 def _problem(node: Node, facts: InspectionResult, gpus: int) -> NodeFailure | None:
-    """Return the error of a node that is not ready, or None for a ready node."""
+    """Return the error for a node that is not ready, or None for a ready node."""
     few = bool(facts.python) and facts.gpus < gpus
     unwatched = "its expiry watchdog is not running, so it would not shut down by itself"
     rows = (  # condition, message, why; the first row whose condition is true applies

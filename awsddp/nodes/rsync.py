@@ -17,9 +17,9 @@ from awsddp.util.formatting import node_name
 from awsddp.util.parallel import run_in_thread
 
 SPARSE = ("--sparse", "--compress")
-"""Options for files with holes. The zeros are transferred compressed and are written as holes."""
+"""Options for files with holes. The holes are transferred as compressed zeros and are written as holes."""
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%")
-_STEPS = 200  # the number of progress reports of a transfer
+_STEPS = 200  # the number of progress reports in a transfer
 _PARTLY = 23
 _GONE_AT_SENDER = 24
 _NETWORK = {10, 12, 30, 35, 255}
@@ -27,7 +27,7 @@ _NETWORK = {10, 12, 30, 35, 255}
 
 @functools.cache
 def find_rsync() -> str:
-    """Return the path of rsync on this machine. Raises ConfigError.
+    """Return rsync's path on this machine. Raises ConfigError.
 
     Versions before 3.2.5 are refused, because they accept unrequested files from a malicious sender:
     https://download.samba.org/pub/rsync/NEWS#3.2.5.
@@ -48,7 +48,7 @@ def find_rsync() -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """Reports the progress of a transfer of `size` bytes with `node`."""
+    """Reports the progress of a transfer with `node`. The transfer has `size` bytes."""
 
     node: int
     text: str
@@ -70,10 +70,10 @@ def transfer(
     progress: Progress,
     allow_partial: bool = False,
 ) -> None:
-    """Run rsync with `args` (options, source, destination) for `paths`, which are passed by stdin.
+    """Run rsync with `args` (options, source, destination) for `paths`, which are passed on stdin.
 
-    Raises NodeFailure with rsync's last lines. Files that vanished at the sender are no error,
-    nor with `allow_partial` files that could not be sent. Ends early without an error once `stop` is set.
+    Raises NodeFailure with rsync's last lines. Files that vanish at the sender are not an error; with
+    `allow_partial`, nor are files that cannot be sent. Ends early without an error once `stop` is set.
     """
     shell = f"ssh -F {_quote(os.fspath(ssh_config))}"
     argv = [find_rsync(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WORK = "work"
 """The name of the project folder in REMOTE_DIR."""
 AT_ONCE_BYTES = 1 << 20
-"""Files of up to this size in total are sent over the open connection; larger syncs use rsync.
+"""Files with up to this total size are sent over the open connection; larger syncs use rsync.
 
 Measured with two local nodes on two cores: over the open connection 1 kB takes 0.10 s (by rsync 0.41 s, or
 0.13 s if its ssh shares an open connection). With a latency of 100 ms it takes 1.1 s (by rsync 3.8 s, or
@@ -73,7 +73,7 @@ def push(
 
 
 class _Push:
-    """A sync in progress. `changed` has the entries to send by node, and `failures` the error by node."""
+    """A sync in progress. `changed` has {node: entries to send}, and `failures` has {node: error}."""
 
     def __init__(self, listing: Listing, fleet: "Fleet", folder: str) -> None:
         self._listing, self._root, self._fleet, self._folder = listing, listing.root, fleet, folder
@@ -81,10 +81,10 @@ class _Push:
         self.failures: dict[int, NodeError] = {}
         self._same: dict[int, list[Entry]] = {}  # entries with the same digest on the node
         self._digests: dict[str, str] = {}
-        self._gone: dict[int, list[bytes]] = {}  # paths synced earlier that this machine no longer has
+        self._gone: dict[int, list[bytes]] = {}  # paths synced earlier that no longer exist here
 
     def compare(self, nodes: Collection[int] | None) -> None:
-        """Request the paths that differ from the nodes (None: all nodes).
+        """Ask the nodes (None: all nodes) which paths differ.
 
         Responses are untrusted: only entries of the listing are sent.
         """
@@ -109,7 +109,7 @@ class _Push:
                 (self._same if is_same else self.changed)[node].append(entry)
 
     def report_large(self, on_event: OnEvent) -> None:
-        """Report the size and the largest parts of the largest sync if it is larger than LARGE_BYTES."""
+        """Report the largest sync's size and largest parts if the sync is larger than LARGE_BYTES."""
         listings = [replace(self._listing, entries=entries) for entries in self.changed.values()]
         most = max(listings, key=lambda listing: listing.size, default=None)
         if most is not None and most.size > LARGE_BYTES:
@@ -132,7 +132,7 @@ class _Push:
         self._complete = {node for node in self._request(contents, "change") if packed[small[node]]}
 
     def send(self, node: int, on_event: OnEvent, stop: threading.Event) -> NodeFiles:
-        """Send the remaining changes of a node by rsync. Raises NodeFailure."""
+        """Send a node's remaining changes with rsync. Raises NodeFailure."""
         changed, who = self.changed[node], node_name(node)
         sent = NodeFiles(node=node, files=len(changed), bytes=sum(entry.size for entry in changed))
         size = files_text(sent.files, sent.bytes)
@@ -178,7 +178,7 @@ class _Push:
         )
 
     def _packed(self, entries: Iterable[Entry]) -> bytes:
-        """Return the existing entries with their contents, or b"" if any of them cannot be read."""
+        """Return the existing entries with their contents, or b"" if any entry cannot be read."""
         parts = []
         try:
             for entry in entries:
@@ -203,7 +203,7 @@ class _Push:
                 raise ConfigError(f"cannot read {path}", error.strerror or str(error), advice) from error
 
     def _digest(self, entry: Entry) -> str:
-        """Return the SHA-256 of the content of a file or link, or "" if the content cannot be read."""
+        """Return the SHA-256 of what a file or link contains, or "" if it cannot be read."""
         with contextlib.suppress(OSError):
             if entry.path not in self._digests:
                 path = Path(self._root, entry.path)

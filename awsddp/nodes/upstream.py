@@ -32,7 +32,8 @@ _FILE_HOSTS = frozenset(
         *("conda.anaconda.org", "repo.anaconda.com", "binstar-cio-packages-prod.s3.amazonaws.com"),
     }
 )
-"""Hosts with the files of public indexes, channels and releases. For https they count as configured hosts.
+"""Hosts that have the files for public indexes, channels and releases. For https they count as configured
+hosts.
 
 They can thus be reached through a proxy, or at private addresses if a company's DNS points to a local mirror.
 """
@@ -47,10 +48,11 @@ class RefusedError(OSError):
 
 @dataclass(frozen=True)
 class Grant:
-    """A URL (without login) that nodes may request, and the `login` (USER:PASSWORD) for URLs below it.
+    """A URL (without login) that nodes may request, and the `login` (USER:PASSWORD) for URLs below
+    it.
 
     `kind` limits the requests that are allowed: the index's pages for "index", only the URL itself for "page"
-    and "file", all URLs below it for "tree", and the requests of a clone for "git".
+    and "file", all URLs below it for "tree", and a clone's requests for "git".
     """
 
     kind: Kind
@@ -58,22 +60,22 @@ class Grant:
     login: str = ""
 
     def covers(self, url: str) -> bool:
-        """Return True if the login may be sent to a URL, and the URL may have a private address."""
+        """Return True if the login may be sent to a URL and the URL may have a private address."""
         return is_below(self._scope, url) or (self.kind == "git" and is_below(f"{self.url}.git", url))
 
     @property
     def is_folder(self) -> bool:
-        """True if the URL is that of a local path."""
+        """True if the URL belongs to a local path."""
         return self.url.startswith("file:")
 
     @property
     def folder(self) -> Path:
-        """The local folder with the files that pages may link to."""
+        """The local folder that contains the files that pages may link to."""
         return Path(unquote(urlsplit(self._scope).path)).resolve()
 
     @property
     def _scope(self) -> str:
-        """The URL, or for an index the parent of `simple`, which also contains the files."""
+        """The URL; for an index the parent of `simple`, which also contains the files."""
         above, _, last = self.url.rstrip("/").rpartition("/")
         is_file = self.kind == "page" and not self.url.endswith("/")
         return above if is_file or (self.kind == "index" and last in _SIMPLE) else self.url
@@ -81,7 +83,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """A request of a node. `git` is the grant of a repository; no other grant's login may be sent."""
+    """A node's request. `git` is a repository's grant; no other grant's login may be sent."""
 
     method: str
     headers: Mapping[str, str]
@@ -90,7 +92,7 @@ class NodeRequest:
 
 
 class Upstream:
-    """Fetches URLs through `proxies`, with `ca` as certificates in addition to those of the system."""
+    """Fetches URLs through `proxies`, with `ca` as certificates in addition to the system's."""
 
     def __init__(self, grants: list[Grant], *, ca: str, proxies: Mapping[str, str]) -> None:
         self.grants = grants
@@ -98,7 +100,7 @@ class Upstream:
         self._proxies = proxies
         context = ssl.create_default_context(cadata=ca or None)
         context.load_default_certs()
-        self._opener = urllib.request.OpenerDirector()  # without redirects and the schemes file: and ftp:
+        self._opener = urllib.request.OpenerDirector()  # no redirects, no file: or ftp:
         for handler in (urllib.request.ProxyHandler(dict(proxies)), _Handler(context)):
             self._opener.add_handler(handler)
 
@@ -127,7 +129,7 @@ class Upstream:
         raise RefusedError(host_port(url), "too many redirects")
 
     def _login(self, url: str, git: Grant | None) -> dict[str, str]:
-        """Return a header with the login of the grant with the longest path, or {} if there is no login."""
+        """Return a header with the login from the grant with the longest path, or {} if there is no login."""
         candidates = [git] if git else [grant for grant in self.grants if grant.kind != "git"]
         covering = [grant for grant in candidates if grant.login and grant.covers(url)]
         if not covering:
@@ -215,12 +217,12 @@ def is_below(prefix: str, url: str) -> bool:
 
 
 def depth_below(prefix: str, url: str) -> int:
-    """Return the number of path segments that `url` has in addition to `prefix`."""
+    """Return how many path segments `url` has in addition to `prefix`."""
     return len(_segments(url) or ()) - len(_segments(prefix) or ())
 
 
 def _segments(url: str) -> list[str] | None:
-    """Return the segments of a URL's path, or None if servers may interpret the path differently."""
+    """Return the segments in a URL's path, or None if servers may interpret the path differently."""
     path = urlsplit(url).path
     while path != (path := unquote(path)):
         pass
