@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the API when it is first used, so that `import awsddp` is fast."""
+    """Import one of the API's names when it is first used, so that `import awsddp` is fast."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'awsddp' has no attribute {name!r}")
     from importlib import import_module
@@ -43,5 +43,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the module, including those that are imported on first use."""
+    """Return the module's names, including those that are imported on first use."""
     return [*globals(), *_EXPORTS]

@@ -1,7 +1,6 @@
 """The errors that awsddp raises on purpose. This module imports nothing else from awsddp.
 
-The class of an error decides its exit code, its `kind` and whether it is `retryable`; docs/design.md lists
-them.
+An error's class sets its exit code, its `kind` and whether it is `retryable`; docs/design.md lists them.
 """
 
 from typing import Any
@@ -13,8 +12,8 @@ SCHEMA = 1
 class AwsddpError(Exception):
     """An expected failure.
 
-    `message`: what failed; `why`: the cause; `next`: the next command to type. `kind` is the kind of the
-    class, unless the caller passes another. `retryable`: the same command may succeed later without a change.
+    `message`: what failed; `why`: the cause; `next`: the next command to type. `kind` is the class's kind,
+    unless the caller passes another. `retryable`: the same command may succeed later without a change.
     `result`: the verb's document, with what the verb did before it failed.
     """
 
@@ -37,12 +36,12 @@ class AwsddpError(Exception):
 
     @property
     def summary(self) -> str:
-        """The message and the cause, in one line."""
+        """The message and the cause on one line."""
         why = self.why.replace("\n", "; ")
         return f"{self.message} ({why})" if why else self.message
 
     def document(self) -> dict[str, Any]:
-        """Return the verb's JSON document with the error as its field `error`."""
+        """Return the verb's JSON document, with the error in its field `error`."""
         keys = ("kind", "retryable", "message", "why", "next", "exit_code")
         from msgspec import to_builtins
 

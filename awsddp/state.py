@@ -1,4 +1,4 @@
-"""The folder of a cluster on this machine: its record, keys, ssh_config, ledger and locks. It may be lost.
+"""A cluster's folder on this machine: record, keys, ssh_config, ledger and locks. It may be lost.
 
 `$AWSDDP_HOME/clusters/NAME/` holds the private key (created with mode 0600), the host keys by instance id,
 the ssh_config, and the record with the facts of the nodes and the intent: the request of a launch, which is
@@ -28,9 +28,9 @@ from awsddp.util.formatting import node_name
 
 _VERSION = 1
 TAG_CHANGE_S = 600.0
-"""How long to wait while another client of this machine changes the tags that name jobs."""
+"""How long to wait while another client on this machine changes the tags that name jobs."""
 _UNNAMED_S = 2.0
-"""How long a lock may be held before its holder has written its name."""
+"""How long a holder may have a lock before it has written its name."""
 
 
 def awsddp_home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -57,7 +57,7 @@ def open_to_append(path: Path, *, buffering: int = -1) -> IO[bytes]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace the file `path` atomically by a file with the content `data` and mode 0600.
+    """Atomically replace the file `path` with a file that has the content `data` and mode 0600.
 
     Raises ConfigError if the file cannot be written.
     """
@@ -82,7 +82,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _writing_errors(path: Path) -> Iterator[None]:
-    """Raise ConfigError for an OSError in the context."""
+    """Turn an OSError in the context into a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -92,15 +92,15 @@ def _writing_errors(path: Path) -> Iterator[None]:
 
 
 class Record(Frozen):
-    """The record of a cluster (cluster.json): its identity, target, settings, prepared nodes and jobs.
+    """A cluster's record (cluster.json): its identity, target, settings, prepared nodes and jobs.
 
     `account` is its AWS account ("" if an older awsddp wrote the record), `created` the time of its last
     launch, `expires` the time at which the nodes terminate themselves (already set on them, or about to be
-    set). `nodes` and `asked` (keys of awsddp.toml and their values) are the last requested settings.
-    `price_usd_per_hour` is the price of all nodes, `disk_usd_per_hour` that of one node's disk; `internet` is
-    True if the nodes reach the internet; `idle` is the idle time set on the nodes; `addresses` has the nodes'
-    addresses by instance id; `jobs` has the jobs as last seen, and `seen` the time at which a running job was
-    last seen.
+    set). `nodes` and `asked` (awsddp.toml keys with their values) are the last requested settings.
+    `price_usd_per_hour` is the price of all nodes, and `disk_usd_per_hour` is the price of one node's disk;
+    `internet` is True if the nodes reach the internet; `idle` is the idle time set on the nodes; `addresses`
+    has the nodes' addresses by instance id; `jobs` has the jobs as last seen, and `seen` the time at which a
+    running job was last seen.
     """
 
     version: int = _VERSION
@@ -128,7 +128,7 @@ class Record(Frozen):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the cluster by key, including its size; empty if nothing was ever launched."""
+        """The cluster's settings by key, including its size; empty if nothing was ever launched."""
         made = self.prepared or self.intent or self.asked
         return {**self.asked, "cluster.nodes": self.nodes} if made else {}
 
@@ -155,7 +155,7 @@ class Record(Frozen):
 
 
 class ClusterFolder:
-    """The folder of one cluster."""
+    """One cluster's folder."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root = root
@@ -168,14 +168,14 @@ class ClusterFolder:
         self.ssh_config = self.path / "ssh_config"
         """The configuration that awsddp's ssh and rsync use to reach node0, node1, ..."""
         self.ledger = self.path / "ledger.jsonl"
-        """The events of the cluster, one JSON document per line; `down` keeps this file."""
+        """The cluster's events, one JSON document per line; `down` keeps this file."""
 
     def write_ssh_config(self, entries: Callable[[str, Record], str]) -> None:
-        """Write the cluster's ssh_config and its part of the common ssh_config; nothing else writes them.
+        """Write the cluster's ssh_config, and its part of the shared ssh_config; nothing else writes them.
 
-        `entries(prefix, record)` returns the entries of an ssh_config, with `prefix` before each name ("": no
-        prefix). `entries` is called under the write lock, so that it gets the newest record. Raises
-        ConfigError if a file cannot be written.
+        `entries(prefix, record)` returns the entries for an ssh_config, with `prefix` before each name ("":
+        no prefix). `entries` is called while the write lock is held, so that it gets the newest record.
+        Raises ConfigError if a file cannot be written.
         """
         with self._write_lock():
             if (record := self.read(ignore_newer=True)) is None:  # `down` has archived the cluster
@@ -186,7 +186,7 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def _write_lock(self) -> Iterator[None]:
-        """Exclude other commands of this machine while small files are read, changed and written."""
+        """Exclude other commands on this machine while small files are read, changed and written."""
         path = self.root / "locks" / ".writing"
         with _writing_errors(path):
             make_folder(path.parent)
@@ -224,7 +224,7 @@ class ClusterFolder:
         )
 
     def update(self, change: Callable[[Record], Record]) -> Record | None:
-        """Replace the record by `change(record)` under the write lock; return the new record.
+        """Replace the record with `change(record)` while holding the write lock; return the new record.
 
         Returns None if the record is missing. Raises ConfigError if the record cannot be written.
         """
@@ -278,7 +278,7 @@ class ClusterFolder:
             )
 
     def find_lock_holder(self) -> str | None:
-        """Return the command of this machine that holds the lock, as a string; None if the lock is free."""
+        """Return the name of the command on this machine that holds the lock, or None if it is free."""
         with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
             if not try_lock(stream, fcntl.LOCK_SH):
                 return _read_holder(stream)
@@ -288,7 +288,7 @@ class ClusterFolder:
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[float]:
         """Lock the cluster against other commands on this machine; the kernel releases a dead process's lock.
 
-        `part` names a part of the cluster with a lock of its own. Yields the seconds since the lock was last
+        `part` names a part of the cluster that has its own lock. Yields the seconds since the lock was last
         held. Raises ConfigError, which names the holder (host, process, verb, time), if the lock is not free
         within `wait_s` seconds, or if the lock file cannot be written.
         """
@@ -296,7 +296,7 @@ class ClusterFolder:
         deadline = time.monotonic() + wait_s
         with _writing_errors(path):
             make_folder(path.parent)
-            # Not buffered: a write that a full disk refuses is not repeated when the file is closed.
+            # Not buffered, so that a write that a full disk refuses is not repeated when the file is closed.
             stream = open_to_append(path, buffering=0)
         with stream:
             while not try_lock(stream, fcntl.LOCK_EX):
@@ -322,7 +322,7 @@ class ClusterFolder:
 
 
 def _join_ssh_configs(root: Path) -> None:
-    """Write `ROOT/ssh_config` from the parts of all clusters with running nodes. Raises ConfigError."""
+    """Write `ROOT/ssh_config` from the parts for all clusters that have running nodes. Raises ConfigError."""
     parts = [_read_text(part) for part in sorted(root.glob("clusters/*/hosts"))]
     first = f"# Written by awsddp. In ~/.ssh/config, as its first line: Include {root / 'ssh_config'}\n"
     _write_or_remove(root / "ssh_config", "".join((first, *parts)))
@@ -354,7 +354,7 @@ def try_lock(stream: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _read_holder(stream: IO[bytes]) -> str | None:
-    """Return a string that names the holder of a lock, or None if the file does not name the holder."""
+    """Return a string that names a lock's holder, or None if the lock file does not name the holder."""
     stream.seek(0)
     try:
         return "`awsddp {verb}` on {host}, process {pid}, since {since}".format(
@@ -372,7 +372,7 @@ def read_ledger(ledger: Path) -> list[billing.LedgerRow]:
 
 
 class ClusterHistory(Frozen):
-    """A cluster of this machine, living or terminated: its name, its folder and the rows of its ledger.
+    """One of this machine's clusters, living or terminated: its name, its folder and its ledger's rows.
 
     `record` is None for a terminated cluster.
     """
@@ -384,7 +384,7 @@ class ClusterHistory(Frozen):
 
     @property
     def bill(self) -> billing.Bill | None:
-        """The bill until now, computed from the ledger alone, or None if nothing was launched."""
+        """The bill until now, computed only from the ledger, or None if nothing was launched."""
         return billing.make_bill(self.rows, datetime.now(UTC))
 
     @property
@@ -399,7 +399,7 @@ class ClusterHistory(Frozen):
 
 
 def list_cluster_histories(home: Path) -> Iterator[ClusterHistory]:
-    """Yield every cluster of this machine, terminated clusters first; `home` is $AWSDDP_HOME."""
+    """Yield each of this machine's clusters, terminated clusters first; `home` is $AWSDDP_HOME."""
     for folder in sorted(home.glob("history/*")):
         yield ClusterHistory(name=folder.name[:-9], folder=folder, rows=read_ledger(folder / "ledger.jsonl"))
     for folder in sorted(home.glob("clusters/*")):
@@ -407,7 +407,7 @@ def list_cluster_histories(home: Path) -> Iterator[ClusterHistory]:
 
 
 def read_cluster_history(folder: ClusterFolder) -> ClusterHistory:
-    """Return the history of a cluster that is not archived."""
+    """Return the history of a cluster that has not been archived."""
     record = folder.read(ignore_newer=True)
     return ClusterHistory(
         name=folder.name, folder=folder.path, rows=read_ledger(folder.ledger), record=record

@@ -1,8 +1,8 @@
 """Cluster, Plan and Job: the objects of the Python API.
 
-These objects do not print or handle signals: progress goes to `on_event`, and failures are the errors of the
-command line. Methods import what they need when they are called, so that, for example, `status` loads only
-what it uses.
+These objects do not print or handle signals: progress goes to `on_event`, and failures raise the same errors
+as on the command line. Methods import what they need when they are called, so that, for example, `status`
+loads only what it uses.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """The cluster with this name, like that of `awsddp -c NAME`; the cluster need not exist yet.
+    """The cluster with this name, as with `awsddp -c NAME`; the cluster need not exist yet.
 
-    The constructor reads no files and sends no requests. `local` is the option --local, `region` and
-    `profile` are the options of these names; every other keyword is a key of awsddp.toml and applies to all
-    methods (`workdir=...`, `results=...`). awsddp.toml is read from the current folder. `on_event` is called
-    with progress, on the thread that called the method or iterates `Job.logs`. Raises UsageError for a
-    keyword that is not a key of awsddp.toml, ConfigError for an invalid name; the methods raise ConfigError
-    for an invalid value.
+    The constructor reads no files and sends no requests. `local`, `region` and `profile` are the command-line
+    options with these names; every other keyword is a key of awsddp.toml and applies to all methods
+    (`workdir=...`, `results=...`). awsddp.toml is read from the current folder. `on_event` is called with
+    progress, on the thread that called the method or iterates `Job.logs`. Raises UsageError for a keyword
+    that is not a key of awsddp.toml, ConfigError for an invalid name; the methods raise ConfigError for an
+    invalid value.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Cluster:
     ) -> "documents.ClusterDocument":
         """Launch and prepare the nodes, or change what exists; return the `up` document.
 
-        `up` is idempotent: it finishes, repairs or resizes a cluster. On AWS it needs consent: a plan
-        (`agreed`), or `max_price_usd` (per hour, all nodes together) among the keys or in awsddp.toml, or
+        `up` is idempotent: it finishes, repairs or resizes a cluster. On AWS, it needs consent: a plan
+        (`agreed`), `max_price_usd` (per hour, for all nodes together) in the keys or in awsddp.toml, or
         `confirm`. `confirm` is called with the plan before a launch, or with a question before instances are
         only started or terminated, and raises an exception to refuse. Raises UsageError if there is no
-        consent, and what `awsddp up` raises.
+        consent, and the errors of `awsddp up`.
         """
         from awsddp.cluster.up import up
 
@@ -144,7 +144,7 @@ class Cluster:
     def status(self, *, ask_nodes: bool = False) -> "documents.ClusterDocument":
         """Return the `status` document; a cluster that is not found is "absent". Raises CloudError.
 
-        With `ask_nodes` the document has each node's `idle_left_s`, as the node's watchdog last counted it.
+        With `ask_nodes`, the document has each node's `idle_left_s`, as last counted by the node's watchdog.
         """
         from awsddp.cluster.status import status
 
@@ -172,10 +172,10 @@ class Cluster:
     ) -> "Job":
         """Send the project folder and start a job; return once its ranks run.
 
-        If there is no script, the job runs the bundled program. `on_lines` is called with the labelled lines
-        of the ranks as they arrive; with it, `train` returns after the job has ended and its results are
-        fetched. `keys` are keys of [job], [env] and [sync], such as `world_size=4`. Raises what `awsddp
-        train` raises.
+        If there is no script, the job runs the bundled program. `on_lines` is called with the ranks' labelled
+        lines as they arrive; if it is given, `train` returns only when the job has ended and its results are
+        fetched. `keys` are keys of [job], [env] and [sync], such as `world_size=4`. Raises the errors of
+        `awsddp train`.
         """
         from awsddp.job.train import train
 
@@ -194,7 +194,7 @@ class Cluster:
             return [Job(self, job.job) for job in query_jobs(cluster)]
 
     def job(self, name: str) -> "Job":
-        """Return a job of this cluster by its name, a part of its name, or `last`.
+        """Return one of this cluster's jobs by its name, a part of its name, or `last`.
 
         Raises UsageError, NotFoundError.
         """
@@ -214,7 +214,7 @@ class Cluster:
         """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
         Several words are a program and its arguments; a single word is a line for bash. `on_output` is called
-        with a node's number, a piece of its output, and True if that is stderr. Raises NotFoundError,
+        with a node's number, a piece of output, and True if the piece is from stderr. Raises NotFoundError,
         NodeError.
         """
         from awsddp.cluster.remote import run_on_nodes
@@ -228,8 +228,8 @@ class Cluster:
         """Fetch the results of a job (the last by default), and return the `fetch` document.
 
         Results that are already fetched are not fetched again, unless `refetch` is True. Stopped nodes with
-        results are started; `confirm` is called as by `up`. Raises NotFoundError, NodeError if a part is
-        missing.
+        results are started; `confirm` has the same meaning as for `up`. Raises NotFoundError, NodeError if a
+        part is missing.
         """
         from awsddp.cluster.up import up
         from awsddp.job.fetch import fetch
@@ -239,7 +239,7 @@ class Cluster:
             return fetch(self.session, job=job, refetch=refetch, start=start)
 
     def doctor(self) -> "documents.DoctorDocument":
-        """Return the `doctor` document: checks of the cluster's nodes, or of a launch if there is no cluster.
+        """Return the `doctor` document: checks on the cluster's nodes or, without a cluster, on a launch.
 
         Changes nothing. Raises NodeError if no node can be reached, InUse, ConfigError, CloudError.
         """
@@ -251,7 +251,7 @@ class Cluster:
     def stop(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.ClusterDocument":
         """Stop the instances, keep their disks, and return the `status` document.
 
-        `confirm` is called first and raises an exception to refuse. Raises what `awsddp stop` raises.
+        `confirm` is called first and raises an exception to refuse. Raises the errors of `awsddp stop`.
         """
         from awsddp.cluster.stop import stop
 
@@ -280,7 +280,7 @@ class Cluster:
             return down(self.session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
 
     def fabric(self) -> Any:
-        """Return a fabric.Group of the nodes, in order, that uses the cluster's key, host keys and jump host.
+        """Return a fabric.Group of the nodes in order, which uses the cluster's key, host keys and jump host.
 
         Needs the extra `fabric`. `Cluster.close` closes the group's connections. Raises ConfigError,
         NotFoundError, NodeError.
@@ -323,7 +323,7 @@ class Plan:
         return self.launch.price_usd_per_hour
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the plan as a table of two columns."""
+        """Return the plan as a table with two columns."""
         launch = self.launch
         return [
             ("cluster", f"{launch.cluster}, {launch.target}, {launch.region}"),
@@ -381,7 +381,7 @@ class JobFailed(JobError):
 
 
 class Job:
-    """A job of a cluster. Methods request the job's state from the nodes, unless all results are fetched.
+    """One job on a cluster. Methods request its state from the nodes, unless all results are fetched.
 
     `last_document` is the job's last `train` document, or None if no method has returned one yet.
     """
@@ -395,7 +395,7 @@ class Job:
 
     @property
     def results(self) -> Path:
-        """The local results folder of the job."""
+        """The job's local results folder."""
         return self.cluster.results / self.name
 
     @property
@@ -409,17 +409,17 @@ class Job:
         return self.record().cause
 
     def record(self) -> JobRecord:
-        """Return the current record of the job. Raises NotFoundError, NodeError, CloudError."""
+        """Return the job's current record. Raises NotFoundError, NodeError, CloudError."""
         from awsddp.job.reported import get_job
 
         with completing_errors(self.cluster.session):
             return get_job(self.cluster.session, self.name)
 
     def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield every line of every rank until the job ends, or if not `follow`, every line until now.
+        """Yield every rank's lines until the job ends or, if not `follow`, those printed until now.
 
         A separate thread follows the job and fetches its results at the end; `on_event` is called on the
-        thread that iterates. Raises what `awsddp logs -f` raises.
+        thread that iterates. Raises the errors of `awsddp logs -f`.
         """
         from awsddp.job.logs import logs
 
@@ -454,8 +454,8 @@ class Job:
     def wait(self, *, check: bool = True) -> "Job":
         """Wait until the job has ended and its results are fetched; return the job.
 
-        Raises JobFailed if the job did not succeed, unless `check` is False, and what `awsddp logs -f`
-        raises.
+        Raises the errors of `awsddp logs -f` and, unless `check` is False, JobFailed if the job did not
+        succeed.
         """
         from awsddp.job.logs import logs
 
@@ -480,11 +480,11 @@ class Job:
         return self
 
     def fetch(self) -> "documents.FetchDocument":
-        """Fetch the job's results, and return the `fetch` document. Raises what `Cluster.fetch` raises."""
+        """Fetch the job's results, and return the `fetch` document. Raises the errors of `Cluster.fetch`."""
         return self.cluster.fetch(self.name)
 
     def why(self) -> "documents.WhyDocument":
-        """Return the stack of each rank, and which ranks are behind; for an ended job, return its cause.
+        """Return each rank's stack, and which ranks are behind; for an ended job, the cause of its end.
 
         The job keeps running. Raises NotFoundError, NodeError.
         """
@@ -501,9 +501,9 @@ class Job:
             return write_report(self.cluster.session, job=self.name)
 
     def metrics(self, *, frame: bool = False) -> Any:
-        """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node, as dicts.
+        """Return the fetched rows of the first node's `$AWSDDP_RUN_DIR/metrics.jsonl`, as dicts.
 
-        With `frame` the rows are returned as a pandas.DataFrame. Raises ImportError if pandas is not
+        With `frame`, the rows are returned as a pandas.DataFrame. Raises ImportError if pandas is not
         installed.
         """
         rows = read_metrics(self.results)
@@ -518,4 +518,4 @@ class Job:
 
 
 class _Abandoned(Exception):
-    """Raised to stop the thread of `Job.logs` after the iterator of the lines was closed."""
+    """Raised to stop the thread that `Job.logs` started, once the caller has closed the iterator."""

@@ -29,8 +29,8 @@ def run(
 
     `keys` and `agreed` have the same meaning as for `Cluster.up`; nodes that are idle for 10 minutes
     terminate themselves. If results cannot be fetched at the end, the nodes are stopped and keep the results.
-    Raises ConfigError if the cluster already exists, what `up` raises, and what the block raises; if the
-    cluster cannot be terminated after an error of the block, that failure is added to the error as a note.
+    Raises ConfigError if the cluster already exists, the errors of `up`, and what the block raises; if the
+    cluster cannot be terminated after an error in the block, that failure is added to the error as a note.
     """
     cluster = Cluster(name, local=local, on_event=on_event, **keys)
     if (state := cluster.status().state) != "absent":

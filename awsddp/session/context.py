@@ -158,7 +158,7 @@ class LocatedCluster:
         return self.change_record(lambda record: replace(record, **changes))
 
     def change_record(self, change: Callable[[Record], Record]) -> Self:
-        """Replace the record in the folder by `change(record)`; return the cluster with the new record.
+        """Replace the record in the folder with `change(record)`; return the cluster with the new record.
 
         Raises ConfigError.
         """

@@ -21,7 +21,7 @@ def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
     """Return the checkpoint in `results` (runs/JOB) to resume from, or None if there is no checkpoint.
 
     agent/s3/checkpoints.py decides which files are checkpoints and which one is the newest. Nodes share no
-    file system, so that the files of a checkpoint folder may come from several nodes.
+    file system, so that a checkpoint folder's files may be on several nodes.
     """
     job, results = results.name, results.resolve()
     nodes = sorted(path for path in results.glob("node*") if path.is_dir())
@@ -63,15 +63,15 @@ def _make_checkpoints(
 
 
 def _metadata_files(match: CheckpointPath, files: Iterable[Path]) -> list[Path]:
-    """Return the files of a checkpoint that describe its content."""
+    """Return a checkpoint's files that describe its content."""
     return [path for path in files if not match.trees or path.as_posix().endswith(f"/{match.name}/.metadata")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint of a job: a file, or a folder of which each node has a part.
+    """A job's checkpoint: a file, or a folder that is divided among the nodes.
 
-    `parts` are the file, or the folder's parts; `members` are the files of a folder.
+    `parts` has the file or the folder's parts; `members` are the files in a folder.
     """
 
     job: str
@@ -85,7 +85,7 @@ class Checkpoint:
 
     @property
     def display_path(self) -> str:
-        """The path that is shown to the user."""
+        """The path to show to the user."""
         return str(self.parts[0])
 
     @property

@@ -1,4 +1,4 @@
-"""--data: list the data sources of a job for a plan, and copy them to its nodes before the ranks start."""
+"""--data: list a job's data sources for a plan, and copy them to its nodes before the ranks start."""
 
 import contextlib
 import hashlib
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from awsddp.nodes.project_files import Listing
 
 MAX_LISTED = 100_000
-"""The maximum number of objects of a source that a plan lists, which takes 100 requests."""
+"""The maximum number of a source's objects that a plan lists; listing them takes 100 requests."""
 _MODULES = ("file_tree", "s3.store", "s3.download")
 _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
-"""The packages of this machine that a node without boto3 needs for agent/s3/store.py."""
+"""The packages on this machine that a node without boto3 needs for agent/s3/store.py."""
 _MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
 """The botocore data files that are sent with these packages."""
 BUNDLE = "boto3"
 _PAGE_BYTES = 1 << 20
-"""The approximate size of a page of the list of sent files, in bytes."""
+"""The approximate size of a page in the list of sent files (bytes)."""
 _Row = tuple[int, int, int, int, str]
 _LIST_WRITES = 20
 """Approximately how often the list of sent files is written while a folder is uploaded."""
 _SILENT_S = 120.0
 _PASSED_PREFIXES = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_proxy", "no_proxy")
-"""Prefixes of the job's variables that are passed to Hugging Face's program."""
+"""Prefixes of the job variables that are passed to Hugging Face's program."""
 
 
 class _DownloadResult(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class _DownloadResult(msgspec.Struct, frozen=True):
 
 
 def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
-    """Raise ConfigError for a missing local data folder and for sources that the nodes cannot reach."""
+    """Raise ConfigError if a local data folder is missing or the nodes cannot reach a source."""
     label = spec.label("data.sources")
     for source in parse_data_sources(spec.data.sources):
         if source.kind == "folder" and not Path(source.at).expanduser().is_dir():
@@ -80,7 +80,7 @@ def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
 
 
 def list_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
-    """Return the size and number of files of a job's data sources, if this machine's login may list them.
+    """Return the size and file count of a job's data sources, if this machine's login can list them.
 
     Raises ConfigError for a folder that cannot be sent, and for sources that the nodes cannot reach or that
     S3 does not have.
@@ -122,10 +122,9 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
 
 
 def copy_data_to_nodes(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) -> None:
-    """Copy the data of a job to its nodes in parallel, except files that the nodes already have.
+    """Copy a job's data to its nodes in parallel, except files that the nodes already have.
 
-    `spec` has the variables of the ranks. Raises ConfigError, CloudError, or NodesFailed with the source's
-    name.
+    `spec` has the ranks' variables. Raises ConfigError, CloudError, or NodesFailed with the source's name.
     """
     sources = list(parse_data_sources(spec.data.sources))
     if not sources:
@@ -211,7 +210,7 @@ def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent:
 
 
 class _SentFiles:
-    """The list of those files of a local folder that a bucket has; `rows` has file stamp and ETag by path.
+    """The list of a local folder's files that are in a bucket; `rows` has each path's file stamp and ETag.
 
     The list is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages, and is signed
     with a `secret` of this machine because others may write to the bucket.
@@ -254,7 +253,7 @@ class _SentFiles:
 
 
 def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
-    """Split rows, in their order, into pages whose JSON has at most about _PAGE_BYTES."""
+    """Split rows, keeping their order, into pages with at most about _PAGE_BYTES of JSON."""
     page: dict[str, _Row] = {}
     size = 0
     for path, row in rows.items():
@@ -367,7 +366,7 @@ def _download(
 
 @contextlib.contextmanager
 def _packages() -> Iterator[Path]:
-    """Yield a temporary folder with the packages of this machine that a node needs for S3."""
+    """Yield a temporary folder with this machine's packages that a node needs for S3."""
     with tempfile.TemporaryDirectory() as folder:
         for name in _PACKAGES:
             spec = importlib.util.find_spec(name)

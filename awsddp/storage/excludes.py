@@ -1,4 +1,4 @@
-"""Exclude patterns of results."""
+"""Exclude patterns for results."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from awsddp.errors import ConfigError
 
 
 def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return gitignore patterns in the form that a node uses: (regular expression, True if it excludes).
+    """Return gitignore patterns as a node uses them: (regular expression, True if it excludes).
 
     Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""Choose local names for the results of all nodes, and find the files that exceed the size limit."""
+"""Choose local names for all nodes' results, and find the files that exceed the size limit."""
 
 import os
 import posixpath
@@ -14,11 +14,11 @@ from awsddp.agent.manifest import sample
 from awsddp.model.node_answers import Manifest, ResultFile
 from awsddp.util import terminal_safe
 
-_LONGEST = 255  # the longest name in bytes that all current file systems allow
+_LONGEST = 255  # the longest name, in bytes, that all current file systems allow
 
 
 def assign_local_names(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
-    """Return the files, then the links, of all nodes, with names that are unique on every local file system.
+    """Return all nodes' files, then their links, with names that are unique on every local file system.
 
     Equal names, and names that differ only in case or Unicode form, get a suffix: name~2. Control characters
     are escaped, as in "a\\x1b": otherwise `ls` and prompts would send them to the terminal.
@@ -34,12 +34,12 @@ def assign_local_names(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
 
 
 def matches_sample(path: Path, described: ResultFile) -> bool:
-    """Return True if a file begins with the content of which a node has sent a sample. Raises OSError."""
+    """Return True if a file begins with the content that a node sent as a sample. Raises OSError."""
     return sample(path, described.size) == described.sample
 
 
 def find_excess_files(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:
-    """Return the largest files, so that all other files together have at most `limit` bytes.
+    """Return the largest files, such that all other files together have at most `limit` bytes.
 
     Files that are already in `results` (runs/JOB) do not count.
     """
@@ -90,5 +90,5 @@ class _Names:
 
 
 def _key(name: str) -> str:
-    """Return a key that is equal for names that some file system treats as the same."""
+    """Return a key that is equal for any names that some file system treats as the same."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

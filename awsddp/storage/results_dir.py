@@ -1,4 +1,4 @@
-"""The local results folder of a job: its record, metrics, progress and missing parts."""
+"""A job's local results folder: the job's record, metrics, progress and missing parts."""
 
 import contextlib
 import shlex
@@ -22,7 +22,7 @@ from awsddp.util.formatting import node_name
 
 
 def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return, by the number of the node in the job, why parts of the job cannot be fetched now."""
+    """Return {node's number in the job: reason why its part of the job cannot be fetched now}."""
     connected_ids = {
         connected.fleet.endpoints[node].instance_id for node in connected.fleet.nodes_of_job(job)
     }
@@ -59,14 +59,14 @@ def _lost(job: JobRecord) -> str:
 
 
 def find_unfetched_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return, by node, why parts of a job cannot be fetched now; empty if all results are already fetched."""
+    """Return {node: reason why its part of a job cannot be fetched now}; {} if everything is fetched."""
     return {} if is_fetched(connected.session.results / job.job, job) else find_missing_parts(connected, job)
 
 
 MAX_METRICS_CHARACTERS = 64 << 20
-"""How many characters of a metrics file are read at most."""
+"""The maximum number of characters read from a metrics file."""
 MAX_EVENT_BYTES = 16 << 20
-"""How many bytes of an event file are read at most."""
+"""The maximum number of bytes read from an event file."""
 
 
 def write_loss_plot(target: Path) -> None:
@@ -90,7 +90,7 @@ def read_metrics(target: Path, node: int = 0) -> list[dict[str, Any]]:
 
 
 def read_metrics_with_loss(target: Path, node: int) -> list[dict[str, Any]]:
-    """Return a node's metrics; if they have no loss, add the rows of the node's TensorBoard event files."""
+    """Return a node's metrics; if they have no loss, add the rows in the node's TensorBoard event files."""
     from awsddp.storage import tensorboard
 
     rows = read_metrics(target, node)
@@ -102,13 +102,13 @@ def read_metrics_with_loss(target: Path, node: int) -> list[dict[str, Any]]:
 
 
 def group_ranks_by_node(job: JobRecord) -> dict[int, list[int]]:
-    """Return the ranks of a job by node."""
+    """Return {node: ranks} for a job."""
     nodes = sorted({rank.node for rank in job.ranks})
     return {node: [rank.rank for rank in job.ranks if rank.node == node] for node in nodes}
 
 
 def read_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
-    """Return the progress of each rank from the metrics in a results folder."""
+    """Return each rank's progress from the metrics in a results folder."""
     from awsddp.agent import metrics
 
     return tuple(
@@ -119,10 +119,10 @@ def read_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
 
 
 def get_job_progress(folder: Path, job: JobRecord) -> RankProgress:
-    """Return the progress of a job: that of the first rank with a loss.
+    """Return a job's progress: that of the first rank with a loss.
 
-    The progress comes from the job's record or, if it has none, from the results. If no rank has a loss, loss
-    and step come from the last row of the TensorBoard event files.
+    The progress is taken from the job's record or, if that has none, from the results. If no rank has a loss,
+    loss and step are taken from the last row of the TensorBoard event files.
     """
     from awsddp.storage import tensorboard
 
@@ -142,9 +142,9 @@ def _data_name(rows: list[dict[str, Any]]) -> str | None:
 
 
 def make_job_result(session: Session, job: JobRecord, *, folder: Path | None = None) -> JobDocument:
-    """Return the `train` document of a job, with loss and accuracy from its metrics.
+    """Return a job's `train` document, with the loss and accuracy from its metrics.
 
-    `folder` has the job's results; by default, it is the folder into which they are fetched. In the document,
+    `folder` has the job's results; by default, it is the folder that they are fetched into. In the document,
     `missing` has the nodes whose results are missing.
     """
     folder = folder or session.results / job.job
@@ -180,19 +180,19 @@ def read_ended_job(folder: Path) -> JobRecord | None:
 
 
 def is_fetched(folder: Path, job: JobRecord) -> bool:
-    """Return True if a folder has all results of a job, fetched after its end.
+    """Return True if a folder has all of a job's results, fetched after the job ended.
 
-    Results of another job with the same name, on other instances, do not count.
+    Results of a job with the same name on other instances do not count.
     """
     recorded = read_ended_job(folder)
     return recorded is not None and not recorded.missing and recorded.nodes == job.nodes
 
 
 def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) -> None:
-    """Raise ConfigError if a job's results folder has results of another job, on other instances.
+    """Raise ConfigError if a job's results folder has results of another job, which ran elsewhere.
 
-    `strict` is for a job read from S3, where others may write: such a job must name its instances, and its
-    instances and S3 URI must equal those of the job in the folder.
+    `strict` is for a job read from S3, where others may write: it must name its instances, and its instances
+    and S3 URI must be those of the job in the folder.
     """
     folder = session.results / job.job
     recorded = read_job(folder)
@@ -216,14 +216,14 @@ def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) 
 
 
 def _uri(job: JobRecord) -> tuple[str, str] | None:
-    """Return the bucket and prefix of a job's `save_to`, or None if it is not set."""
+    """Return the bucket and prefix in a job's `save_to`, or None if it is not set."""
     return None if job.save_to is None else parse_s3_uri(job.save_to)
 
 
 def has_unfetched_results(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
-    """Return True if nodes have unfetched results of a job, by the names in their tags (`unfetched`).
+    """Return True if nodes have unfetched results of a job, going by the names in their tags (`unfetched`).
 
-    If the tags had no room for all names (OLDER_JOBS), a job counts as unfetched unless this machine has all
+    If the tags have no room for all names (OLDER_JOBS), a job counts as unfetched unless this machine has all
     its results.
     """
     if job.job in unfetched or OLDER_JOBS not in unfetched:
@@ -232,10 +232,10 @@ def has_unfetched_results(session: Session, unfetched: Collection[str], job: Job
 
 
 def list_older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the jobs that OLDER_JOBS stands for on each connected node with this tag, by instance id.
+    """Return {instance id: jobs that OLDER_JOBS stands for} for the connected nodes with this tag.
 
-    These are all jobs that the node reports and this machine has not completely fetched, even if another
-    machine has fetched them.
+    These are all jobs that the node reports and this machine has not fetched completely, even if another
+    machine has.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import call_each_node
@@ -266,6 +266,6 @@ def is_fetched_from(session: Session, name: str, instance_id: str) -> bool:
 
 
 def find_fetched_job(session: Session, name: str) -> JobRecord | None:
-    """Return the job of this name if all its results are fetched, or else None."""
+    """Return the job with this name if all its results are fetched, or else None."""
     job = read_ended_job(session.results / name)
     return job if job is not None and not job.missing else None

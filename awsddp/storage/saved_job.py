@@ -1,4 +1,4 @@
-"""Download a job that was saved to S3 (--save-to), by its URI s3://bucket/prefix/JOB, without its nodes.
+"""Download a job that was saved to S3 (--save-to) from its URI, s3://bucket/prefix/JOB, without its nodes.
 
 The nodes that wrote the objects are not trusted: paths are checked like paths in a node's answers. A file is
 downloaded as the node's list describes it; if the object has changed, the list is read again.
@@ -48,7 +48,7 @@ _METRICS = ("/run/metrics.jsonl", f"/run/{DUMP}")
 _JOB_SUBFOLDER = re.compile(r"parts|lists|node\d+")
 """The names of the subfolders of a job in S3."""
 _MAX_NAMED = 10
-"""How many files, nodes or jobs a message names at most."""
+"""The maximum number of files, nodes or jobs that a message names."""
 _REPORTS = 200
 """How often the progress of a transfer is reported."""
 
@@ -86,7 +86,7 @@ class IncompleteUpload(NodeError):
 
 @dataclass(frozen=True)
 class _Node:
-    """The list of a node, as saved and as a manifest; `rows` has the saved files by staging path."""
+    """A node's list, as saved and as a manifest; `rows` has the saved files by staging path."""
 
     listed: NodeFileList
     manifest: Manifest
@@ -127,9 +127,9 @@ class StoredJob:
         return tuple(sorted(number for number, node in self._nodes.items() if not node.listed.is_all))
 
     def explain_incomplete(self, job: JobRecord) -> str:
-        """Return why S3 does not have all results of a job of this machine, or "" if S3 has all results.
+        """Return why S3 does not have all results of this machine's job, or "" if it has all of them.
 
-        Every listed object must be in the bucket with the listed size and ETag.
+        Every listed object must be in the bucket, with the listed size and ETag.
         """
         if self._secret is None:
             return "this machine does not have the key to verify who wrote it"
@@ -182,7 +182,7 @@ class StoredJob:
         return _Node(listed, manifest, {_staging_path(path): row for path, row in listed.files.items()})
 
     def _manifest(self, node: int, entries: Sequence[Mapping[str, Any]]) -> Manifest:
-        """Return the checked manifest of a node. Raises ValueError, ValidationError."""
+        """Return a node's checked manifest. Raises ValueError, ValidationError."""
         manifest = msgspec.convert({"files": entries, "skipped": []}, Manifest)
         check_manifest(manifest, node, [rank.rank for rank in self.job.ranks if rank.node == node])
         return manifest
@@ -190,7 +190,7 @@ class StoredJob:
     def download(self, *, all_results: bool) -> dict[int, NodeFiles]:
         """Download all results, or only logs and metrics unless `all_results`, into the results folder.
 
-        Files that are already downloaded are skipped. In a folder that had all results, existing files stay
+        Files that are already downloaded are skipped. If the folder once had all results, existing files stay
         and missing files are restored. Raises ConfigError and NodeError; raises FilesChanged after all other
         files are downloaded.
         """
@@ -247,7 +247,7 @@ class StoredJob:
     def _transfer(
         self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
     ) -> None:
-        """Download several files of a node in parallel to their paths below a folder.
+        """Download several of a node's files in parallel to their paths below a folder.
 
         Files that an earlier call has downloaded are skipped. Raises ClientError.
         """
@@ -325,14 +325,14 @@ class StoredJob:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint in S3; `files` has the parts of each file, with keys below `uri`."""
+    """A checkpoint in S3; `files` has each file's parts, with keys below `uri`."""
 
     uri: S3Uri
     files: Mapping[str, Sequence[Part]]
 
     @property
     def display_path(self) -> str:
-        """The S3 URI that is shown to the user."""
+        """The S3 URI to show to the user."""
         return str(self.parts[0]).replace(":/", "://", 1)
 
 
@@ -343,7 +343,7 @@ def is_s3_uri(text: str | None) -> TypeGuard[str]:
 
 @contextlib.contextmanager
 def open_store(target: Target, uri: S3Uri) -> Iterator[Store]:
-    """Yield an S3 store with this machine's login. Errors of botocore in the context become errors of awsddp.
+    """Yield an S3 store with this machine's login. In the context, botocore's errors become awsddp's.
 
     Raises CloudError, ConfigError, NotFoundError if the bucket does not exist.
     """
@@ -414,15 +414,15 @@ def verify_in_s3(session: Session, job: JobRecord) -> bool:
 
 
 def derive_signing_secret(session: Session, job: str) -> str:
-    """Return the secret with which the nodes of a job sign their lists in S3. Raises OSError.
+    """Return the secret that a job's nodes sign their lists in S3 with. Raises OSError.
 
-    It is derived from the cluster's key, which others who may write to the bucket do not have.
+    It is derived from the cluster's key, which others who can write to the bucket do not have.
     """
     return hmac.new(session.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
 def _find_started_job(session: Session, uri: S3Uri) -> JobRecord | None:
-    """Return the job of this machine that saves to this URI, or None if there is none."""
+    """Return this machine's job that saves to this URI, or None if there is none."""
     record = session.folder.read()
     for job in record.jobs if record is not None else ():
         if job.save_to is not None and S3Uri(*parse_s3_uri(job.save_to)).join(job.job) == uri:
@@ -440,7 +440,7 @@ def _stamp(row: SavedFile) -> dict[str, int]:
 
 
 def _staging_path(path: str) -> str:
-    """Return a staging path for a result; a hash, because a list may use one name for a file and a folder."""
+    """Return a result's staging path: a hash, because a list may use one name for a file and a folder."""
     return f"/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
 
 

@@ -1,5 +1,4 @@
-"""Read the documents that the nodes of a job wrote to S3 (docs/saving.md), with limits and signatures
-checked.
+"""Read the documents that a job's nodes wrote to S3 (docs/saving.md), checking limits and signatures.
 
 job.json and nodeK.json list pages by key, size and ETag; a page that differs from its entry is not read.
 """
@@ -32,7 +31,7 @@ from awsddp.model.records import NodeNumber, ShortText, Text
 FORMAT = 2
 """The value of the field `save` in job.json."""
 MAX_READS = 3
-"""How often a document or file is read again if it changes during the reading."""
+"""How often a document or file is read again if it changes while it is read."""
 _MAX_FILES = 1_000_000
 """The maximum number of files and links of a job."""
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
@@ -115,7 +114,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class NodeFileList(msgspec.Struct, frozen=True):
-    """The list of a node. `is_all` is True if the job has ended on the node and all its results are saved."""
+    """A node's list. `is_all` is True if the job has ended on the node and all its results are saved."""
 
     files: Mapping[str, SavedFile] = {}
     links: Mapping[str, str] = {}
@@ -124,10 +123,10 @@ class NodeFileList(msgspec.Struct, frozen=True):
 
 
 class ListReader:
-    """Reads the documents of a job at an S3 URI.
+    """Reads a job's documents at an S3 URI.
 
-    If the `secret` of the job is given, documents that the job's nodes did not sign are refused. Invalid
-    documents raise NodeError.
+    If the job's `secret` is given, documents that the job's nodes did not sign are refused. Invalid documents
+    raise NodeError.
     """
 
     def __init__(self, store: Store, uri: S3Uri, *, secret: str | None = None) -> None:
@@ -148,7 +147,7 @@ class ListReader:
             raise ValueError(f"it names the nodes {list(index.nodes)[:20]}, its job has {job_nodes[:20]}")
 
     def read_node(self, node: int, *, launch: str, earlier: NodeFileList | None = None) -> NodeFileList:
-        """Return the list of a node of this launch; pages that `earlier` has are not read again."""
+        """Return the list of a node in this launch; pages that `earlier` has are not read again."""
         name, pages = f"node{node}.json", earlier.pages if earlier else {}
         for _ in range(MAX_READS):
             with self.translating_errors(name):
@@ -208,7 +207,7 @@ class ListReader:
         return message
 
     def _verify(self, name: str, document: Document, launch: str) -> None:
-        """Raise NodeError for a document without the signature of a node of the job."""
+        """Raise NodeError for a document that none of the job's nodes has signed."""
         if self._secret is None or hmac.compare_digest(
             signature(self._secret, launch, name, document.body).encode(), document.signature.encode()
         ):
@@ -219,7 +218,7 @@ class ListReader:
 
     @contextlib.contextmanager
     def translating_errors(self, name: str) -> Iterator[None]:
-        """Raise NodeError for errors in the context: the document `name`, or an entry in it, is invalid."""
+        """Turn errors into a NodeError: the document `name`, or one of its entries, is invalid."""
         try:
             yield
         except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:

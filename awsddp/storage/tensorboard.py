@@ -1,4 +1,4 @@
-"""Read the loss from event files of TensorBoard."""
+"""Read the loss from TensorBoard event files."""
 
 import contextlib
 import struct
@@ -28,7 +28,7 @@ def read_loss_rows(data: bytes) -> list[dict[str, float]]:
 
 
 def cut_middle(data: bytes, most: int = 300) -> bytes:
-    """Return an event file without its middle: the first and the last `most` records remain, at most."""
+    """Return an event file without its middle: at most, the first and the last `most` records remain."""
     starts, at = [], 0
     while at + 12 <= len(data):
         starts.append(at)
@@ -37,7 +37,7 @@ def cut_middle(data: bytes, most: int = 300) -> bytes:
 
 
 def _fields(message: bytes) -> dict[int, list[bytes]]:
-    """Return the fields of a protobuf message by number; a varint is returned as 8 bytes, little-endian."""
+    """Return a protobuf message's fields by number; a varint is returned as 8 little-endian bytes."""
     fields: dict[int, list[bytes]] = {}
     at = 0
     while at < len(message):
