@@ -37,7 +37,7 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
         jobs = list_jobs_on_nodes(connected, partial=True)
         report_skipped_nodes(connected)
-        unbegun = release_unlaunched_jobs(connected, jobs)
+        unlaunched = release_unlaunched_jobs(connected, jobs)
         active = [job for job in jobs if job.state in ACTIVE]
         running = [job for job in active if job.state == "running"]
         if not (active if "all" in names else running) and ("all" in names or set(names) <= {"last"}):
@@ -46,7 +46,7 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
         for text in names or ("last",):
             if text != "all":
                 name = registry.resolve_name(text)
-                refuse_unlaunched_job(name, unbegun)
+                refuse_unlaunched_job(name, unlaunched)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []
         # Waiting jobs first, newest to oldest, so that no waiting job starts because another job ends.

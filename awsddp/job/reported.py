@@ -26,9 +26,9 @@ def find_job_on_nodes(
     UsageError, NotFoundError, and NodeError if no reachable node reports a job that the cluster's record has.
     """
     jobs = list_jobs_on_nodes(connected, partial=True)
-    unbegun = release_unlaunched_jobs(connected, jobs)
+    unlaunched = release_unlaunched_jobs(connected, jobs)
     name = JobRegistry(connected.session, jobs).resolve_name(text)
-    refuse_unlaunched_job(name, unbegun)
+    refuse_unlaunched_job(name, unlaunched)
     if prefer_started and name is None:
         running = tuple(job for job in jobs if job.state == "running")
         jobs = running or tuple(job for job in jobs if job.state != "waiting") or jobs

@@ -120,7 +120,7 @@ too_many_files: The rank has too many open files.
 too_many_processes: The node's limit of processes and threads is reached.
   said can't start new thread|Resource temporarily unavailable
   next use fewer loader workers and threads (OMP_NUM_THREADS)
-permission: The user of the ranks may not do this.
+permission: The user that runs the ranks is not allowed to do this.
   said ^PermissionError|Permission denied|Read-only file system
   next write to $AWSDDP_RUN_DIR or the project folder
 no_internet (retryable): The node could not reach a host on the internet.
