@@ -1,4 +1,4 @@
-"""Create the environment of the ranks. Runs on a node with its python3 (3.8 or newer, standard library only).
+"""Create the ranks' environment. Runs on a node with its python3 (3.8 or newer, standard library only).
 
 Reads a JSON object from stdin and writes lines of JSON: {"at": text} for progress, and the response last.
 
@@ -33,11 +33,11 @@ WORK = HOME / "awsddp/work"
 LOCK_S = 1800
 TAIL_LINES = 40
 PROGRESS_S = 2
-FREE_SHARE = 0.25  # the share of a disk to keep free for other environments and results
+FREE_SHARE = 0.25  # the share of a disk that is kept free for other environments and results
 POLL_MS = 500
 END_S = 5
-PIPE_BYTES = 2**20  # larger than the buffer of a pipe
-# The image's python runs this to report the facts for which the client resolves packages.
+PIPE_BYTES = 2**20  # larger than a pipe's buffer
+# The image's python runs this to report the facts that the client needs to resolve packages.
 PLATFORM = """
 import json, platform, site, sys
 from importlib import metadata
@@ -63,7 +63,7 @@ if torch is not None:
 print(json.dumps(facts))
 """
 PROGRAM = "#!{}\nimport sys\nfrom {} import {}\nsys.exit({}())\n"
-# Runs as root and waits for the locks of other package installations, such as those of a first boot.
+# Runs as root and waits for other package installations' locks, such as those during the first boot.
 PACKAGE_LOCK = """
 import fcntl, sys, time
 deadline = time.monotonic() + 600
@@ -195,7 +195,7 @@ def write(path, text, mode=0o644):
 
 @contextlib.contextmanager
 def private_file(path, text):
-    """Write a file that may contain passwords with mode 0600, and remove it at the end of the block."""
+    """Write a file that may contain passwords with mode 0600, and remove it when the block ends."""
     write(path, text, mode=0o600)
     try:
         yield path
@@ -204,7 +204,7 @@ def private_file(path, text):
 
 
 def read(path):
-    """Return the JSON of a file, or None if the file does not exist or is invalid."""
+    """Return the JSON in a file, or None if the file does not exist or is invalid."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -241,7 +241,7 @@ def wait_for_lock(request):
 
 
 def installer_environ(request):
-    """Return the environment variables of pip, uv and conda for this installation."""
+    """Return the environment variables for pip, uv and conda in this installation."""
     env = dict(request["environ"])
     if request["ca"]:
         bundle = ENVIRONMENTS / "ca.pem"
@@ -258,7 +258,7 @@ def pip_install(python):
 
 
 def install(pip, prefix, request, env, pins=()):
-    """Install the project's packages with the command `pip`. `pins` fix versions of installed packages."""
+    """Install the project's packages with the command `pip`. `pins` fix installed packages' versions."""
     if not request["lines"]:
         return
     files = {"requirements": request["lines"], "constraints": [*request["constraints"], *pins]}
@@ -273,7 +273,7 @@ def install(pip, prefix, request, env, pins=()):
 
 
 def link_programs(prefix, folders):
-    """Write the console scripts (torchrun...) of packages in `folders` for the environment's python."""
+    """Write the console scripts (torchrun...) from packages in `folders` for the environment's python."""
     from importlib import metadata  # imported late, because checking for an environment does not need it
 
     python = prefix / "bin/python"
@@ -289,7 +289,7 @@ def link_programs(prefix, folders):
 def add_projects(prefix, request):
     """Add the metadata, entry points and .pth file that an installation of the synced projects would add.
 
-    The .pth file comes after the ranks' PYTHONPATH, because their project folder may differ from WORK.
+    The .pth file takes effect after the ranks' PYTHONPATH, because their project folder may differ from WORK.
     """
     for packages in prefix.glob("lib/python3*/site-packages") if request["projects"] else ():
         for project in request["projects"]:
@@ -337,7 +337,7 @@ def ensure_uv(request, env):
 
 
 def make_venv(prefix, request, env):
-    """Create a venv by uv with the requested Python, and install torch and then the packages."""
+    """Create a venv with uv and the requested Python, and install torch and then the packages."""
     program = ensure_uv(request, env)
     python = prefix / "bin/python"
     if not python.exists():
@@ -403,7 +403,7 @@ def copy_rehearsal(prefix, request):
 
 
 def run_setup(request, python, env):
-    """Run those commands of env.setup in the project folder that have not been run yet."""
+    """Run the env.setup commands that have not been run yet, in the project folder."""
     done = ENVIRONMENTS / ("setup-" + request["setup_stamp"])
     count = read(done) or 0
     if count < len(request["setup"]):
@@ -474,7 +474,7 @@ def remove_old(prefix):
 
 
 def is_used(prefix):
-    """Return True if a program of the environment is running."""
+    """Return True if a program in the environment is running."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # the process has ended
             if os.fsencode(str(prefix) + "/") in path.read_bytes():

@@ -1,4 +1,4 @@
-"""Prepare a node and report its facts. Runs on the node as root with its python3 (3.8 or newer).
+"""Prepare a node and report its facts. Runs on the node as root with the node's python3 (3.8 or newer).
 
 Takes a JSON object as its argument, and prints the response in JSON as the last line. May be repeated.
 
@@ -18,7 +18,8 @@ import sys
 import time
 from pathlib import Path
 
-# The folder that contains etc and opt. It is not / if the host has no own root (local cloud, loopback mode).
+# The folder that contains etc and opt. It is not / if the host has no root folder of its own (local cloud,
+# loopback mode).
 ROOT = Path(os.environ.get("AWSDDP_ROOT", "/"))
 ETC = ROOT / "etc/awsddp"
 WATCHDOG = "awsddp-expiry.service"
@@ -31,7 +32,7 @@ export GLOO_SOCKET_IFNAME='{nic}'
 export TP_SOCKET_IFNAME='{nic}'
 {path}
 """
-# The commands that install rsync. apt-get may have to wait for the upgrades of the first boot.
+# The commands that install rsync. apt-get may have to wait for the first boot's upgrades.
 INSTALL = {
     "dnf": [["dnf", "-y", "install", "rsync"]],
     "yum": [["yum", "-y", "install", "rsync"]],
@@ -68,12 +69,12 @@ print(json.dumps(facts))
 
 
 def is_rootless():
-    """Return True if ROOT is a folder of an ordinary user. Then there are no root rights or other users."""
+    """Return True if ROOT is an ordinary user's folder. Then there are no root rights or other users."""
     return str(ROOT) != "/"
 
 
 def run(*argv, timeout_s=60):
-    """Return (exit code, output) of a command; 127 if the command does not exist, 124 after `timeout_s`."""
+    """Return a command's (exit code, output); the code is 127 if it does not exist, 124 after `timeout_s`."""
     try:
         done = subprocess.run(
             argv,
@@ -104,7 +105,7 @@ def write(path, text, mode):
 
 
 def read(path):
-    """Return the text of a file, or None if it cannot be read."""
+    """Return the text in a file, or None if it cannot be read."""
     try:
         return path.read_text()
     except OSError:
@@ -173,7 +174,7 @@ def rekey():
 
 
 def find_interface(address, rank0):
-    """Return the interface of the route to rank 0; on rank 0 itself, the interface with its address."""
+    """Return the interface that has the route to rank 0; on rank 0 itself, the one that has its address."""
     if address == rank0:
         for line in run("ip", "-4", "-o", "addr", "show")[1].splitlines():
             fields = line.split()
@@ -184,7 +185,7 @@ def find_interface(address, rank0):
 
 
 def torch_facts(python, mode):
-    """Return the facts of a python's torch, including the number of GPUs if `mode` is "gpus"."""
+    """Return the facts about a python's torch, including the number of GPUs if `mode` is "gpus"."""
     code, output = run(python, "-I", "-c", TORCH_FACTS, mode, timeout_s=300)
     try:
         return json.loads(output.splitlines()[-1]) if code == 0 else {"error": output[-500:]}
@@ -193,7 +194,7 @@ def torch_facts(python, mode):
 
 
 def find_environment(home):
-    """Return the facts of the first python that has torch; "python" is None if no python has torch."""
+    """Return the facts about the first python that has torch; "python" is None if no python has torch."""
     patterns = [(ROOT, "opt/pytorch/bin/python"), *((ROOT, f"opt/conda/{python}") for python in CONDA)]
     patterns += [(home, f"{base}/{python}") for base in ("*conda*", "miniforge*") for python in CONDA]
     for folder, pattern in patterns:
@@ -275,7 +276,7 @@ def inspect(request):
     if nic:
         path = 'export PATH={}:"$PATH"'.format(shlex.quote(str(Path(facts["python"] or "/bin/sh").parent)))
         write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
-    facts["complaint"] = wait_for_boot(request["patience_s"])  # this late, as the boot continues in parallel
+    facts["complaint"] = wait_for_boot(request["patience_s"])  # late, as the boot continues in parallel
     facts["rsync"], facts["rsync_said"] = install_rsync()
     if request["gpus"] and facts["python"]:  # after the boot, which starts drivers and their services
         facts.update(count_gpus(facts["python"], request["gpus"], request["gpus_patience_s"]))

@@ -1,7 +1,7 @@
-"""Start ranks on a node with the Python of the ranks, and end the ranks after a timeout.
+"""Start ranks on a node with the ranks' Python, and end them after a timeout.
 
 Reads JSON from stdin: {"ranks": the variables of each rank, "seconds", "program": the source of probe.py}.
-Forwards the output of the ranks, and adds lines of JSON: {"rank", "at": "started"} for each rank, and
+Forwards the ranks' output, and adds lines of JSON: {"rank", "at": "started"} for each rank, and
 {"rank", "at": "failed", "why": its last line on stderr} for a rank that fails.
 """
 

@@ -1,12 +1,13 @@
 """Compare and change a project folder. Runs on a node with its python3 (3.8 or newer, standard library only).
 
-The first argument is the folder's name below ~/awsddp. Reads a record for each path of the client, and prints
-the paths that differ, those that may differ, and those that an earlier sync sent but the client lacks now:
+The first argument is the folder's name below ~/awsddp. Reads a record for each of the client's paths, and
+prints the paths that differ, those that may differ, and those that an earlier sync sent but the client lacks
+now:
 
     in:   <kind> <mode> <size> <mtime in ns> <version> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , unsure <sha256> <path> NUL ... , missing <path> NUL ...
 
-The version of a client's file changes with every write, even if size and mtime do not. A file with the
+The version of a client's file changes with every write, even if size and mtime do not. A file that has the
 same size and mtime is unsure, unless it was sent with that version and the node has not written it since.
 
 With the second argument `change` it reads three parts separated by NUL NUL: paths to remove; records of paths
@@ -29,7 +30,7 @@ HOME = os.path.expanduser(b"~")
 FOLDER = os.fsencode(sys.argv[1])
 WORK = os.path.join(HOME, b"awsddp", FOLDER)
 SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder, which jobs use
-# This name differs from any data set's, because those do not begin with a dot.
+# No data set has this name, because data sets' names do not begin with a dot.
 VERSIONS = os.path.join(os.path.dirname(WORK), b"." + os.path.basename(WORK) + b".versions")
 MOST_BYTES = 4 << 30
 """The most bytes that a call hashes. Further files count as changed, and rsync compares them."""
@@ -56,7 +57,7 @@ def read(file, fields):
 
 
 def write(file, entries):
-    """Replace a file of records atomically."""
+    """Replace a file that contains records atomically."""
     with open(file + b".new", "wb") as stream:
         for path in sorted(entries):
             stream.write(b" ".join(entries[path] + (path,)) + b"\0")
@@ -69,12 +70,12 @@ def read_sent():
 
 
 def read_versions():
-    """Return the client's version and the node's stamp of sent files: {path: (version, stamp)}."""
+    """Return {path: (version, stamp)} for sent files: the client's version and the node's stamp."""
     return read(VERSIONS, 2)
 
 
 def status(path):
-    """Return the lstat of a path, or None if the path does not exist."""
+    """Return a path's lstat, or None if the path does not exist."""
     try:
         return os.lstat(os.path.join(WORK, path))
     except (OSError, ValueError):
@@ -82,12 +83,12 @@ def status(path):
 
 
 def stamp(info):
-    """Return ctime and inode. No program can set the ctime, so every write changes this stamp."""
+    """Return the ctime and inode. No program can set the ctime, so every write changes this stamp."""
     return b"%d.%d" % (info.st_ctime_ns, info.st_ino)
 
 
 def describe(info):
-    """Return the record of a path from its lstat."""
+    """Return a path's record from its lstat."""
     kind = {stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l"}.get(stat.S_IFMT(info.st_mode), b"?")
     if kind == b"d":
         return (kind, b"%o" % (info.st_mode & 0o777), b"0", b"0")
@@ -138,7 +139,7 @@ def compare(wanted):
 
 
 def digest(path):
-    """Return the SHA-256 of the content of a file or link, or "-" if the content cannot be read."""
+    """Return the SHA-256 of what a file or link contains, or "-" if it cannot be read."""
     import hashlib  # imported late, because it takes 5 ms and most syncs do not need it
 
     checksum, full_path = hashlib.sha256(), os.path.join(WORK, path)
@@ -182,7 +183,7 @@ def remove(paths):
 
 
 def record_versions(received):
-    """Record the client's versions of received paths, {path: record}, except of paths that changed since."""
+    """Record the client's versions of received paths ({path: record}), unless they have changed since."""
     versions = read_versions()
     for path, record in received.items():
         info = status(path)
@@ -261,7 +262,7 @@ def main():
         return
     changed, unsure, missing = compare(records(data, 5))
     out = sys.stdout.buffer
-    out.write(b"\0")  # ends the output of the login shell's startup files
+    out.write(b"\0")  # ends the output from the login shell's startup files
     for prefix, paths in ((b"changed ", changed), (b"unsure ", unsure), (b"missing ", missing)):
         for path in paths:
             out.write(prefix + path + b"\0")

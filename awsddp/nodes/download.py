@@ -24,7 +24,7 @@ from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import ignore_event, results_or_raise, run_on_nodes
 
 STAGING_FOLDER = ".part"
-"""The staging folder in the results folder; from it, the next fetch resumes an interrupted fetch."""
+"""The staging folder in the results folder; if a fetch is interrupted, the next one resumes from it."""
 DEDUPLICATE_FROM_BYTES = 1 << 20
 """A file that is at least this large is fetched as a delta if a local file is probably identical to it."""
 SAMPLED_BYTES = 128 << 10

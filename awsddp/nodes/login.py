@@ -88,7 +88,7 @@ class Jump:
     dial_timeout_s: ClassVar[float] = 8.0
     """The timeout for a connection attempt. It is long, because jump hosts continue abandoned attempts."""
     permanent_errors: ClassVar[tuple[str, ...]] = ("prohibited",)
-    """Texts that ssh prints for permanent errors, which are not retried."""
+    """Texts that appear in permanent errors, which are not retried."""
     remedy: ClassVar[str] = (
         "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
     )

@@ -1,10 +1,10 @@
-"""Simulate torch's CUDA on the CPU, and NCCL with gloo, on a node of a rehearsal.
+"""Simulate torch's CUDA on the CPU, and NCCL with gloo, on a node in a rehearsal.
 
 A .pth file next to this package calls `pretend`. Uses only the standard library and torch, which is patched
 when the script imports it. All computation runs on the CPU. Each tensor created from Python records the GPU
-that it would be on, so that errors of a real node are raised, for example for a GPU that the node does not
-have, a tensor that was not moved, NCCL with a CPU tensor, or two ranks on one GPU. Calls that cannot be
-simulated raise an error.
+that it would be on, so that the errors that occur on a real node are raised, for example for a GPU that the
+node does not have, a tensor that was not moved, NCCL with a CPU tensor, or two ranks on one GPU. Calls that
+cannot be simulated raise an error.
 """
 
 import importlib.machinery
@@ -22,7 +22,7 @@ PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
 def pretend(**facts):
     """Make torch find simulated GPUs with this `count`, `name`, `memory_bytes` and `capability` (as (8, 9)).
 
-    Without a count torch finds no GPU. torch is not patched in builds of packages.
+    Without a count torch finds no GPU. torch is not patched while packages are built.
     """
     GPUS.__dict__.update(facts)
     if GPUS.count and not any(name in os.environ for name in PIP_BUILD_VARIABLES):
@@ -47,7 +47,7 @@ class _PatchingFinder:
 
 
 def announce(note, why):
-    """Print a note once per job: on rank 0, but not in the child processes of rank 0."""
+    """Print a note once per job: on rank 0, but not in rank 0's child processes."""
     announced = os.environ.get(ANNOUNCED, "")
     if os.environ.get("RANK", "0") == "0" and note not in announced:
         os.environ[ANNOUNCED] = f"{announced};{note}"
@@ -55,7 +55,7 @@ def announce(note, why):
 
 
 def _patch(torch):
-    """Replace functions of torch to simulate a node with GPUs."""
+    """Replace torch's functions to simulate a node with GPUs."""
     announce(
         f"{GPUS.count} x {GPUS.name} simulated",
         "CUDA runs on the CPU, NCCL on gloo; speed, memory, precision and kernels of GPUs are not tested",
@@ -73,7 +73,7 @@ def _patch(torch):
 
 
 def _skip_gpu_kernels(torch):
-    """Replace features that need GPU kernels by simple equivalents, and announce the replacement."""
+    """Replace features that need GPU kernels with simple equivalents, and announce the replacement."""
     nn = torch.nn
 
     def compile_model(model=None, **kwargs):

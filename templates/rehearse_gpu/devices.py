@@ -1,4 +1,4 @@
-"""Simulated torch.cuda and torch.accelerator of a node with GPUs."""
+"""torch.cuda and torch.accelerator, simulated as on a node with GPUs."""
 
 import functools
 import os
@@ -51,12 +51,12 @@ def gpu_index(device):
 
 
 def current_device():
-    """Return the number of the current GPU of this thread."""
+    """Return the number of this thread's current GPU."""
     return getattr(_thread, "device", 0)
 
 
 def set_device(device):
-    """Set the current GPU of this thread."""
+    """Set this thread's current GPU."""
     number = gpu_index(device)
     if number is not None:
         _thread.device = number
@@ -76,7 +76,7 @@ class _DeviceType(type):
     def __instancecheck__(cls, thing):
         return isinstance(thing, cls.original)
 
-    def __eq__(cls, other):  # earlier tables of torch contain the original class
+    def __eq__(cls, other):  # torch's earlier tables contain the original class
         return other is cls or other is cls.original
 
     def __hash__(cls):
@@ -135,7 +135,7 @@ class Stream:
 
 
 class Event:
-    """An event, whose `elapsed_time` is measured on the CPU."""
+    """An event whose `elapsed_time` is measured on the CPU."""
 
     def __init__(self, *args, **kwargs):
         self.recorded = 0.0
@@ -153,7 +153,7 @@ class Event:
 
 
 def _missing(name):
-    """Raise for functions of torch.cuda that are not simulated, as the __getattr__ of torch._C."""
+    """Raise for functions in torch.cuda that are not simulated, in place of torch._C's __getattr__."""
     message = f"module 'torch._C' has no attribute '{name}'"
     raise AttributeError(refusal_text(f"torch._C.{name}") if name.startswith("_cuda") else message)
 
@@ -175,7 +175,7 @@ def _properties(device=None):
 
 
 def _replacements():
-    """Return the replacements of functions of torch.cuda by name."""
+    """Return {name: replacement} for functions in torch.cuda."""
     replacements = {
         "is_available": lambda: bool(visible_gpus()),
         "is_initialized": lambda: GPUS.used,
@@ -217,7 +217,7 @@ def _replacements():
 
 
 def patch_cuda(cuda):
-    """Replace functions of torch.cuda. As with real CUDA, a forked process cannot use GPUs again."""
+    """Replace functions in torch.cuda. As with real CUDA, a forked process cannot use GPUs again."""
     os.register_at_fork(after_in_child=lambda: GPUS.__dict__.update(forked=GPUS.used))
     replacements = _replacements()
     cuda.__dict__.update(replacements)
@@ -239,7 +239,7 @@ def patch_cuda(cuda):
 
 
 def patch_accelerator(accelerator):
-    """Replace functions of torch.accelerator by those of torch.cuda."""
+    """Replace functions in torch.accelerator with those in torch.cuda."""
     cuda = torch.cuda
     accelerator.current_accelerator = lambda check_available=False: (
         torch.device("cuda") if visible_gpus() else None

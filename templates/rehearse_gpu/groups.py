@@ -19,7 +19,7 @@ FLAT += "_all_gather_base", "_reduce_scatter_base"
 
 
 class Groups:
-    """The state of process groups: the requested backends, the groups whose ranks have connected, and the
+    """The process groups' state: the requested backends, the groups whose ranks have connected, and the
     functions to call after coalesced collectives.
     """
 
@@ -36,7 +36,7 @@ class Groups:
             raise RuntimeError("No backend type associated with device type cpu")
 
     def connect(self, gpu, group):
-        """Raise, as NCCL does at its first use, for a wrong interface and for two ranks on one GPU."""
+        """Raise, as NCCL does when it is first used, for a wrong interface and for two ranks on one GPU."""
         group = group or self.core._get_default_group()
         if "nccl" not in self.backends(group) or group in self.connected:
             return
@@ -97,7 +97,7 @@ def _patch_collectives(distributed, groups):
     names += " all_reduce_coalesced all_gather_coalesced _all_gather_base _reduce_scatter_base"
     for (
         name
-    ) in f"{names} send recv isend irecv".split():  # changes calls of scripts, but not calls within torch
+    ) in f"{names} send recv isend irecv".split():  # changes calls in scripts, but not calls within torch
         if hasattr(core, name):
             setattr(distributed, name, _collective(getattr(core, name), groups))
     coalesced = distributed._broadcast_coalesced
@@ -189,14 +189,14 @@ def _collective(function, groups):
 
 
 def _is_root(arguments, group, core):
-    """Return True if this rank receives the result of a reduce."""
+    """Return True if this rank receives a reduce's result."""
     if arguments.get("group_dst") is not None:
         return arguments["group_dst"] == group.rank()
     return arguments["dst"] == core.get_rank()
 
 
 def _patch_coalescing(distributed, groups):
-    """Convert the results of coalesced collectives after all of these collectives have ended."""
+    """Convert coalesced collectives' results after all of these collectives have ended."""
     core = groups.core
     original = core._coalescing_manager
 
@@ -225,7 +225,7 @@ def _is_dense(tensor):
 
 
 def delay_destroy(distributed):
-    """Delay the end of a group, as gloo may abort a peer in its last collective (seen with torch 2.13)."""
+    """Delay a group's end, because gloo may abort a peer in its last collective (seen with torch 2.13)."""
     core = distributed.distributed_c10d
     destroy = core.destroy_process_group
 
@@ -238,7 +238,7 @@ def delay_destroy(distributed):
 
 
 def matching_interfaces(pattern):
-    """Return the interfaces of this node that match a value of NCCL_SOCKET_IFNAME.
+    """Return this node's interfaces that match a value of NCCL_SOCKET_IFNAME.
 
     A value has prefixes separated by commas. After `=` they are exact names, and after `^` they are excluded.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
@@ -255,7 +255,7 @@ def matching_interfaces(pattern):
 
 
 def _check_interface(distributed):
-    """Raise if NCCL_SOCKET_IFNAME matches no interface. NCCL ignores values of a single letter."""
+    """Raise if NCCL_SOCKET_IFNAME matches no interface. NCCL ignores values that have a single letter."""
     pattern = os.environ.get("NCCL_SOCKET_IFNAME", "")
     if len(pattern) > 1 and not matching_interfaces(pattern):
         interfaces = " ".join(name for _, name in socket.if_nameindex())
@@ -297,7 +297,7 @@ def _patch_ddp(ddp, groups):
 
 
 def _patch_hooks(bucket):
-    """Set the GPU of gradients that are passed to communication hooks; C++ creates them without a GPU."""
+    """Set the GPU for gradients that are passed to communication hooks; C++ creates them without a GPU."""
     for name in ("buffer", "gradients"):
         get = getattr(bucket, name)
 

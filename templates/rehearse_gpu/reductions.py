@@ -1,6 +1,6 @@
-"""NCCL's reductions and data types on gloo, with conversions of those that gloo does not support.
+"""NCCL's reductions and data types on gloo, with conversions for those that gloo does not support.
 
-Types and error texts are those of NCCL and of torch's checks around it
+Types and error texts are those in NCCL and in torch's checks around it
 (torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp, nccl's src/enqueue.cc).
 """
 
@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 INTEGERS = {torch.int8, torch.uint8, torch.int32, torch.int64}
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 EIGHT_BITS = {getattr(torch, name, None) for name in ("float8_e4m3fn", "float8_e5m2")} - {None}
-"""8-bit floats that NCCL reduces on GPUs of capability 9.0 and later."""
+"""8-bit floats that NCCL reduces on GPUs with capability 9.0 or later."""
 TRANSFER_ONLY = {getattr(torch, f"float8_{name}", None) for name in ("e4m3fnuz", "e5m2fnuz", "e8m0fnu")} - {
     None
 }
@@ -26,7 +26,7 @@ _NAMES = {
     "complex128": "ComplexDouble",
     **{f"uint{bits}": f"UInt{bits}" for bits in (16, 32, 64)},
 }
-"""Names of other types in the C++ code of torch."""
+"""The names that other types have in torch's C++ code."""
 
 
 def refuse_type(dtype):
@@ -44,7 +44,7 @@ def as_bytes(tensor):
 
 
 class Reduction:
-    """A reduction of NCCL: gloo's `op`, and conversions of tensors before and after it.
+    """A reduction in NCCL: gloo's `op`, and conversions for tensors before and after it.
 
     If `is_later`, `after` must be called when gloo has ended.
     """
@@ -86,12 +86,12 @@ class Reduction:
             tensor.copy_(sent)
 
     def _scale(self):
-        """Return the factor in the type of the tensors, in which NCCL also has it."""
+        """Return the factor in the tensors' type, as NCCL does."""
         return torch.as_tensor(self._factor, dtype=self._dtype, device="cpu").reshape(())
 
 
 def real_type(dtype):
-    """Return the real type of a complex type; torch passes complex numbers to NCCL in this type."""
+    """Return a complex type's real type, in which torch passes complex numbers to NCCL."""
     return torch.empty(0, dtype=dtype, device="cpu").real.dtype if dtype.is_complex else dtype
 
 

@@ -10,7 +10,7 @@ import torch
 
 
 def refusal_text(call):
-    """Return the error text for a call, with the line of the script that made the call."""
+    """Return the error text for a call, with the script line that made the call."""
     return (
         f"rehearsal: {call} needs a true GPU and cannot be simulated{_calling_line()}. Leave it out of the "
         "rehearsal: there torch.cuda.get_device_name() ends with (rehearsed); or rehearse on the CPU: "
@@ -29,7 +29,7 @@ def _calling_line():
 
 
 def refuse(owner, name):
-    """Make calls of a function or a class raise. The class itself stays usable in isinstance()."""
+    """Make calls to a function or a class raise an error. The class itself stays usable in isinstance()."""
     original, call = getattr(owner, name), f"{owner.__name__}.{name}"
 
     def refused(*args, **kwargs):

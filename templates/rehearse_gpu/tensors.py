@@ -2,7 +2,7 @@
 
 The GPU is an attribute of a tensor's storage, so that views, parameters and tensors saved by autograd share
 it. A dispatch mode sets the GPU of an operation's results; autograd enters the mode in a backward pass, too.
-Methods of the class Tensor that read or change the device are replaced, which applies to all threads.
+Tensor's methods that read or change the device are replaced, which applies to all threads.
 """
 
 import functools
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rehearse_gpu.devices import current_device, gpu_index
 
 GPU_ATTRIBUTE = "_rehearsed_on"
-"""The attribute of a storage with the number of its GPU, or None if Python created it on the host."""
+"""The storage attribute that has the storage's GPU number, or None if Python created it on the host."""
 Tensor = torch.Tensor
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _functorch = torch._C._functorch
@@ -39,7 +39,7 @@ def gpu_of(tensor):
 
 
 def tensors_with_gpus(values):
-    """Return pairs of tensor and GPU for the tensors in `values` and in lists in `values`."""
+    """Return (tensor, GPU) pairs for the tensors in `values` and in lists in `values`."""
     pairs = []
     for value in values:
         if isinstance(value, Tensor):
@@ -64,7 +64,7 @@ def set_on_host(tensor):
 
 
 class _Move(torch.autograd.Function):
-    """Copies a tensor to another device, and moves the gradient of the copy back."""
+    """Copies a tensor to another device, and moves the copy's gradient back."""
 
     generate_vmap_rule = True
 
@@ -86,7 +86,7 @@ def _move(tensor, gpu):
     return tensor if gpu_of(tensor) == gpu else _Move.apply(tensor, gpu)
 
 
-# These replace methods of Tensor. Each is called with the original method and the arguments of the call.
+# These replace Tensor's methods. Each is called with the original method and the call's arguments.
 
 
 def _to(method, tensor, *args, **kwargs):
@@ -211,7 +211,7 @@ _INDEXED = {_aten.index, _aten.index_put, _aten.index_put_}
 
 
 class FakeCudaTensorMode(TorchDispatchMode):
-    """Runs every operation on the CPU, and sets the GPU of its results."""
+    """Runs every operation on the CPU, and sets its results' GPU."""
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = dict(kwargs) if kwargs else {}
@@ -244,7 +244,7 @@ def _is_on_host(tensor, gpu):
 
 
 def _refuse_mixed_devices(op, pairs):
-    """Raise RuntimeError if the tensors of an operation are on several devices.
+    """Raise RuntimeError if an operation's tensors are on several devices.
 
     A tensor on a GPU accepts indices on the host, but a tensor on the host accepts no indices on a GPU.
     """
@@ -291,7 +291,7 @@ def track_gpus():
 
 
 class _Property(property):
-    """A property of Tensor with the attributes that torch._dynamo reads (seen with 2.11)."""
+    """One of Tensor's properties, with the attributes that torch._dynamo reads (seen with 2.11)."""
 
     __objclass__ = torch._C.TensorBase
 
@@ -342,7 +342,7 @@ def _patch_factories():
     generator = torch.Generator
 
     class Generator(generator):
-        """A generator of random numbers, which works on the CPU."""
+        """A random number generator that works on the CPU."""
 
         def __new__(cls, device="cpu"):
             return generator.__new__(cls, device if gpu_index(device) is None else "cpu")
@@ -351,7 +351,7 @@ def _patch_factories():
 
 
 def _patch_storages():
-    """Keep the GPU of a storage when it is saved, loaded or copied."""
+    """Keep a storage's GPU when the storage is saved, loaded or copied."""
     storage = torch.UntypedStorage
     copy = storage.clone
 
@@ -377,7 +377,7 @@ def _patch_storages():
 
 
 def _patch_modules():
-    """Make Module.to accept a GPU as a plain number, as `device=`, or by a tensor on the GPU."""
+    """Make Module.to accept a GPU as a plain number, as `device=`, or as a tensor on the GPU."""
     parse = torch._C._nn._parse_to
 
     def parse_to(*args, **kwargs):
