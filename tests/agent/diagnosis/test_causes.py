@@ -123,7 +123,7 @@ RAISED = [
     (1, "RuntimeError: DataLoader worker (pid(s) 25606) exited unexpectedly", "loader_died", "loader worker"),
     (1, "RuntimeError: Too many open files. Communication with the workers is no", "too_many_files", "open"),
     (1, "RuntimeError: can't start new thread", "too_many_processes", "limit of processes"),
-    (1, "PermissionError: [Errno 13] Permission denied: '/data'", "permission", "may not do this"),
+    (1, "PermissionError: [Errno 13] Permission denied: '/data'", "permission", "not allowed to do this"),
     (1, "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure>", "no_internet", "internet"),
     (
         1,
