@@ -1,1 +1,1 @@
-"""The only package that uses boto3: reads facts, carries out plans, terminates resources by awsddp's tags."""
+"""The only package that uses boto3: it reads facts, carries out plans and terminates resources."""

@@ -1,4 +1,4 @@
-"""Read the account's resources that a cluster uses: subnets, routes, reservations, and the user's own."""
+"""Read the resources in the account that a cluster uses: subnets, routes, reservations, the user's own."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -62,7 +62,7 @@ def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
 def _routes(aws: AwsClient, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
     """Return the route tables of `vpc` (None: all VPCs) and their default routes, as fields of Subnet.
 
-    The keys are subnet ids. A VPC id is the key for the VPC's subnets without a route table of their own.
+    The keys are subnet ids. A VPC's id stands for all of its subnets that have no route table of their own.
     """
     request = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
     tables = none_if_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", request))
@@ -118,9 +118,9 @@ def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet,
 
 
 def read_own_group(aws: AwsClient, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> OwnGroup:
-    """Return the user's own security group, with the needed traffic that the group's rules do not allow.
+    """Return the user's own security group, and the needed traffic that its rules do not allow.
 
-    `cidrs` are the source addresses of SSH. Raises CloudError, or ConfigError if the group does not exist.
+    `cidrs` are the source addresses for SSH. Raises CloudError, or ConfigError if the group does not exist.
     """
     group = _group(aws, group_id, key="network.security_group")
     lacks = []
@@ -135,7 +135,7 @@ def read_own_group(aws: AwsClient, group_id: str, *, cidrs: tuple[str, ...], efa
 
 
 def _allows_members(permissions: Iterable[Permission], group: str) -> bool:
-    """Return True if all traffic with the group's own members is allowed."""
+    """Return True if the group allows all traffic between its members."""
     return any(permission.ip_protocol == "-1" and group in permission.sources for permission in permissions)
 
 
@@ -147,7 +147,7 @@ def check_ssh_groups(aws: AwsClient, sources: Iterable[str]) -> None:
 
 
 def _allows_ssh(permissions: Iterable[Permission], cidr: str) -> bool:
-    """Return True if the rules allow port 22 from a block of addresses, or from the members of a group."""
+    """Return True if the rules allow port 22 from an address block, or from a group's members."""
     return any(
         permission.ip_protocol in ("tcp", "-1")
         and (permission.from_port or 0) <= 22 <= (65535 if permission.to_port is None else permission.to_port)
@@ -178,7 +178,7 @@ class _Profile(Shape):
 def find_role(aws: AwsClient, requested: str) -> str | None:
     """Return the ARN of the role in the user's own instance profile ("": no role, None: it cannot be read).
 
-    IAM is queried because RunInstances reports a missing profile only after two minutes. Raises ConfigError
+    This asks IAM, because RunInstances reports a missing profile only after two minutes. Raises ConfigError
     if the profile does not exist.
     """
     name, profile = {"InstanceProfileName": requested.rpartition("/")[2]}, _Profile()
@@ -200,7 +200,8 @@ def find_role(aws: AwsClient, requested: str) -> str | None:
 def list_missing_actions(aws: AwsClient, role: str, uri: str) -> Iterator[str]:
     """Yield the S3 actions that saving results to `uri` needs but the role's policies do not allow.
 
-    Yields nothing if the caller may not simulate policies. A policy of the bucket may still allow them.
+    Yields nothing if the caller is not allowed to simulate policies. The bucket's own policy may still allow
+    them.
 
     https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
     """
@@ -227,9 +228,9 @@ class _Key(Shape):
 
 
 def check_disk_key(aws: AwsClient, key_id: str) -> None:
-    """Raise ConfigError if the user's own KMS key cannot encrypt disks; accept a key that may not be read.
+    """Raise ConfigError if the user's own KMS key cannot encrypt disks; accept a key that cannot be read.
 
-    With a key that cannot encrypt disks, instances terminate while they start:
+    Instances whose disks a key cannot encrypt terminate while they start:
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     """
     why = ""
@@ -268,10 +269,10 @@ def _group(aws: AwsClient, group_id: str, *, key: str) -> SecurityGroup:
 def _describe_one(
     aws: AwsClient, shape: type[S], operation: str, request: Reply, *, key: str, noun: str
 ) -> S:
-    """Return the only resource that a request describes, whose id is listed by the first parameter.
+    """Return the one resource that a request describes; the request's first parameter lists its id.
 
-    `key` is the setting that names the resource, `noun` the kind of resource; the error message has both.
-    Raises CloudError, or ConfigError if it does not exist.
+    The error message has `key`, the setting that names the resource, and `noun`, the kind of resource. Raises
+    CloudError, or ConfigError if it does not exist.
     """
     why = ""
     try:

@@ -1,4 +1,4 @@
-"""Translate errors of botocore to awsddp's errors: what failed, why, and the next step.
+"""Translate botocore's errors to awsddp's errors, which say what failed, why, and what to do next.
 
 Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
@@ -147,7 +147,7 @@ _LIMIT = _Row(
     "a quota of the account is used up: {operation} in {where}",
     "aws service-quotas list-service-quotas --service-code ec2   # ask AWS for more, or end what is not used",
 )
-# Errors of the calls that get credentials are about the login, not about the call that needs the credentials.
+# An error in a call that gets credentials is about the login, not about the call that needs the credentials.
 _NO_ROLE = _Row(
     "credentials",
     "this login no longer has the role that the AWS profile names",
@@ -192,7 +192,7 @@ def none_if_refused(
 ) -> T | None:
     """Return the result of `act`, or None if it raises an AwsRefused that is `expected` (default: any).
 
-    Raises any other AwsRefused.
+    Any other AwsRefused is raised.
     """
     try:
         return act()
@@ -214,7 +214,7 @@ def region_not_enabled(region: str, why: str) -> AwsRefused:
 
 
 def encoded_denial(error: ClientError) -> str | None:
-    """Return the encoded authorization failure message of a denial, or None."""
+    """Return the encoded authorization failure message in a denial, or None."""
     match = _ENCODED.search(str(error.response.get("Error", {}).get("Message", "")))
     return match[1] if match else None
 
@@ -252,7 +252,7 @@ def translate_error(
 
 
 def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
-    """Return the row, the code and the text of an error reply; the text lacks the encoded message."""
+    """Return an error reply's row, code and text; the text lacks the encoded message."""
     code = str(reply.get("Error", {}).get("Code", ""))
     why = _ENCODED.sub("", f"{code}: {reply.get('Error', {}).get('Message', '') or code}")
     metadata = reply.get("ResponseMetadata", {})
@@ -269,9 +269,7 @@ def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple
 
 
 def clock_skew_s(metadata: dict[str, Any], now: datetime) -> float | None:
-    """Return by how many seconds AWS's clock is ahead of this machine's, or None if the reply has no valid
-    date.
-    """
+    """Return how many seconds AWS's clock is ahead of this machine's, or None if the reply has no date."""
     try:
         return (parsedate_to_datetime(metadata["HTTPHeaders"]["date"]) - now).total_seconds()
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The client of AWS: every call goes through `AwsClient.call`, with explicit timeouts and retries."""
+"""The client for AWS: every call goes through `AwsClient.call`, with explicit timeouts and retries."""
 
 import contextlib
 import os
@@ -44,20 +44,21 @@ FIRST_ATTEMPTS = 3
 _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 OPEN_REGION = "us-east-1"
-"""A region that every account has enabled. Its API lists the regions that an account has to enable first."""
-# The least policy depends on tags, and IAM may not see those of a new resource yet; no source says how long:
+"""A region that is always enabled. Its API lists the regions that an account has to enable first."""
+# The least policy depends on tags, and IAM may not see a new resource's tags at once; no source says how
+# long:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _NEW_S = 15.0
 _NEEDS_CAPACITY = ("RunInstances", "StartInstances")
 _SECRET = ("UserData", "PublicKeyMaterial")
-# botocore's default name for the session of a role, which differs in each process.
+# botocore's default name for a role's session, which differs in each process
 _UNSTABLE = re.compile(r":botocore-session-\d+$")
 Reply = dict[str, Any]
 """The parameters of a boto3 call, or its reply."""
 
 
 class Shape(msgspec.Struct, rename="pascal"):
-    """A part of a reply of AWS, with the fields that awsddp reads."""
+    """A part of an AWS reply, with the fields that awsddp reads."""
 
     @classmethod
     def from_reply(cls, described: Reply) -> Self:
@@ -116,7 +117,7 @@ class Trail:
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
-        """Append one call. A folder that cannot be written is ignored."""
+        """Append one call. Does nothing if the folder cannot be written."""
         with self._lock, contextlib.suppress(OSError):
             self._buffered.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
             if call.may_change:
@@ -131,10 +132,10 @@ class Trail:
 class AwsClient:
     """Makes the calls of one target. It is thread-safe; boto clients are built when they are first used.
 
-    `on_call` is called with every completed call, on the thread that made it. If `login` is given, the
-    credentials of that client are used, so that the user enters an MFA code only once. `report_wait` is
-    called with a text while a login program runs. Raises ConfigError if no region is configured, or the
-    region or the AWS configuration is invalid.
+    `on_call` is called with every completed call, on the thread that made it. If the client `login` is given,
+    its credentials are used, so that the user enters an MFA code only once. `report_wait` is called with a
+    text while a login program runs. Raises ConfigError if no region is configured, or the region or the AWS
+    configuration is invalid.
     """
 
     def __init__(
@@ -159,10 +160,10 @@ class AwsClient:
     def call(self, operation: str, parameters: Reply, *, service: str = "ec2") -> Reply:
         """Make one call and return its reply. Raises CloudError, CapacityError or ConfigError.
 
-        A launch or a start is sent once, since botocore retries a lack of capacity (an HTTP 500); every other
-        call, including one with DryRun, is retried in botocore's standard mode. A denied call is also retried
-        if it names a resource that this client created a few seconds ago, because IAM may not see the
-        resource's tags yet.
+        A launch or a start is sent only once, since botocore would retry a lack of capacity (an HTTP 500).
+        Every other call, including one with DryRun, is retried in botocore's standard mode. A denied call is
+        also retried if it names a resource that this client created a few seconds ago, because IAM may not
+        see the resource's tags yet.
         """
         for pause in growing_pauses(1.0, 4.0):
             try:
@@ -238,7 +239,7 @@ class AwsClient:
     def paginate(
         self, operation: str, parameters: Reply, key: str = "", *, service: str = "ec2"
     ) -> list[Reply]:
-        """Make a call until its last page and return the items of all pages under `key`.
+        """Repeat a call until its last page, and return the items that all pages have under `key`.
 
         The default `key` is the operation's name without "Describe": "Volumes" for DescribeVolumes.
         """
@@ -252,7 +253,7 @@ class AwsClient:
             page = {**parameters, "NextToken": token}
 
     def read(self, shape: type[S], operation: str, parameters: Reply, key: str = "") -> list[S]:
-        """Make a paginated call of EC2 and return its items as `shape`."""
+        """Make a paginated EC2 call and return its items as `shape`."""
         items = self.paginate(operation, parameters, key)
         return [msgspec.convert(described, shape, strict=False) for described in items]
 
@@ -267,7 +268,7 @@ class AwsClient:
             return self._identity
 
     def credentials_end(self) -> datetime | None:
-        """Return the time (UTC) at which a person has to log in again, or None if never or unknown."""
+        """Return the time (UTC) when a person has to log in again, or None if that is never or unknown."""
         return credentials_end(self._session)
 
     @cached_property
@@ -357,7 +358,7 @@ def created_ids(operation: str, parameters: Reply, reply: Reply) -> list[str]:
 
 
 def list_known_regions() -> list[str]:
-    """Return the regions of all partitions that botocore lists, without a call."""
+    """Return every region in every partition that botocore lists, without a call."""
     session = botocore.session.get_session()
     partitions = session.get_available_partitions()
     return [name for partition in partitions for name in session.get_available_regions("ec2", partition)]

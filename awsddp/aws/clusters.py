@@ -1,4 +1,4 @@
-"""Find clusters by the tags of their instances and other resources: by name and owner, or in every region."""
+"""Find clusters by the tags on their instances and other resources: by name and owner, or in every region."""
 
 import re
 from collections import defaultdict
@@ -18,9 +18,9 @@ from awsddp.settings.ec2_limits import MAX_FILTER_VALUES
 from awsddp.util.parallel import run_both, run_each
 
 NUMBER_GIVEN_UP = "none"
-"""The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
+"""The value of the tag `awsddp:nodes` on an instance that the cluster gave up when it became smaller."""
 SpotPrices = Mapping[str, Mapping[str, float]]
-"""US dollars per hour of one instance, by type and zone."""
+"""A dict that maps a type and a zone to one instance's price in US dollars per hour."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _ONE_LAUNCH = timedelta(minutes=1)
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 class Filter(TypedDict):
-    """A condition of a describe call."""
+    """A condition in a describe call."""
 
     Name: str
     Values: list[str]
@@ -49,7 +49,7 @@ class _Range(Shape):
 
 
 class Permission(Shape):
-    """A rule of a security group."""
+    """A security group's rule."""
 
     ip_protocol: str
     from_port: int | None = None
@@ -103,10 +103,10 @@ KINDS = (INTERFACES, ResourceKind("Volumes", "VolumeId", "VolumeId"), GROUPS, PL
 
 @dataclass(frozen=True, kw_only=True)
 class Resource:
-    """A resource of a cluster other than an instance.
+    """A resource that belongs to a cluster and is not an instance.
 
-    `by` is the id or the name in its delete call. `instance` is the instance that an interface or a volume is
-    attached to, "" for none; `ssh_cidrs` is None for all but security groups.
+    `by` is the id or the name that its delete call takes. `instance` is the instance that an interface or a
+    volume is attached to, "" for none; `ssh_cidrs` is None for anything but a security group.
     """
 
     kind: ResourceKind
@@ -121,17 +121,17 @@ class Resource:
 
 
 def tagged(name: str, *values: str) -> Filters:
-    """Return the filter of a describe call for one tag."""
+    """Return the filter that selects one tag in a describe call."""
     return [{"Name": f"tag:{name}", "Values": list(values)}]
 
 
 def by_id(*instance_ids: str) -> Filters:
-    """Return the filter of a describe call for instances; an id that does not exist is not an error."""
+    """Return the filter that selects instances in a describe call; a missing instance is not an error."""
     return [{"Name": "instance-id", "Values": sorted(instance_ids)}]
 
 
 def describe(aws: AwsClient, filters: Filters) -> list[Node]:
-    """Return the matching instances of all pages. Raises CloudError.
+    """Return the matching instances from all pages. Raises CloudError.
 
     The first filter may have any number of values.
     """
@@ -150,7 +150,7 @@ def describe(aws: AwsClient, filters: Filters) -> list[Node]:
 
 
 def list_resources(aws: AwsClient, filters: Filters, kinds: Iterable[ResourceKind] = KINDS) -> list[Resource]:
-    """Return the matching resources of all pages, in the order of `kinds`. Raises CloudError."""
+    """Return the matching resources from all pages, sorted as in `kinds`. Raises CloudError."""
 
     def read(kind: ResourceKind) -> list[Resource]:
         return [_resource(kind, item) for item in aws.paginate(f"Describe{kind.key}", {"Filters": filters})]
@@ -176,7 +176,7 @@ def _resource(kind: ResourceKind, described: Reply) -> Resource:
 
 
 def tags_of(described: Reply) -> dict[str, str]:
-    """Return the tags of any resource that EC2 described; for an interface their key is TagSet."""
+    """Return the tags on any resource that EC2 described; an interface has them under the key TagSet."""
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or described.get("TagSet", [])}
 
 
@@ -217,8 +217,8 @@ def node_of(described: Reply) -> Node:
 def nodes_of(described: Iterable[Reply]) -> list[Node]:
     """Return instances as nodes.
 
-    Instances of one launch that share an index are numbered in the order of their ids, because no
-    documentation says that EC2 counts the instances of a spot launch (AmiLaunchIndex).
+    Instances that share a launch and an index (AmiLaunchIndex) are numbered by the order of their ids,
+    because no documentation says that EC2 counts the instances in a spot launch.
     """
     nodes = [node_of(instance) for instance in described]
     launches: dict[tuple[str | None, ...], list[Node]] = defaultdict(list)
@@ -241,10 +241,10 @@ def _launch_of(node: Node) -> tuple[str | None, ...]:
 
 
 def _numbers_by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return new numbers, by instance id, for nodes of one launch that all have one number, or {} for others.
+    """Return {instance id: new number} for the nodes of one launch if they all have the same number, else {}.
 
-    A number that a node of the launch has in its own tag is not given to another node. A copy that a user
-    launches later from the console, with all tags, is not part of the launch.
+    A number that a node of the launch has in its own tag is not given to another node. An instance that a
+    user later copies in the console, including its tags, is not part of the launch.
     """
     first, times = launch[0], [node.launched for node in launch if node.launched]
     if len({node.node for node in launch}) > 1 or (times and max(times) - min(times) > _ONE_LAUNCH):
@@ -265,7 +265,7 @@ def _launch_numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def find_end_cause(node: Node) -> tuple[str, str]:
-    """Return why an instance stopped or terminated: the kind of cause, and EC2's text."""
+    """Return the reason why an instance stopped or terminated: the kind of cause, and EC2's text."""
     code, text = node.reason
     return _KINDS.get(code, "node_lost"), text or "no reason was given"
 
@@ -289,7 +289,7 @@ def is_instance_unknown(refusal: AwsRefused) -> bool:
 
 
 def tag(aws: AwsClient, instance_ids: Sequence[str], name: str, value: str) -> None:
-    """Set a tag of instances, or remove it if `value` is empty. Raises CloudError."""
+    """Set a tag on instances, or remove it if `value` is empty. Raises CloudError."""
     operation, pair = "CreateTags", {"Key": name, "Value": value}
     if not value:
         operation, pair = "DeleteTags", {"Key": name}
@@ -305,11 +305,12 @@ def find_clusters(
     remembered: RecordedCluster | None = None,
     kinds: Iterable[ResourceKind] = (GROUPS, KEYS, PLACEMENTS),
 ) -> tuple[ClusterListing, ...]:
-    """Return the clusters of this name and owner, one for each `awsddp:id`; usually there is one.
+    """Return the clusters with this name and owner, one for each `awsddp:id`; usually there is one.
 
-    Besides instances, resources of `kinds` are listed. A `remembered` instance belongs to its cluster
-    whatever its tags are. There are several clusters if an id was lost before its cluster was terminated; the
-    first has running nodes. A cluster that has only terminated instances is left out. Raises CloudError.
+    Besides instances, the resources in `kinds` are listed. A `remembered` instance belongs to its cluster
+    even if its tags have changed. There are several clusters if an id was lost before its cluster was
+    terminated; the first has running nodes. A cluster that has only terminated instances is left out. Raises
+    CloudError.
     """
     filters = _filters(name, owner)
     nodes, other_resources = run_both(
@@ -327,11 +328,10 @@ def exists(cluster: ClusterListing) -> bool:
 
 
 def find_clusters_of_other_sessions(aws: AwsClient, name: str, owner: str) -> tuple[ClusterListing, ...]:
-    """Return the live clusters of this name whose owner is another session, named by awsddp, of the owner's
-    role.
+    """Return the live clusters with this name that other sessions of the owner's role own.
 
-    awsddp puts the host's name into such a session name, so the same user is another owner on another host.
-    Returns () for an owner that is not a role. Raises CloudError.
+    These are sessions that awsddp named: the name has the host's name in it, so the same user is another
+    owner on another host. Returns () for an owner that is not a role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
     nodes = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ()
@@ -346,7 +346,7 @@ def _filters(name: str, owner: str) -> Filters:
 def _find_untagged(
     aws: AwsClient, listed: Iterable[Node], remembered: RecordedCluster | None, name: str, owner: str
 ) -> list[Node]:
-    """Return the remembered instances that are not listed by their tags, with the missing tags filled in."""
+    """Return the remembered instances that a listing by tags lacks, with their missing tags filled in."""
     if remembered is None:
         return []
     shown = {node.instance_id for node in listed if node.tags.get("awsddp:id") == remembered.id}
@@ -365,7 +365,7 @@ def _find_untagged(
 def _clusters(
     region: str, resources: Iterable[Node | Resource]
 ) -> list[tuple[ClusterListing, list[Node | Resource]]]:
-    """Return the clusters that have an id, each with all the resources that carry its tags."""
+    """Return the clusters that have an id, each with all the resources that have its tags."""
     members: dict[tuple[str, str, str], list[Node | Resource]] = defaultdict(list)
     for resource in resources:
         # An id alone may be a copy: the console's "launch more like this" copies tags.
@@ -409,8 +409,8 @@ def _cluster(
 class Holding:
     """A cluster, or its leftovers. `mine`: the caller owns it.
 
-    `orphan`: the caller owns it, and it is expired or has no nodes. `price_usd_per_hour` is the price of its
-    running instances and its disks, None if unknown.
+    `orphan`: the caller owns it, and it is expired or has no nodes. `price_usd_per_hour` is what its running
+    instances and its disks cost now (None: unknown).
     """
 
     cluster: ClusterListing
@@ -421,7 +421,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionSearch:
-    """The result of a search in regions. `unread` has the error of each region that could not be read."""
+    """The result of searching regions. `unread` has an error for each region that could not be read."""
 
     holdings: tuple[Holding, ...]
     unread: tuple[str, ...]
@@ -432,7 +432,7 @@ def find_everywhere(
 ) -> RegionSearch:
     """Return every resource with awsddp's tags in these regions, searched in parallel.
 
-    `gateway` makes the client of a region; `owner` is the caller. A region that refuses the calls is in
+    `gateway` makes a region's client; `owner` is the caller. A region that refuses the calls has its error in
     `unread`.
     """
 
@@ -474,7 +474,7 @@ def _price(
 ) -> float | None:
     """Return the price per hour of the running instances and all disks; None if a price is unknown.
 
-    A spot instance has the current spot price of its zone, or the list price if AWS returns none.
+    A spot instance has the current spot price in its zone, or the list price if AWS returns none.
     """
     instances_usd = 0.0
     for node in cluster.nodes:

@@ -1,4 +1,4 @@
-"""Credentials from the program `credential_process`, with a timeout and a check of its output."""
+"""Get credentials from the program `credential_process`, with a timeout, and check its output."""
 
 import subprocess
 import time
@@ -14,12 +14,12 @@ from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 
 PROGRAM_S, QUIET_S = 120.0, 3.0
-"""How long a `credential_process` may run, and after how long the wait is reported. A person may have to log
-in with a browser. The SDK for Go allows 60 s:
+"""How long a `credential_process` may run, since a person may have to log in with a browser, and how long it
+runs before the wait is reported. The SDK for Go allows 60 s:
 https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
 """
 AGAIN_S = 5.0
-"""The time (s) in which a failure of a `credential_process` also fails the parallel calls that waited for it.
+"""For this time (s), the failure of a `credential_process` also fails the parallel calls that waited for it.
 """
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -31,7 +31,7 @@ class ProgramFailed(CredentialRetrievalError):
 
 
 Failures = dict[str, tuple[float, ProgramFailed]]
-"""For each command, the time on the monotonic clock at which the `credential_process` failed, and its error.
+"""Maps a `credential_process` command that failed to the time of the failure (monotonic clock) and its error.
 """
 
 
@@ -52,7 +52,7 @@ class _ProcessOutput(msgspec.Struct, rename="pascal"):
 class ProgramProvider(ProcessProvider):
     """Runs `credential_process` with a timeout. Every failure raises ProgramFailed.
 
-    `failures` are the failures of the session; `report_wait` is called with a text while the program runs.
+    `failures` are the session's failures; `report_wait` is called with a text while the program runs.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ProgramProvider(ProcessProvider):
     def _run(self, command: str) -> _ProcessOutput:
         """Return the program's validated output.
 
-        Raises the errors of `_output`, and ValueError for invalid output.
+        Raises ValueError for invalid output, and the errors that `_output` raises.
         """
         if not (arguments := compat_shell_split(command)):
             raise ValueError("it is empty")
@@ -109,7 +109,7 @@ class ProgramProvider(ProcessProvider):
         )
 
     def _output(self, arguments: list[str]) -> bytes:
-        """Return the output of a program.
+        """Run a program and return its output.
 
         Raises TimeoutExpired, OSError or ValueError if the program failed.
         """

@@ -51,10 +51,10 @@ def launch(
 ) -> tuple[Node, ...]:
     """Launch all of the plan's nodes or none, in one zone; the plan's zones are tried in order.
 
-    A zone without room in the placement group is tried again without the group, except for nodes with EFA.
-    The ids in `values` are name, cluster_id and security_group. Each attempt has a token of its own, and
-    `write_intent` is called with the whole request before it is sent. Raises CapacityError with the reason of
-    each zone if no zone has the instances, or CloudError if AWS refuses the launch.
+    A zone where the placement group has no room is tried again without the group, except for nodes with EFA.
+    The ids in `values` are name, cluster_id and security_group. Each attempt has its own token, and
+    `write_intent` gets the whole request before it is sent. Raises CapacityError, which gives the reason for
+    each zone, if no zone has the instances, or CloudError if AWS refuses the launch.
     """
     attempts: list[tuple[str, AwsddpError]] = []
 
@@ -114,11 +114,11 @@ def _run(aws: AwsClient, parameters: Reply, *, on_event: OnEvent) -> tuple[Node,
 
 
 def _tag_numbers(aws: AwsClient, nodes: Collection[Node]) -> tuple[Node, ...]:
-    """Return the nodes of a launch by number, after writing the number of each renumbered node to its tag.
+    """Write each renumbered node's number to its tag, and return the launch's nodes by number.
 
     Without the tag the node's number would change when another node of the launch terminates. If a tag cannot
-    be written, raises AwsRefused of the kind `unavailable` without AWS's code, because AWS did not refuse the
-    launch and its nodes run.
+    be written, raises AwsRefused with the kind `unavailable` and without AWS's code, because AWS did not
+    refuse the launch and the nodes run.
     """
     try:
         run_each(
@@ -138,7 +138,7 @@ def _tag_numbers(aws: AwsClient, nodes: Collection[Node]) -> tuple[Node, ...]:
 
 
 def _is_eventual_consistency(refusal: AwsRefused) -> bool:
-    """Return True if AWS does not find a group, a key or a new instance profile of the request yet."""
+    """Return True if AWS does not yet find a group, key or new instance profile that the request names."""
     if refusal.code == "InvalidParameterValue":
         return "iaminstanceprofile" in refusal.why.lower().replace(" ", "")
     return is_group_unknown(refusal) or refusal.code in (
@@ -170,12 +170,12 @@ def resume_launch(aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent) ->
 
 
 def launched_numbers(intent: LaunchIntent) -> frozenset[int]:
-    """Return the node numbers that the launch of an intent creates."""
+    """Return the node numbers that the launch in an intent creates."""
     return frozenset(parse_node_numbers(_requested_tags(intent)["awsddp:nodes"]))
 
 
 def _requested_tags(intent: LaunchIntent) -> dict[str, str]:
-    """Return the tags that the request of an intent puts on its instances."""
+    """Return the tags that the request in an intent puts on its instances."""
     tags = {item["ResourceType"]: tags_of(item) for item in intent.parameters["TagSpecifications"]}
     return tags["instance"]
 
@@ -183,9 +183,9 @@ def _requested_tags(intent: LaunchIntent) -> dict[str, str]:
 def find_launched_nodes(
     aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent
 ) -> tuple[Node, ...] | None:
-    """Return the live nodes of a launch, None if there are none.
+    """Return a launch's live nodes, or None if there are none.
 
-    Polls for two minutes while not all nodes are listed, since tags may be visible late.
+    Polls for up to two minutes until all nodes are listed, since tags may become visible late.
     """
     on_event(Event(f"looking for instances of {intent.cluster_id}", ""))
     tags, keys = _requested_tags(intent), ("awsddp:id", "awsddp:created", "awsddp:owner")
@@ -205,7 +205,7 @@ def find_launched_nodes(
 def wait_running(
     aws: AwsClient, expected: Collection[Node], *, on_event: OnEvent, deadline_s: float = 600
 ) -> tuple[Node, ...]:
-    """Wait until the `expected` nodes run and have an address; return them in the order of their numbers.
+    """Wait until the `expected` nodes run and have an address; return them sorted by number.
 
     Instances that are not visible yet count as starting. Raises CapacityError, CloudError or NodeError if a
     node terminated or was stopped instead, and NodeError at the deadline.
@@ -239,7 +239,7 @@ def wait_running(
 
 
 def check_still_running(aws: AwsClient, nodes: Collection[Node]) -> None:
-    """Check once that nodes still run, if AWS responds. Raises the errors of `wait_running`."""
+    """Check once that nodes still run, if AWS responds. Raises the same errors as `wait_running`."""
     keys = {node.instance_id for node in nodes}
     for node in none_if_refused(lambda: describe(aws, by_id(*keys)), lambda refusal: refusal.retryable) or ():
         _refuse_off(node, keys)
@@ -249,7 +249,7 @@ def _refuse_off(node: Node, begun: Collection[str]) -> None:
     """Raise an error if a node terminated, or was stopped after it had begun to run (its instance id is in
     `begun`).
 
-    A node that was just started may still be listed as stopped.
+    EC2 may still list a node as stopped just after it was started.
     """
     ended = node.state in ENDED_STATES
     if not ended and (node.state in _ON or node.instance_id not in begun):

@@ -40,7 +40,7 @@ def ensure_launch_resources(
 
 
 def _create(aws: AwsClient, plan: LaunchPlan, values: RequestValues, operation: str) -> Reply | None:
-    """Send a request of the plan; return None if it has no such request, or the resource already exists."""
+    """Send one of the plan's requests; return None if the plan lacks it or the resource already exists."""
     if not plan.has_request(operation):
         return None
     request = values.resolve(plan.request(operation))
@@ -71,8 +71,8 @@ def _ensure_placement(aws: AwsClient, plan: LaunchPlan, values: RequestValues, o
 
 
 def _ensure_key(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> None:
-    """Import the cluster's public key, unless a key pair of its name, which contains the cluster's id,
-    exists. Raises CloudError.
+    """Import the cluster's public key, unless the key pair (its name contains the cluster's id) exists.
+    Raises CloudError.
     """
     if _create(aws, plan, values, "ImportKeyPair") is not None:
         on_event(Event(f"key pair {values.ids['name']} imported", ""))
@@ -81,7 +81,7 @@ def _ensure_key(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_even
 def _ensure_group(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> str:
     """Create the cluster's security group with its rules, unless it exists, and return its id.
 
-    An existing group gets the missing rules, and port 22 is closed for addresses that the plan does not list.
+    An existing group gets the missing rules, and port 22 is closed to addresses that the plan does not list.
     The user's own group is not changed. Raises CloudError.
     """
     if not plan.has_request("CreateSecurityGroup"):
@@ -101,7 +101,7 @@ def _ensure_group(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_ev
 
 
 def replace_ssh_sources(aws: AwsClient, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
-    """Open port 22 of the cluster's own group for these addresses only. Raises CloudError."""
+    """Open port 22 in the cluster's own group to these addresses only. Raises CloudError."""
     rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
     if cidrs:
         _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules))
@@ -127,7 +127,7 @@ def _find_group(aws: AwsClient, values: RequestValues) -> str:
 
 
 def _authorize(aws: AwsClient, rules: Request) -> None:
-    """Add rules. AWS adds none of them if one already exists; in that case each rule is added on its own."""
+    """Add rules. If one already exists, AWS adds none of them; in that case each is added on its own."""
     add = partial(aws.call, rules.operation, rules.parameters)
     added = none_if_refused(
         partial(retry_while_transient, add, is_transient=is_group_unknown), _exists_already
@@ -140,7 +140,7 @@ def _authorize(aws: AwsClient, rules: Request) -> None:
 
 
 def _close_stale(aws: AwsClient, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
-    """Close port 22 of the cluster's own group for every address and group that is not in `cidrs`."""
+    """Close port 22 in the cluster's own group to every address and group that is not in `cidrs`."""
     read = partial(aws.read, SecurityGroup, "DescribeSecurityGroups", {"GroupIds": [group]})
     for permission in retry_while_transient(read, is_transient=is_group_unknown)[0].ip_permissions:
         stale = [source for source in permission.sources if source not in cidrs]

@@ -1,4 +1,4 @@
-"""Make botocore's session for a target, name the sessions of its roles, find the command to log in again."""
+"""Make botocore's session for a target, name its role sessions, and find the command to log in again."""
 
 import base64
 import contextlib
@@ -60,14 +60,14 @@ class _Session(botocore.session.Session):
     def get_credentials(self) -> Any:
         """Return the credentials, or None.
 
-        Raises botocore's errors, OSError and AwsddpError; any other error of botocore is raised as
+        Raises botocore's errors, OSError and AwsddpError; any other error in botocore is raised as
         CredentialRetrievalError, because botocore loads the credentials from the user's settings.
         """
         try:
             credentials = super().get_credentials()
             if credentials is None or self._are_checked:
                 return credentials
-            self._are_checked = True  # set first, because the credentials of a role call this method again
+            self._are_checked = True  # set first: getting a role's credentials calls this method again
             keys = credentials.get_frozen_credentials()
             if not (keys.access_key and keys.secret_key):
                 raise ValueError("a key is empty")
@@ -82,7 +82,7 @@ class _Session(botocore.session.Session):
 
 
 class QuickReader(JSONFileLoader):
-    """Loads botocore's descriptions of services; that of EC2 (5 MB) in a third of botocore's own time."""
+    """Loads botocore's service descriptions; for EC2's (5 MB) it needs a third of the usual time."""
 
     def load_file(self, file_path: str) -> Any:
         """Return the content of the file (`file_path` is without suffix), None if it does not exist."""
@@ -105,10 +105,10 @@ def session_of(
 ) -> botocore.session.Session:
     """Return a botocore session for the target; importing boto3 would take a tenth of a command's time.
 
-    Roles without a session name get `session_name()`, because STS makes the name a part of UserId, which is
-    the owner of clusters. An empty environment variable counts as unset. `report_wait` is called with a text
-    while a login program runs. Raises botocore's ProfileNotFound or ConfigParseError, or ConfigError for an
-    invalid endpoint URL.
+    Roles without a session name get `session_name()`, because the name is part of STS's UserId, which is a
+    cluster's owner. An empty environment variable counts as unset. `report_wait` is called with a text while
+    a login program runs. Raises botocore's ProfileNotFound or ConfigParseError, or ConfigError for an invalid
+    endpoint URL.
     """
     session = _Session()
     config = session.get_component("config_store")
@@ -149,7 +149,7 @@ def session_of(
 
 
 def _check_endpoints(session: botocore.session.Session) -> None:
-    """Raise ConfigError for an endpoint that botocore would use and that is not a URL.
+    """Raise ConfigError if an endpoint that botocore would use is not a URL.
 
     https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
     """
@@ -199,7 +199,7 @@ def _prompt_mfa_code(question: str) -> str:
 
 @contextlib.contextmanager
 def translate_aws_errors(target: Target, *, location: str) -> Iterator[None]:
-    """Translate the errors of botocore and s3transfer to CloudError, ConfigError or NotFoundError.
+    """Translate errors from botocore and s3transfer to CloudError, ConfigError or NotFoundError.
 
     `location` is the region or the S3 URI that the message names.
     """
@@ -239,7 +239,7 @@ def _name_roles(session: botocore.session.Session) -> None:
 
 
 def _source(session: botocore.session.Session) -> tuple[str, dict[str, Any]]:
-    """Return the name and the settings of the profile at the end of the chain of source profiles."""
+    """Return the name and settings of the profile that a profile's `source_profile` keys finally lead to."""
     profiles, name = session.full_config["profiles"], session.profile or "default"
     visited: list[str] = []
     while name not in visited and (above := profiles.get(name, {}).get("source_profile")) in profiles:
@@ -249,7 +249,7 @@ def _source(session: botocore.session.Session) -> tuple[str, dict[str, Any]]:
 
 
 def login_command(session: botocore.session.Session, target: Target) -> str:
-    """Return the command that renews the session's login, or a text that names the variable to renew."""
+    """Return the command that renews the session's login, or a text that names the variable to set again."""
     if not target.profile:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
             if os.environ.get(name):
@@ -266,11 +266,10 @@ def login_command(session: botocore.session.Session, target: Target) -> str:
 
 
 def credentials_end(session: botocore.session.Session) -> datetime | None:
-    """Return the time (UTC) at which a person has to log in again, or None if that is never or unknown.
+    """Return the time (UTC) when a person has to log in again, or None if that is never or unknown.
 
-    Botocore renews a role's credentials by itself, but not those that need an MFA code or are in the
-    environment. It renews those of `aws login` only while that login's session lasts, which is at most 12
-    hours.
+    Botocore renews a role's credentials by itself, unless they need an MFA code or are in the environment. It
+    renews credentials from `aws login` only while the login session lasts, which is at most 12 hours.
     """
     credentials = session.get_credentials()
     method = getattr(credentials, "method", "")
@@ -283,9 +282,7 @@ def credentials_end(session: botocore.session.Session) -> datetime | None:
 
 
 def _console_end(name: str) -> datetime | None:
-    """Return the latest possible end of a session of `aws login`; the session's first token has its start
-    time.
-    """
+    """Return when an `aws login` session ends at the latest; the session's first token has its start time."""
     tokens = JSONFileCache(get_login_token_cache_directory())
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]

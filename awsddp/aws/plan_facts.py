@@ -1,4 +1,4 @@
-"""Read the facts for a plan from AWS, including its image; independent reads run in parallel."""
+"""Read from AWS the facts for a plan, including the image; independent reads run in parallel."""
 
 import ipaddress
 import re
@@ -28,8 +28,9 @@ from awsddp.util.parallel import run_each, run_in_thread
 
 T = TypeVar("T")
 _MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
-"""The market for each of EC2's values of InstanceLifecycle; all other instances are on-demand."""
-# The characters that a tag may contain: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+"""Maps EC2's InstanceLifecycle to the market; all other instances are on-demand."""
+# The characters that AWS allows in a tag:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 _NO_TAG = re.compile(r"[^\w .:/=+@-]")
 # Each of these services returns the caller's public address over HTTPS.
 ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
@@ -46,8 +47,8 @@ def gather_facts(
     """Return the facts that a plan for `spec` needs, for a new cluster or the cluster `cluster_id`.
 
     `caller_address` is this machine's address as the nodes see it. If it is None, and neither
-    `network.ssh_cidr` nor `network.jump` is set, two services on the internet are asked for the address.
-    Raises CloudError if AWS cannot be read, or ConfigError if a resource that `spec` names does not exist.
+    `network.ssh_cidr` nor `network.jump` is set, two internet services are asked for it. Raises CloudError if
+    AWS cannot be read, or ConfigError if a resource that `spec` names does not exist.
     """
 
     def read_if_set(read: Callable[[AwsClient, str], T], name: str | None, default: T) -> Future[T]:
@@ -151,7 +152,7 @@ def _offers(aws: AwsClient, type_names: list[str]) -> dict[str, tuple[str, ...]]
 
 
 def _describe_type(aws: AwsClient, name: str) -> GpuType | str:
-    """Return EC2's description of a type that is not in the table, or EC2's error text."""
+    """Return EC2's description of a type that the table lacks, or EC2's error text."""
     try:
         matches = aws.paginate("DescribeInstanceTypes", {"InstanceTypes": [name]})
     except AwsRefused as refusal:
@@ -168,7 +169,7 @@ def _gpu_type(described: Reply) -> GpuType:
     return GpuType(
         name=described["InstanceType"],
         gpu=name,
-        # Count is 0 for a part of a GPU: https://github.com/aws/aws-cli/issues/9659
+        # Count is 0 for a fraction of a GPU: https://github.com/aws/aws-cli/issues/9659
         gpus=sum(int(gpu.get("Count") or gpu.get("LogicalGpuCount", 0)) for gpu in gpus),
         memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
         vcpus=described["VCpuInfo"]["DefaultVCpus"],
@@ -184,13 +185,13 @@ def _gpu_type(described: Reply) -> GpuType:
 
 
 def _gbit(performance: str) -> str:
-    """Return a network performance in the form of the table: "Up to 10 Gigabit" is "<=10"."""
+    """Return EC2's network performance in the form that the table has: "Up to 10 Gigabit" is "<=10"."""
     text = performance.removesuffix(" Gigabit").replace("Up to ", "<=")
     return re.sub(r"^(\d+)x ", r"\1 x ", text)
 
 
 def _quota_codes(spec: ClusterSpec, requested_types: Iterable[str]) -> set[str]:
-    """Return the codes of the quotas that the requested types (if none: all types) count against."""
+    """Return the codes of the quotas that the requested types (or else all types) count against."""
     names = tuple(requested_types) or tuple(GPU_TYPES)
     quotas = (find_quota(name, market) for name in names for market in spec.cluster.markets)
     return {quota[0] for quota in quotas if quota is not None}
@@ -206,9 +207,9 @@ def _quota(aws: AwsClient, code: str) -> float | None:
 
 
 def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
-    """Return the running vCPUs of the region by quota code, without those of the cluster `cluster_id`.
+    """Return {quota code: vCPUs that run in the region}, without the vCPUs of the cluster `cluster_id`.
 
-    Returns {} if instances may not be listed, since a launch does not depend on the quota.
+    Returns {} if the caller is not allowed to list instances, since a launch does not depend on the quota.
     """
     running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     read = partial(aws.paginate, "DescribeInstances", {"Filters": running}, "Reservations")
@@ -224,7 +225,7 @@ def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
 
 
 def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
-    """Return this machine's addresses (CIDRs) as the nodes see them, or () if the plan does not need them."""
+    """Return this machine's addresses (CIDRs) as the nodes see them, or () if the plan needs none."""
     if spec.network.ssh_cidr or spec.network.jump:
         return ()
     if caller_address is not None:
@@ -274,8 +275,8 @@ def find_image(aws: AwsClient, requested: str | None) -> Image:
 def _newest_image(aws: AwsClient) -> Image | None:
     """Return the newest Deep Learning AMI whose PyTorch is in the table; if there is none, the newest.
 
-    The image is looked up by name, not by SSM parameter: that needs a separate permission, on which the
-    result would depend.
+    The image is looked up by name, not by SSM parameter, because the result would then depend on a separate
+    permission.
     """
     images = _images_of_name(aws, releases.DLAMI_NAMES, owners=["amazon"])
     newest = _newest([image for image in images if releases.in_table(image.name)] or images)
@@ -286,7 +287,7 @@ def _newest_image(aws: AwsClient) -> Image | None:
 
 
 def _image_of_parameter(aws: AwsClient, name: str) -> Image | None:
-    """Return the image that an SSM parameter names; None without such a parameter or image."""
+    """Return the image that an SSM parameter names; None if there is no such parameter or image."""
     reply = aws.call("GetParameters", {"Names": [name]}, service="ssm")
     return _image_of_id(aws, reply["Parameters"][0]["Value"]) if reply["Parameters"] else None
 
@@ -300,7 +301,7 @@ def _image_of_id(aws: AwsClient, image_id: str) -> Image | None:
 def _images_of_name(
     aws: AwsClient, pattern: str, *, owners: Sequence[str] = ("amazon", "self")
 ) -> list[Image]:
-    """Return the images of this name; deprecated images only if there are no others."""
+    """Return the images with this name; deprecated images only if there are no others."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
     request = {"Owners": list(owners), "Filters": filters}
     return _images(aws, request) or _images(aws, {**request, "IncludeDeprecated": True})

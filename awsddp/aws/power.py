@@ -1,4 +1,4 @@
-"""Stop and start nodes, and set the effect of a poweroff from inside a node.
+"""Stop and start nodes, and set what a poweroff from inside a node does.
 
 A poweroff terminates a node, but only stops it while the node has results that are neither fetched nor in S3.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
@@ -23,7 +23,7 @@ TAG = "awsddp:unfetched"
 
 
 def _is_changing(refusal: AwsRefused) -> bool:
-    """Return True if a node is still stopping or gone, or AWS does not list it everywhere yet."""
+    """Return True if a node is still stopping, is gone, or is not yet listed everywhere in AWS."""
     return is_instance_unknown(refusal) or refusal.code in ("IncorrectInstanceState", "IncorrectState")
 
 
@@ -56,8 +56,8 @@ def start(aws: AwsClient, nodes: Sequence[Node], *, keeps_group: bool, on_event:
     """Request the start of stopped nodes; wait for a node that is still stopping.
 
     Unless `keeps_group`, the nodes leave a placement group that has no room:
-    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ModifyInstancePlacement.html
-    Raises CloudError, CapacityError if AWS has no such instances now: a stopped node reserves no capacity.
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ModifyInstancePlacement.html Raises CloudError,
+    CapacityError if AWS has no such instances now: a stopped node does not reserve capacity.
     """
     keys = [node.instance_id for node in nodes]
     grouped = [node.instance_id for node in nodes if any(kind == "PlacementGroups" for kind, *_ in node.uses)]
@@ -82,7 +82,7 @@ def start(aws: AwsClient, nodes: Sequence[Node], *, keeps_group: bool, on_event:
 
 
 def tag_expiry(aws: AwsClient, nodes: Sequence[Node], expires: datetime) -> None:
-    """Write a new expiry to the nodes' tag; the watchdogs are updated separately. Raises CloudError."""
+    """Write a new expiry to the nodes' tags; their watchdogs are updated separately. Raises CloudError."""
     tag(aws, [node.instance_id for node in nodes], "awsddp:expires", utc(expires))
 
 
@@ -115,12 +115,12 @@ def release(
     tagged: Mapping[str, Sequence[str]] | None = None,
     older: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Remove a job, whose results are fetched or in S3, from the nodes' tags.
+    """Remove a job from the nodes' tags when its results are fetched or in S3.
 
     Once a node's tag has no job, a poweroff terminates the node again. This is set before the tag is removed,
-    so that the node still has the tag if the command is interrupted between the two calls. `tagged` is the
-    current result of `unfetched_of`, `older` the jobs that MORE stands for, by instance id; without `older`,
-    MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
+    so that the node still has the tag if the command is interrupted between the two calls. `tagged` is what
+    `unfetched_of` returns now. `older` maps each instance id to the jobs that MORE stands for; without
+    `older`, MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
     named = {
@@ -134,18 +134,16 @@ def release(
 
 
 def poweroff(aws: AwsClient, instance_ids: Iterable[str], behaviour: str) -> None:
-    """Set whether a poweroff from inside will "stop" or "terminate" on-demand nodes; missing nodes are
-    skipped.
-    """
+    """Set whether a poweroff from inside will "stop" or "terminate" on-demand nodes; skip missing nodes."""
     run_each(
         lambda key: none_if_refused(partial(_on_poweroff, aws, key, behaviour), _is_changing), instance_ids
     )
 
 
 def unfetched_of(aws: AwsClient, nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Read the unfetched jobs in the tag of each live node, by instance id; MORE stands for older jobs.
+    """Return {instance id: unfetched jobs in its tag} for the live nodes; MORE stands for older jobs.
 
-    They are read again because other commands may have added jobs since `nodes` were read.
+    The tags are read again because other commands may have added jobs since `nodes` were read.
     """
     listed = describe(aws, by_id(*(node.instance_id for node in nodes)))
     return {node.instance_id: list(node.unfetched) for node in listed if node.state not in ENDED_STATES}
@@ -157,14 +155,14 @@ def _on_poweroff(aws: AwsClient, instance_id: str, behaviour: str) -> None:
 
 
 def _write_tags(aws: AwsClient, unfetched: dict[str, list[str]]) -> None:
-    """Write each list of jobs to the tag of its node, in one call for all nodes with the same list."""
+    """Write each node's list of jobs to its tag, in one call for all nodes with the same list."""
     texts = {key: _tag_value(jobs) for key, jobs in unfetched.items()}
     for text in sorted(set(texts.values())):
         tag(aws, [key for key in texts if texts[key] == text], TAG, text)
 
 
 def _tag_value(jobs: Sequence[str]) -> str:
-    """Return the tag's value for jobs, the oldest first; if not all fit, MORE replaces the oldest ones."""
+    """Return the tag's value for jobs, sorted by age; if not all fit, MORE replaces the oldest."""
     named, has_older = [job for job in jobs if job != OLDER_JOBS], OLDER_JOBS in jobs
     while len(text := " ".join([OLDER_JOBS, *named] if has_older else named)) > MAX_TAG_VALUE:
         named, has_older = named[1:], True
@@ -172,7 +170,7 @@ def _tag_value(jobs: Sequence[str]) -> str:
 
 
 def _replace_more(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
-    """Return jobs with `older` in place of MORE."""
+    """Return jobs with MORE replaced by `older`."""
     if OLDER_JOBS not in jobs:
         return list(jobs)
     named = [job for job in jobs if job != OLDER_JOBS]

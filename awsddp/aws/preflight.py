@@ -1,4 +1,4 @@
-"""Check before a launch: the caller, the clock, the plan, and the permissions for its calls.
+"""Before a launch, check the caller, the clock, the plan, and the permissions for the plan's calls.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (DryRun): a call that would be
 allowed returns the error DryRunOperation.
@@ -26,8 +26,8 @@ REGION_CHECKS = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""
 CONFIGURATION = "configuration"
 """The check that fails if the AWS configuration is invalid."""
-# The later calls of `up`, jobs, `stop` and `down`, and the resource that has to exist before AWS can check
-# their permission, with the request that creates the resource.
+# Later calls that `up`, jobs, `stop` and `down` make. AWS can check their permission only once a resource
+# exists: this is the resource, with the request that creates it.
 _OF_GROUP = ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupIngress")
 _OF_INSTANCE = ("CreateTags", "DeleteTags", "StopInstances", "StartInstances", "TerminateInstances")
 _LATER = (
@@ -50,8 +50,8 @@ def before_launch(
 ) -> tuple[Check, ...]:
     """Return every check that can be made before any resource exists; nothing is changed.
 
-    `facts` reads the facts for a plan; `values` stand for the ids of a launch. An error becomes a failed
-    check; checks that depend on a failed check are shown as not checked.
+    `facts` reads the facts for a plan; `values` stand for a launch's ids. An error becomes a failed check;
+    checks that depend on a failed check are shown as not checked.
     """
     try:
         checks = _check_caller(aws)
@@ -110,18 +110,18 @@ def check_interrupted_uploads(aws: AwsClient, uri: str) -> list[Check]:
 
 
 def failed_check(name: str, error: AwsddpError) -> Check:
-    """Return an error as a failed check."""
+    """Return a failed check that reports an error."""
     value = f"{error.message}: {error.why}" if error.why else error.message
     return Check(name=name, ok=False, value=value, hint=error.next)
 
 
 def skipped_checks(missing: str, *names: str) -> tuple[Check, ...]:
-    """Return checks of these names as not checked, because the check `missing` failed."""
+    """Return checks with these names that are marked as not checked, because the check `missing` failed."""
     return tuple(Check(name=name, ok=None, value=f"not checked: needs {missing}") for name in names)
 
 
 def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check | None]:
-    """Return the plan, and a failed check if its quota is too small. Raises the errors of `make_plan`."""
+    """Return the plan, and a failed check if its quota is too small. Raises what `make_plan` raises."""
     try:
         return make_plan(spec, facts), None
     except AwsddpError as error:
@@ -131,7 +131,7 @@ def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check 
 
 
 def _check_caller(aws: AwsClient) -> list[Check]:
-    """Return the checks of the credentials and of this machine's clock. Raises CloudError."""
+    """Check the credentials and this machine's clock. Raises CloudError."""
     reply = aws.call("GetCallerIdentity", {}, service="sts")
     end = aws.credentials_end()
     until = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC"
@@ -146,11 +146,11 @@ def _check_caller(aws: AwsClient) -> list[Check]:
 
 
 def dry_run(aws: AwsClient, plan: LaunchPlan, values: RequestValues) -> tuple[Check, ...]:
-    """Send the plan's requests with DryRun, and return a check of the permission for each.
+    """Send the plan's requests with DryRun, and return for each one a check of its permission.
 
-    Resources that do not exist yet are left out of the launch: the key, the cluster's own security group and
-    its placement group. Without a group EC2 uses the VPC's default group; if that is denied, a launch into
-    the cluster's own group may still be allowed. Raises CloudError if AWS cannot be reached.
+    The launch leaves out resources that do not exist yet: the key, the cluster's own security group and its
+    placement group. Without a group EC2 uses the VPC's default group; if that is denied, a launch into the
+    cluster's own group may still be allowed. Raises CloudError if AWS cannot be reached.
     """
     requests = [request for request in plan.requests if request.operation not in _OF_GROUP]
     launch = {"subnet": plan.subnets[0].id, "client_token": values.ids["cluster_id"]}
@@ -190,7 +190,7 @@ def _without_missing(part: Any) -> Any:
 
 
 def _check(operation: str, outcome: str, why: str) -> Check:
-    """Return the check of a call; `outcome` is "allowed", "denied", "refused" or "not asked"."""
+    """Return the check for a call; `outcome` is "allowed", "denied", "refused" or "not asked"."""
     return Check(
         name=f"permission {operation}",
         ok={"allowed": True, "not asked": None}.get(outcome, False),

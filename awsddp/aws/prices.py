@@ -9,16 +9,16 @@ from awsddp.aws.api_errors import AwsRefused, none_if_refused
 from awsddp.aws.client import AwsClient, Shape
 
 SpotHistory = dict[tuple[str, str], list[tuple[datetime, float]]]
-"""Spot prices and the time at which each began, by type and zone."""
+"""A dict that maps a type and a zone to its spot prices, each with the time when it began."""
 
 
 def read_on_demand_prices(
     aws: AwsClient, names: Iterable[str], *, named: str | None = None
 ) -> dict[str, float]:
-    """Return the on-demand price of one instance of each type, in US dollars per hour; {} if unknown.
+    """Return {type: on-demand price of one instance in US dollars per hour}; {} if unknown.
 
-    AWS does not document how ANY_OF takes several values, so if that request returns no price, the price of
-    the `named` type alone is requested.
+    AWS does not document how ANY_OF takes several values: if that request returns no price, only the `named`
+    type's price is requested.
     """
     prices = _products(aws, "ANY_OF", ",".join(sorted(names)))
     if prices == {} and named is not None:
@@ -27,9 +27,7 @@ def read_on_demand_prices(
 
 
 def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
-    """Return the prices of the Pricing API, or None if it does not respond, since awsddp ships a table of
-    prices.
-    """
+    """Return the Pricing API's prices, or None if it does not respond, since awsddp ships a price table."""
     fixed = {
         "regionCode": aws.region,
         "operatingSystem": "Linux",
@@ -60,9 +58,9 @@ def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
 
 
 def read_spot_prices(aws: AwsClient, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:
-    """Return the spot price of one instance, by type and zone; {} if AWS returns none.
+    """Return {(type, zone): spot price of one instance}; {} if AWS returns none.
 
-    The price is the current one, or with `days` the highest of the last `days` days.
+    The price is the current one, or with `days` the highest in the last `days` days.
     """
     by_type: dict[str, dict[str, float]] = defaultdict(dict)
     history = read_spot_history(aws, names, since=datetime.now(UTC) - timedelta(days=days))
@@ -82,7 +80,7 @@ class _SpotPrice(Shape):
 def read_spot_history(aws: AwsClient, names: Iterable[str], *, since: datetime) -> SpotHistory:
     """Return the spot prices of one instance; {} if AWS has none, or `names` is empty.
 
-    The first price may have begun before `since`, if it was valid then:
+    The first price is the one that was valid at `since`, and may have begun earlier:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     """
     if not (type_names := sorted(names)):

@@ -1,4 +1,4 @@
-"""Terminate and delete everything with a cluster's id tag, and wait until AWS lists none of it.
+"""Terminate and delete everything that has a cluster's id tag, and wait until AWS lists none of it.
 
 A security group can be deleted only after every network interface in it:
 https://docs.aws.amazon.com/vpc/latest/userguide/deleting-security-groups.html
@@ -18,7 +18,7 @@ from awsddp.model.records import ENDED_STATES, ClusterListing, Node
 from awsddp.plan.records import resource_names
 from awsddp.util.formatting import node_name
 
-# How long interfaces of terminated instances may still use a group.
+# how long a terminated instance's interface may still use a group
 RELEASED_S = 600.0
 
 
@@ -31,7 +31,7 @@ class Teardown:
 
 
 _OF_NODES = (clusters.GROUPS, clusters.PLACEMENTS, clusters.KEYS)
-# Error codes of a resource that is still in use for a while, and of one that no longer exists.
+# Error codes for a resource that is still in use for a while, and for one that no longer exists.
 _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
 _GONE = (".NotFound", ".Unknown")
 
@@ -39,8 +39,9 @@ _GONE = (".NotFound", ".Unknown")
 def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> Teardown:
     """Terminate the cluster's instances, delete its other resources, and list them again to verify this.
 
-    Only resources with this cluster's `awsddp:id` and owner, and the cluster's nodes whatever their tags are,
-    are changed. Resources that no longer exist count as deleted. Raises CloudError if AWS cannot be reached.
+    Changes only resources with this cluster's `awsddp:id` and owner, and the cluster's nodes even if their
+    tags have changed. Resources that no longer exist count as deleted. Raises CloudError if AWS cannot be
+    reached.
     """
     name = resource_names(cluster.name, cluster.id)["name"]
     filters = [*clusters.tagged("awsddp:id", cluster.id), *clusters.tagged("awsddp:owner", cluster.owner)]
@@ -49,7 +50,7 @@ def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> T
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(run.end_instances, deadline_s=term_s, first_s=0.2):
         on_event(Event("deleting what the nodes used", ""))
-        # The users of a group disappear by themselves, unless one is an instance that may not be terminated.
+        # What uses a group disappears by itself, unless it is an instance that must not be terminated.
         poll(run.delete_all, deadline_s=0 if run.refused else RELEASED_S, first_s=0.5)
     leftovers = run.list_leftovers() if run.leftovers is None else run.leftovers
     return Teardown(
@@ -59,7 +60,7 @@ def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> T
 
 
 def terminate_nodes(aws: AwsClient, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
-    """Terminate some nodes of a cluster, and wait until they are terminated.
+    """Terminate some of a cluster's nodes, and wait until they are terminated.
 
     Raises LeftoverError if a node could not be terminated, or CloudError if AWS cannot be reached.
     """
@@ -87,8 +88,8 @@ def give_up_nodes(aws: AwsClient, nodes: Sequence[Node]) -> None:
 class _Run:
     """One teardown: the states of its instances, and the resources that AWS refused to terminate or delete.
 
-    `name` is the name of the cluster's own key and groups. `ours` are the ids of the cluster's instances,
-    which may lack its tags.
+    The cluster's own key and groups are called `name`. `ours` are the ids of the cluster's instances, which
+    may lack its tags.
     """
 
     aws: AwsClient
@@ -105,9 +106,7 @@ class _Run:
     _blocked: dict[str, str] = field(default_factory=dict)
 
     def end_instances(self) -> bool | None:
-        """Terminate the live instances; return True once each is terminated, or AWS has refused to terminate
-        it.
-        """
+        """Terminate the live instances; return True if each is terminated or AWS has refused to do it."""
         nodes = self._list_instances()
         for node in nodes:
             key, is_gone = node.instance_id, node.state == "terminated"
@@ -151,7 +150,7 @@ class _Run:
     def delete_all(self) -> bool | None:
         """Delete the other resources and list again; return True if AWS lists only what it refused to delete.
 
-        Instances of a launch that is listed late, while its group is in use, are terminated as well. AWS's
+        If a launch is listed late, while its group is in use, its instances are terminated as well. AWS's
         listings, and its replies that a resource does not exist, may be outdated.
         """
         self.leftovers = None
@@ -168,8 +167,8 @@ class _Run:
     def _delete(self, resource: clusters.Resource) -> bool:
         """Delete a resource; return True if it no longer exists.
 
-        A resource in use is deleted with its instance. Resources that nodes need are kept while AWS refuses
-        to terminate a node, whose results must stay reachable.
+        A resource in use is deleted with its instance. While AWS refuses to terminate a node, the resources
+        that nodes need are kept, so that its results stay reachable.
         """
         kind, key = resource.kind, resource.id
         live = {instance_id for instance_id, state in self.states.items() if state not in ENDED_STATES}
@@ -193,7 +192,7 @@ class _Run:
         return True
 
     def _list_remaining(self) -> list[clusters.Resource]:
-        """Return the resources other than instances: listed ones, and unlisted ones that instances use."""
+        """Return the resources other than instances: those listed, and unlisted ones that instances use."""
         listed = clusters.list_resources(self.aws, self.filters)
         known_keys = {(resource.kind, resource.by) for resource in listed} | self._deleted
         used = [(kind, key) for kind in clusters.KINDS for key in sorted(self._used[kind.key])]
@@ -205,7 +204,7 @@ class _Run:
         return sorted([*listed, *unlisted], key=lambda resource: clusters.KINDS.index(resource.kind))
 
     def list_leftovers(self) -> dict[str, str]:
-        """List the resources again; return a text for each that still exists, by id."""
+        """List the resources again; return {id: text} for those that still exist."""
         leftovers = {
             node.instance_id: self._describe(node.instance_id, node.state)
             for node in self._list_instances()

@@ -91,7 +91,7 @@ def retry_while_transient(
 
 
 def growing_pauses(first_s: float, most_s: float) -> Iterator[float]:
-    """Yield pauses in seconds without end, growing from `first_s` to `most_s`, with 20 % jitter."""
+    """Yield pauses in seconds forever; they grow from `first_s` to `most_s`, with 20 % jitter."""
     pause = first_s
     while True:
         yield pause * random.uniform(0.8, 1.2)
@@ -101,7 +101,7 @@ def growing_pauses(first_s: float, most_s: float) -> Iterator[float]:
 def deadline_s(instance_types: Iterable[str]) -> float:
     """Return how many seconds instances of these types may take to start or to terminate.
 
-    Bare metal types, and P4 and later, take longer to terminate than the 10 minutes of AWS's own waiters.
+    Bare metal types, and P4 and later, take longer to terminate than AWS's own waiters wait (10 minutes).
     """
     is_slow = any(".metal" in name or name.startswith(("p4", "p5", "p6")) for name in instance_types)
     return 1800.0 if is_slow else 600.0

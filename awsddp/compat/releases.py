@@ -1,6 +1,6 @@
 """Tables of which GPU, driver, CUDA, torch, torchvision, python and machine image are compatible.
 
-The tables are static and dated, each with its source. What a node really has is checked on the node.
+The tables are static and dated, each with its source. A check on each node shows what it really has.
 """
 
 import re
@@ -15,7 +15,7 @@ _RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 
 @dataclass(frozen=True)
 class Architecture:
-    """GPUs of one compute capability: first and last driver branch, and the kernel module that supports them.
+    """GPUs with one compute capability: their first and last driver branch and their kernel module.
 
     If `module` is None, both kinds of module do; if `last_driver` is None, the newest driver does.
     `last_torch` ("": unknown) is the last release whose libraries (cuDNN) support these GPUs, although later
@@ -122,12 +122,12 @@ RELEASES = (
 
 
 def find_architecture(gpu: str) -> Architecture | None:
-    """Return the architecture of a GPU by its name ("L4"), None if it is not in the table."""
+    """Return the architecture of the GPU with this name ("L4"), or None if it is not in the table."""
     return next((row for row in ARCHITECTURES if gpu in row.gpus), None)
 
 
 def find_release(torch: str) -> Release | None:
-    """Return the row of a torch version, such as "2.12" or "2.12.1+cu130"; None if it is not in the table."""
+    """Return the row for a torch version ("2.12" or "2.12.1+cu130"), or None if it is not in the table."""
     match = re.match(r"(\d+\.\d+)(?!\d)", torch)
     return next((row for row in RELEASES if match and row.torch == match[1]), None)
 
@@ -138,7 +138,7 @@ def least_driver(cuda: str) -> int:
 
 
 def find_wheel_problem(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = None) -> str:
-    """Return why a wheel does not run on this GPU with this driver branch (None: the newest), or ""."""
+    """Return why a wheel cannot run on this GPU with this driver branch (None: the newest), or ""."""
     if cuda not in row.wheels:
         return f"torch {row.torch} has no wheel for CUDA {cuda}, only for {', '.join(row.wheels)}"
     oldest, has = _pair(row.wheels[cuda]), _pair(gpu.capability)
@@ -155,7 +155,7 @@ def find_wheel_problem(row: Release, cuda: str, gpu: Architecture, *, driver: in
 
 
 def find_driver_problem(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
-    """Return why a driver (its branch, and its kind of kernel module) does not support this GPU, or ""."""
+    """Return why a driver with this branch and kind of kernel module does not support a GPU, or ""."""
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
     if module is not None and gpu.module not in (None, module):
         kind = "open-source" if module == "open" else module
@@ -217,7 +217,7 @@ _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
 _PARTS = frozenset({"g6f", "gr6f"})
 _PARTS_SINCE = "20260808"
 PARTS_IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Amazon Linux 2023) *"
-"""The pattern of images whose release notes list parts of a GPU."""
+"""The name pattern for images whose release notes list fractions of a GPU."""
 # Name patterns of other images, with the latest driver branch and the families in AWS's notes.
 _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
     # https://github.com/skypilot-org/skypilot sky/catalog/data_fetchers/fetch_aws.py: driver 470.57.02
@@ -238,7 +238,7 @@ _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
 
 
 def image_facts(name: str) -> ImageFacts:
-    """Return the facts that the name of an image implies; all are empty for an unknown name."""
+    """Return the facts that an image's name implies; all are empty for an unknown name."""
     match = re.search(r"OSS Nvidia Driver (?:AMI )?GPU PyTorch (\d+\.\d+)", name)
     if match:
         _, cuda, driver, families = _PYTORCH_DLAMIS.get(match[1], ("", "", None, frozenset()))
@@ -257,7 +257,7 @@ def in_table(image_name: str) -> bool:
 
 
 def find_unknown_torch(image_name: str) -> str:
-    """Return the PyTorch of a Deep Learning AMI that is not in the table ("2.14"); "" for any other image."""
+    """Return a Deep Learning AMI's PyTorch ("2.14") if it is not in the table; "" for any other image."""
     torch = image_facts(image_name).torch
     return torch if image_name.startswith("Deep Learning") and torch not in ("", *_PYTORCH_DLAMIS) else ""
 
@@ -275,18 +275,18 @@ _USERS = (
 
 
 def ssh_user(image_name: str) -> str:
-    """Return the login user of an image of this name, "" if it is unknown."""
+    """Return the login user for an image with this name, or "" if it is unknown."""
     return next((user for pattern, user in _USERS if re.search(pattern, image_name, re.IGNORECASE)), "")
 
 
 def torch_version(image_name: str) -> tuple[int, ...]:
-    """Return the PyTorch release in a Deep Learning AMI's name, such as (2, 12); () without one."""
+    """Return the PyTorch release in a Deep Learning AMI's name, such as (2, 12), or () if it has none."""
     match = re.search(r"PyTorch (\d+)\.(\d+)", image_name)
     return tuple(int(part) for part in match.groups()) if match else ()
 
 
 def find_image_problem(kind: GpuType, image_name: str) -> str:
-    """Return why the image's driver or torch does not support this type's GPU, or ""."""
+    """Return the reason why the image's driver or torch does not support this type's GPU, or ""."""
     facts, gpu = image_facts(image_name), find_architecture(kind.gpu)
     if gpu is None:
         return ""
@@ -308,9 +308,9 @@ def is_family_unlisted(kind: GpuType, image_name: str) -> bool:
 
 
 def explain_missing_image(image_name: str) -> str:
-    """Return why an image of the early Deep Learning AMIs is no longer available, or "".
+    """Return the reason why an early Deep Learning AMI is no longer available, or "".
 
-    Public images are deprecated two years after their creation, and these have since been deregistered:
+    Public images are deprecated two years after their creation, and the early ones have been deregistered:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html
     """
     first = r"Deep Learning (Base )?AMI \((Ubuntu|Amazon Linux)"

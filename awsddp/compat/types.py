@@ -27,11 +27,11 @@ HOURS_PER_MONTH = 730
 class GpuType:
     """An instance type.
 
-    `memory_gb` is the memory of one GPU and `ram_gb` that of the instance, in GiB; `network` is in Gbit/s.
-    `efa` is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's compute
+    `memory_gb` is one GPU's memory and `ram_gb` the instance's memory, in GiB; `network` is in Gbit/s. `efa`
+    is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's compute
     capability ("8.9"), "" for a type that is not in this table; `price_usd_per_hour` is the on-demand list
-    price of Linux in us-east-1 on `price_date`, None if unknown. `store_gb` is the size of its instance
-    store, `share` the part of a whole GPU that each of its GPUs is (0.125: an eighth).
+    price for Linux in us-east-1 on `price_date` (None: unknown). `store_gb` is the size of its instance
+    store, `share` the fraction of a whole GPU that each of its GPUs is (0.125: an eighth).
     """
 
     name: str
@@ -53,7 +53,7 @@ class GpuType:
 
     @property
     def gpu_shown(self) -> str:
-        """The name of the type's GPU, with the GPU's share of a whole one: "L4", "1/8 L4"."""
+        """The name of the type's GPU, after the fraction if it is not a whole GPU: "L4", "1/8 L4"."""
         return self.gpu if self.share >= 1 else f"1/{1 / self.share:.0f} {self.gpu}"
 
     @property
@@ -64,7 +64,7 @@ class GpuType:
 
 @dataclass(frozen=True)
 class Retired:
-    """An instance type that AWS no longer offers in any region, since the date `since`."""
+    """An instance type that AWS stopped offering in all regions on the date `since`."""
 
     name: str
     gpu: str
@@ -167,7 +167,7 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("p6-b300.48xlarge", 8, 192, 4096, "6400", 16, 142.416),
 )
 
-# Types by their GB of instance store, from the source of _FAMILIES.
+# Types by the size of their instance store in GB; the source is the same as for _FAMILIES.
 _STORES = {
     100: "g6f.large g6f.xlarge",
     125: "g4dn.xlarge",
@@ -198,10 +198,10 @@ _STORE_GB = {name: size for size, names in _STORES.items() for name in names.spl
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
-# The part of a whole GPU that each GPU is (GpuPartitionSize), from the source of _FAMILIES.
+# The fraction of a whole GPU that each GPU is (GpuPartitionSize); the source is the same as for _FAMILIES.
 _SHARES = {"g6f.large": 1 / 8, "g6f.xlarge": 1 / 8, "g6f.2xlarge": 1 / 4}
 _SHARES |= {"g6f.4xlarge": 1 / 2, "gr6f.4xlarge": 1 / 2}
-# Families whose prices are from an earlier version of the list of prices, with its date.
+# Families whose prices are from an earlier version of the price list, with that version's date.
 _PRICE_DATES = dict.fromkeys(("g5g", "gr6", "g6f", "gr6f"), "2026-02-09")
 _ARM64 = frozenset({"g5g"})
 
@@ -266,20 +266,18 @@ _QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None]
     ),
     "capacity-block": (("", None),),
 }
-"""The first row whose prefix a type has is used; None: the quota is unknown."""
+"""The first row whose prefix matches a type is used; None means that the quota is unknown."""
 
 
 def find_quota(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
-    """Return the code and the name of the quota that instances of this type count against, or None if
-    unknown.
-    """
+    """Return the code and name of the quota that this type's instances count against, or None if unknown."""
     return next(quota for prefix, quota in _QUOTAS[market] if instance_type.startswith(prefix))
 
 
 def find_nearest_types(
     gpus: int, among: Iterable[GpuType], *, price: float = 0.0, excluded: str = ""
 ) -> tuple[GpuType, ...]:
-    """Return the three types nearest in GPUs, then in price, without `excluded`, bare metal and unpriced
+    """Return the three types nearest in GPUs, then in price, leaving out `excluded`, bare metal and unpriced
     types.
     """
 
@@ -291,12 +289,12 @@ def find_nearest_types(
 
 
 def network_gbyte_s(instance_type: str) -> float | None:
-    """Return the guaranteed network bandwidth of a type in GB/s; None if it is unknown, or only a peak."""
+    """Return a type's guaranteed network bandwidth in GB/s; None if it is unknown or only a peak is known."""
     kind = GPU_TYPES.get(instance_type)
     match = re.fullmatch(r"(?:(\d+) x )?(\d+)", kind.network) if kind else None
     return int(match[1] or 1) * int(match[2]) / 8 if match else None
 
 
 def disk_usd_per_hour(disk_gb: int) -> float:
-    """Return the list price of a gp3 volume of this size, per hour."""
+    """Return the list price per hour for a gp3 volume with this size."""
     return disk_gb * DISK_USD_PER_GB_MONTH / HOURS_PER_MONTH

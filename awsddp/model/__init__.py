@@ -1,1 +1,1 @@
-"""Data types of clusters, nodes and jobs."""
+"""Data types for clusters, nodes and jobs."""

@@ -23,23 +23,22 @@ MIN_BILLED = timedelta(seconds=60)
 MIN_BUDGET_S = 300.0
 """The minimum time that a budget must last (s): booting and preparing the nodes takes most of it."""
 LISTING_DELAY = timedelta(minutes=10)
-"""The age from which EC2 is certain to list an instance, which it does until an hour after the instance's
-end.
-"""
+"""From this age on, EC2 is certain to list an instance; it does so until an hour after the instance's end."""
 SpotPrices = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
-"""Spot prices by instance type and zone: pairs of time and US dollars per instance-hour from then on."""
+"""Maps an instance type and zone to its spot prices: (time, US dollars per instance-hour from then on)."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row of a ledger: a change of a cluster. Fields that are None or empty are not written.
+    """A row in a ledger, which records one change to a cluster. Fields that are None or empty are not
+    written.
 
     `event` is "launched", "started", "stopped", "resized", "ended", "extended" (a new expiry), "repriced" (a
     new spot price), "fetched" (bytes left AWS at a cost of `usd`) or "train" (a `job`, its results in
     `home`). `time` is when the row was written, `at` when the event happened, if known more precisely.
-    `instances` are the instances that changed (empty: all). A "launched" row has target, region, type, size
-    and settings (`asked`) of the cluster, the hourly prices of an instance and of its disk in US dollars
-    (None: unknown), and the expiry of the nodes.
+    `instances` are the instances that changed (empty: all). A "launched" row has the cluster's target,
+    region, type, size and settings (`asked`), the hourly prices of an instance and its disk in US dollars
+    (None: unknown), and the nodes' expiry.
     """
 
     time: Moment
@@ -61,7 +60,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def happened_at(self) -> datetime:
-        """The time of the event, as precisely as known."""
+        """When the event happened, as precisely as known."""
         return self.at or self.time
 
     @property
@@ -72,7 +71,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_ledger(text: str) -> list[LedgerRow]:
-    """Return the rows of a ledger; invalid lines are skipped."""
+    """Return a ledger's rows; invalid lines are skipped."""
     rows = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -81,9 +80,9 @@ def parse_ledger(text: str) -> list[LedgerRow]:
 
 
 class Rate(Frozen):
-    """The hourly cost of all nodes that a budget assumes, in US dollars (None: unknown).
+    """What a budget assumes that all nodes cost per hour, in US dollars (None: unknown).
 
-    `source` describes the price; "" is the price of the plan, which does not change.
+    `source` describes the price; "" means the plan's price, which does not change.
     """
 
     usd_per_hour: float | None = None
@@ -95,7 +94,7 @@ class Rate(Frozen):
 
 
 class Budget(Rate):
-    """A budget in US dollars, the part already spent, and the assumed hourly cost."""
+    """A budget in US dollars, the part that is already spent, and the assumed hourly cost."""
 
     usd: float
     spent_usd: float = 0.0
@@ -122,11 +121,11 @@ class Budget(Rate):
 
 @dataclass(kw_only=True)
 class _Meter:
-    """The account of one instance, which exists from `since` to `ended`.
+    """The account for one instance, which exists from `since` to `ended`.
 
-    `rates` are pairs of time and US dollars per instance-hour from then on (None: unknown), in order, the
-    launch's first; `disk` is the hourly rate of its disk. `running_since` is the start of the current
-    run (None: it does not run), `runs` are the earlier runs.
+    `rates` are (time, US dollars per instance-hour from then on; None: unknown), sorted by time; the launch's
+    rate is first; `disk` is its disk's hourly rate. `running_since` is the start of the current run (None: it
+    does not run), `runs` are the earlier runs.
     """
 
     since: datetime
@@ -165,11 +164,11 @@ class _Meter:
         self.ended = self.ended or at
 
     def rate(self, at: datetime) -> float | None:
-        """Return the instance's hourly rate at a moment; before the first price it is the launch's rate."""
+        """Return the instance's hourly rate at a moment; before the first price this is the launch's rate."""
         return [usd for since, usd in self.rates if since <= at][-1]
 
     def usd(self, until: datetime) -> float:
-        """Return the cost of the instance and its disk until a moment, or until they stopped or ended."""
+        """Return what the instance and its disk cost until a moment, or until they stopped or ended."""
         runs = list(self.runs)
         if self.running_since is not None:
             runs.append((self.running_since, max(until, self.running_since + MIN_BILLED)))
@@ -182,9 +181,9 @@ class _Meter:
 
 
 class Bill(Frozen):
-    """The bill of a cluster. `began` and `ended` are UTC; `ended` is None while any of its resources exist.
+    """A cluster's bill. `began` and `ended` are UTC; `ended` is None while any of its resources exist.
 
-    `price_usd_per_hour` is the current hourly price, disks of stopped nodes included. This price and
+    `price_usd_per_hour` is the current hourly price, including the disks of stopped nodes. This price and
     `cost_usd` are None if a price is unknown.
     """
 
@@ -204,9 +203,9 @@ class Bill(Frozen):
 
 
 class Account:
-    """Replays the rows of a ledger, in their order; `bill` returns the bill so far.
+    """Replays a ledger's rows in order; `bill` returns the bill so far.
 
-    Ignores rows before the first launch and rows of another cluster.
+    Ignores rows before the first launch and rows about another cluster.
     """
 
     def __init__(self) -> None:
@@ -236,10 +235,10 @@ class Account:
             rates, disk = [(_ALWAYS, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
             begins = row.happened_at
             meter = _Meter(since=begins, running_since=begins, rates=rates, disk=disk, expires=row.expires)
-            self._meters.setdefault(key, meter)  # a concurrent `status` may have written the launch before
+            self._meters.setdefault(key, meter)  # another `status` may have written it before
 
     def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
-        """Return the bill until `now`, None for a cluster without a launch.
+        """Return the bill until `now`, or None for a cluster that was never launched.
 
         An instance last seen running that is not among `running`, the instances that AWS lists as running
         now, is charged until its expiry at most, when it terminates itself.
@@ -274,7 +273,7 @@ class Account:
 
 
 def make_bill(rows: Iterable[LedgerRow], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
-    """Return the bill of a ledger; `now` and `running` as in `Account.bill`."""
+    """Return the bill that a ledger adds up to; `now` and `running` are as in `Account.bill`."""
     ledger = Account()
     for row in rows:
         ledger.apply(row)
@@ -282,7 +281,7 @@ def make_bill(rows: Iterable[LedgerRow], now: datetime, *, running: Collection[s
 
 
 def compute_cost_until(rows: Sequence[LedgerRow], moment: datetime) -> float:
-    """Return the cost of a cluster (US dollars) until a moment in the past, according to its ledger."""
+    """Return a cluster's cost (US dollars) until a moment in the past, according to its ledger."""
     past_rows = [row for row in rows if row.happened_at <= moment]
     running = {key for row in rows if row.event == "launched" for key in row.instances}
     bill = make_bill(past_rows, moment, running=running)
@@ -290,10 +289,10 @@ def compute_cost_until(rows: Sequence[LedgerRow], moment: datetime) -> float:
 
 
 def compute_shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
-    """Return the share of its instances' time that each job pays, from 0 to 1.
+    """Return the share of its instances' time that each job pays for, from 0 to 1.
 
-    A span is the begin, the end and the instance ids of a job. Jobs that run on one instance at the same time
-    share its time equally.
+    A span is a job's begin, end and instance ids. Jobs that run on one instance at the same time share its
+    time equally.
     """
     shared_hours = [0.0] * len(spans)
     for key in {key for _, _, keys in spans for key in keys}:
@@ -312,7 +311,7 @@ def compute_shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) 
 def find_missing_rows(
     bill: Bill | None, nodes: Sequence[Node] | None, *, launch_row: LedgerRow, now: datetime
 ) -> list[LedgerRow]:
-    """Return the rows missing in the ledger according to AWS: launches, starts, stops and ends.
+    """Return the rows for launches, starts, stops and ends that AWS shows but the ledger lacks.
 
     `nodes` are all nodes that AWS lists for the cluster (None: no listing). Instances that are no longer
     listed ended over an hour ago at an unknown time: they are charged until now, or until their expiry if
@@ -345,7 +344,7 @@ def find_missing_rows(
 def make_price_rows(
     rows: Iterable[LedgerRow], nodes: Iterable[Node], spot_prices: SpotPrices, *, now: datetime
 ) -> Iterator[LedgerRow]:
-    """Yield the missing ledger rows for the spot prices since the launch of each spot node."""
+    """Yield the rows that the ledger lacks for spot prices since each spot node's launch."""
     from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 
     written = {(key, row.at) for row in rows if row.event == "repriced" for key in row.instances}

@@ -1,4 +1,4 @@
-"""Derive the state of a cluster."""
+"""Derive a cluster's state."""
 
 from awsddp.model.records import ClusterListing, ClusterState
 
@@ -10,7 +10,7 @@ def cluster_state(
     launching: bool,
     size: int | None = None,
 ) -> ClusterState:
-    """Return the state of a cluster from the states of its nodes.
+    """Return a cluster's state, derived from its nodes' states.
 
     `prepared` has the instance ids that this machine has seen ready (None: it has no record). `launching`: a
     launch was recorded and has not returned. `size` is the requested number of nodes (None: unknown): lost

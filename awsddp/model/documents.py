@@ -1,4 +1,4 @@
-"""The documents that the verbs return and `--json` prints; docs/schema.json is generated from them.
+"""The JSON documents that verbs return and `--json` prints; docs/schema.json is generated from these classes.
 
 The generator is tests/support/schema.py. A document on stdout also has the key "schema". A key with a default
 may be absent.
@@ -22,7 +22,7 @@ from awsddp.model.records import (
 
 
 class Document(Struct, Keyed, kw_only=True):
-    """A document of a verb, or a part of one."""
+    """A JSON document that a verb returns, or a part of one."""
 
 
 class NodeState(Document):
@@ -66,7 +66,7 @@ class _AnyCluster(Document):
 
 
 class ClusterDocument(_AnyCluster):
-    """The document of `up`, `status` and `stop`."""
+    """The JSON document that `up`, `status` and `stop` print."""
 
     region: str | None
     jobs: tuple[SeenJob, ...]
@@ -76,7 +76,7 @@ class ClusterDocument(_AnyCluster):
 
 
 class FoundCluster(_AnyCluster):
-    """A cluster of `status --all`. `jobs` are the unfetched jobs."""
+    """A cluster in the JSON that `status --all` prints. `jobs` are the unfetched jobs."""
 
     id: str
     region: str
@@ -88,9 +88,9 @@ class FoundCluster(_AnyCluster):
 
 
 class JobDocument(JobRecord):
-    """The document of `train`, `cancel` and `logs`.
+    """The JSON document that `train`, `cancel` and `logs` print.
 
-    `step` and `loss` are the last of its first rank that reports them.
+    `step` and `loss` are the last values from its first rank that reports them.
     """
 
     step: int | None = None
@@ -102,11 +102,11 @@ class JobDocument(JobRecord):
 
 
 class ListedJob(JobRecord):
-    """A job of any cluster of this machine, with its run time and the list price of its nodes for this time.
+    """A job on any of this machine's clusters, with its run time and its nodes' list price for that time.
 
-    Jobs that ran on a node at the same time share its price. `reported`: its nodes have just reported it,
-    otherwise it is as last seen. `step`, `loss` and `fraction` are the last of its first rank that reports
-    them.
+    Jobs that ran on a node at the same time share the node's price. `reported`: its nodes have just reported
+    it, otherwise it is as last seen. `step`, `loss` and `fraction` are the last values from its first rank
+    that reports them.
     """
 
     step: int | None = None
@@ -120,9 +120,9 @@ class ListedJob(JobRecord):
 
 
 class CostedCluster(Document):
-    """A cluster of this machine; `ended` is null while it exists.
+    """One of this machine's clusters; `ended` is null while it exists.
 
-    `cost_usd` is its cost at list price, `idle_usd` the part without a running job.
+    `cost_usd` is its cost at list price, `idle_usd` the part spent while no job ran.
     """
 
     cluster: str
@@ -139,10 +139,10 @@ class CostedCluster(Document):
 
 
 class JobsDocument(Document):
-    """The document of `jobs`, with the oldest job first.
+    """The JSON document that `jobs` prints, with the oldest job first.
 
-    The totals are the costs of `clusters` on AWS and in the local cloud. With `since` (--since) the totals
-    and the `cost_usd` of `clusters` count from then on.
+    The totals are what `clusters` cost on AWS and in the local cloud. With `since` (--since) the totals and
+    the `cost_usd` of `clusters` count from then on.
     """
 
     jobs: tuple[ListedJob, ...]
@@ -153,7 +153,7 @@ class JobsDocument(Document):
 
 
 class JobReport(JobDocument, ListedJob):
-    """The document of `report`. `measures` are the last and the best value of the job's loss and accuracy.
+    """The JSON document that `report` prints. `measures` has the job's last and best loss and accuracy.
 
     `again` are the commands that run the job again; `page` is the HTML file.
     """
@@ -233,9 +233,7 @@ class Orphans(Document):
 
 
 class RunDocument(Document):
-    """The document of `run`: the documents of its stages (null: the stage was not reached) and their
-    durations.
-    """
+    """The JSON document that `run` prints: its stages' documents (null: not reached) and durations."""
 
     up: ClusterDocument | None
     train: JobDocument | None
@@ -244,7 +242,7 @@ class RunDocument(Document):
 
 
 class NodeOutput(Document):
-    """The output of a command on a node."""
+    """A command's output on one node."""
 
     node: int
     exit_code: int | None
@@ -328,18 +326,18 @@ class KnownCluster(Document):
 
 
 class HomeDocument(Document):
-    """The document of `awsddp` without a verb."""
+    """The JSON document that `awsddp` prints without a verb."""
 
     clusters: tuple[KnownCluster, ...]
     local_cloud: bool
     ended: int = 0
-    """How many clusters of this machine have ended."""
+    """How many of this machine's clusters have ended."""
     last_job: KnownJob | None = None
-    """The last job of this machine, if it has no clusters."""
+    """This machine's last job, if it has no clusters."""
 
 
 class LocalInstance(Document):
-    """An instance of the local cloud."""
+    """An instance in the local cloud."""
 
     instance_id: str
     state: str
@@ -353,7 +351,7 @@ class LocalInstance(Document):
 
 
 class Fault(Document):
-    """A fault of `local fault`. `heals_at` is a Unix time."""
+    """A fault that `local fault` lists. `heals_at` is a Unix time."""
 
     id: int
     operation: str
@@ -365,7 +363,7 @@ class Fault(Document):
 
 
 class LocalDocument(Document):
-    """The document of `local start` and `local status`."""
+    """The JSON document that `local start` and `local status` print."""
 
     endpoint: str
     region: str
@@ -395,13 +393,13 @@ class Failure(Document):
 
 
 class ErrorDocument(Document):
-    """The document of a failed verb: the error, and the fields of the verb's own document if there is one."""
+    """The JSON document that a failed verb prints: the error, and the fields of its own document, if any."""
 
     error: Failure
 
 
 class EventLine(Document):
-    """A line on stderr with --json: the progress `text` of `who`, `fraction` of `size` bytes done."""
+    """A line on stderr with --json: `who` reports the progress `text`; `fraction` of `size` bytes is done."""
 
     schema: int
     time: str
@@ -414,8 +412,8 @@ class EventLine(Document):
 class WhyDocument(Document):
     """`why`: the ranks that are `behind` the waiting ranks, and the activity of each rank.
 
-    `silent_s`: how long no rank has written to its log; `moving`: a collective has just begun; `result`: the
-    end of a job that does not run.
+    `silent_s`: how long no rank has written to its log; `moving`: a collective has just begun; `result`: how
+    the job ended, if it does not run any more.
     """
 
     job: str

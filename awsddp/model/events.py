@@ -1,4 +1,4 @@
-"""Progress of a verb."""
+"""The progress that a verb reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 class Event:
     """A progress report. `who` is a node ("node1"), "" for the current step of the verb, None for a message.
 
-    `text` describes the progress, of which `fraction` is done; `size` is the total of a transfer in bytes.
+    `text` describes the progress, of which `fraction` is done; `size` is the total size of a transfer in
+    bytes.
     """
 
     text: str

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse_json_lines(text: str) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl or a ledger; a line that is not a JSON object is skipped."""
+    """Return the rows in a metrics.jsonl or a ledger; a line that is not a JSON object is skipped."""
     rows = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -17,7 +17,7 @@ def parse_json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def read_values(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the numbers under `key` of the lowest rank that has any; these numbers stand for the job.
+    """Return the numbers under `key` from the lowest rank that has any; these numbers stand for the job.
 
     A row without a rank belongs to rank 0.
     """
@@ -29,7 +29,7 @@ def read_values(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def read_last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
-    """Return the last of the numbers of `read_values`, or None if there are none."""
+    """Return the last number that `read_values` returns, or None if there are none."""
     values = read_values(rows, key)
     return values[-1] if values else None
 

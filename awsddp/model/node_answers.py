@@ -1,4 +1,4 @@
-"""The answers of nodes. Every answer is validated against its type and its request before use.
+"""The answers that nodes send. Every answer is validated against its type and its request before use.
 
 Nodes are untrusted: code that runs in a rank could replace the agent.
 """
@@ -52,12 +52,12 @@ _Kind = TypeVar("_Kind")
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
-    `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
+    `limited`: it counts towards job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
     its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was rewritten with the same
-    size and time. `digest` is the SHA-256 of a synced file of which only the change time differs since the
-    launch. `data` is the content, if the node sent it with the list. `ephemeral`: it is on instance store;
-    `sparse`: it has holes; `writing`: it is being written. A file with a `target`, relative to runs/JOB, is a
-    symbolic link. `node` is set by the client.
+    size and time. `digest` is the SHA-256 of a synced file if only its change time differs since the launch.
+    `data` is the content, if the node sent it with the list. `ephemeral`: it is on instance store; `sparse`:
+    it has holes; `writing`: it is being written. A file with a `target`, relative to runs/JOB, is a symbolic
+    link. `node` is set by the client.
     """
 
     path: _Remote
@@ -78,7 +78,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that stays on the node, and why.
+    """A file that stays on the node, and the reason.
 
     `owed`: the job wrote the file, so the node must not be released.
     """
@@ -97,7 +97,7 @@ class Excluded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a job on one node."""
+    """A job's results on one node."""
 
     files: tuple[ResultFile, ...]
     skipped: tuple[SkippedFile, ...]
@@ -105,7 +105,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """The platform for packages of a node: Python, machine, libc, and the `packages` of its image."""
+    """The platform that a node's packages must fit: Python, machine, libc, and its image's `packages`."""
 
     version: Annotated[str, Meta(pattern=r"^3\.\d{1,3}\.\d{1,3}\w{0,8}\Z")]
     machine: Annotated[str, Meta(pattern=r"^\w{1,32}\Z")]
@@ -114,7 +114,7 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's environment: the `python` of its ranks and its facts, or `failed`, the step that failed."""
+    """A node's environment: its ranks' `python` and its facts, or `failed`, the step that failed."""
 
     ready: bool = False
     python: _Remote | None = None
@@ -136,7 +136,7 @@ class ReportedRank(RankResult):
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a job's launch that the nodes store."""
+    """The facts about a job's launch that the nodes store."""
 
     script: Text | None = None
     args: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
@@ -153,7 +153,7 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
 class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as a node reports it.
 
-    `complete`: the report covers all nodes of the job, as the report of the first node does.
+    `complete`: the report covers all of the job's nodes, as the first node's report does.
     """
 
     job: _Name
@@ -172,13 +172,13 @@ class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs of a node."""
+    """All jobs on a node."""
 
     jobs: Annotated[tuple[NodeJob, ...], Meta(max_length=100_000)]
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """The used slots and ports of a node, and for each job the nodes on which it prevents a new job."""
+    """A node's used slots and ports, and for each job the nodes where it prevents a new job."""
 
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
@@ -203,7 +203,7 @@ class _Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The stacks of a job's processes, in the form that agent/diagnosis/hang.py reads."""
+    """The stacks of a job's processes, as agent/diagnosis/hang.py reads them."""
 
     workdir: Text
     silent_s: Seconds
@@ -240,13 +240,13 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of connection attempts: node, port, and the error ("": connected)."""
+    """The results of attempts to connect: node, port, and the error ("": connected)."""
 
     dials: Annotated[tuple[tuple[NodeNumber, _Port, ShortText], ...], Meta(max_length=100_000)]
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the client has the right to start a job, and for how long (s) no client had it before."""
+    """Whether the client has the right to start a job, and how many seconds no client had it before."""
 
     claimed: bool
     free_s: Seconds
@@ -265,7 +265,7 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of claiming a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
+    """The result of a claim for a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 
     `what` is the missing right, or the bucket's region. `names` are the taken names with the same prefix.
     "throttled" stands for all temporary errors, "unreachable" means that there was no connection.
@@ -288,7 +288,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response in place of an answer after an error."""
+    """The response that takes an answer's place after an error."""
 
     error: Failure
 
@@ -313,7 +313,7 @@ class InspectionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = False) -> _Kind:
-    """Return an answer of this type; with `paths` texts may be file names that are not Unicode.
+    """Return an answer as this type; with `paths`, texts may be file names that are not Unicode.
 
     Raises NodeError.
     """
@@ -328,7 +328,7 @@ def convert_answer(answer: object, kind: type[_Kind], *, paths: bool = False) ->
 
 
 def read_node_job(payload: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int]) -> NodeJob:
-    """Return a job's document from a node's stream. `ranks` has the node of each rank. Raises NodeError."""
+    """Return a job's document from a node's stream. `ranks` maps each rank to its node. Raises NodeError."""
     with naming_node(node):
         document = convert_answer(parse_answer(payload), NodeJob)
         check_job(document, node, job)
@@ -338,7 +338,7 @@ def read_node_job(payload: bytes, *, node: int, job: str | None = None, ranks: M
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a rank in `doctor`'s process group, its bus bandwidth, or `why` it failed."""
+    """A rank's progress in `doctor`'s process group, its bus bandwidth, or the reason `why` it failed."""
 
     rank: RankNumber
     at: Literal["", "started", "arrived", "joined", "reduced", "failed"] = ""
@@ -347,7 +347,7 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rank_step(line: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
-    """Return a line of train/probe.py, None for lines of other programs. Raises NodeError."""
+    """Return a line that train/probe.py printed, or None for lines from other programs. Raises NodeError."""
     if not line.startswith(b"{"):
         return None
     step = read_answer(line, RankStep, node=node)
@@ -357,7 +357,7 @@ def read_rank_step(line: bytes, *, node: int, ranks: Collection[int]) -> RankSte
 
 
 def append_output(output: bytearray, data: bytes, *, node: int) -> None:
-    """Append `data` to the output of a node. Raises NodeError if it exceeds MAX_BYTES."""
+    """Append `data` to a node's output. Raises NodeError if it exceeds MAX_BYTES."""
     output += data
     if len(output) > MAX_BYTES:
         raise make_malformed_error(node, f"over {MAX_BYTES >> 20} MB")
@@ -374,7 +374,7 @@ def make_malformed_error(node: int, why: str) -> NodeError:
 
 @contextlib.contextmanager
 def naming_node(node: int) -> Iterator[None]:
-    """Raise NodeError for validation errors inside the context, which are errors in the node's answer."""
+    """Raise NodeError for validation errors inside the context; they are errors in the node's answer."""
     try:
         yield
     except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
@@ -382,7 +382,7 @@ def naming_node(node: int) -> Iterator[None]:
 
 
 def parse_answer(output: bytes) -> dict[str, Any]:
-    """Return the JSON object of an answer, unchecked. Raises ValueError."""
+    """Return the JSON object in an answer, unchecked. Raises ValueError."""
     if len(output) > MAX_BYTES:
         raise ValueError(f"over {MAX_BYTES >> 20} MB")
     answer = json.loads(output.decode("utf-8"), parse_constant=_refuse_constant)
@@ -441,7 +441,7 @@ def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> Non
 
 
 def _check_path(path: str, *, top: str = "") -> None:
-    """Raise ValueError for an invalid path, and for a path that may lead out of `top`."""
+    """Raise ValueError for a path that is invalid or may lead out of `top`."""
     parts = path.split("/")
     if "\0" in path or any(
         part in ("", ".", "..") or len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts

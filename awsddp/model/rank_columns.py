@@ -1,4 +1,4 @@
-"""Table columns with metrics and usage of the ranks of a job."""
+"""Table columns with the metrics and usage of a job's ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -20,7 +20,7 @@ _COLUMNS = (
 
 
 class Column(Frozen):
-    """A column of a table of ranks: the values under `key`, and the texts to show, by rank."""
+    """A column in a table with one row per rank: the values under `key` and the texts to show, by rank."""
 
     heading: str
     key: str
@@ -30,7 +30,7 @@ class Column(Frozen):
 
 
 def make_rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsage]) -> Iterator[Column]:
-    """Yield the columns of a job's ranks; outliers of usage are marked with a star."""
+    """Yield the columns for a job's ranks; outliers in usage are marked with a star."""
     rows: tuple[RankProgress | RankUsage, ...] = (*progress, *usage)
     for heading, key, form, noise in _COLUMNS:
         values = {row.rank: value for row in rows if (value := getattr(row, key, None)) is not None}

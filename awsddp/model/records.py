@@ -1,4 +1,4 @@
-"""Records of clusters, nodes and jobs, and the node numbers in tags. No I/O."""
+"""Records about clusters, nodes and jobs, and the node numbers in tags. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -11,7 +11,7 @@ TargetName = Literal["aws", "local"]
 ClusterState = Literal["absent", "launching", "preparing", "ready", "partial", "stopped", "ending"]
 JobState = Literal["waiting", "running", "succeeded", "failed", "cancelled", "interrupted"]
 ACTIVE = ("waiting", "running")
-"""States of a job that has not ended."""
+"""The states that a job can have before it has ended."""
 
 # The limits apply to values from nodes. The patterns end in a way that is valid in JSON Schema.
 RankNumber = Annotated[int, Meta(ge=0, lt=100_000)]
@@ -24,12 +24,12 @@ Text = Annotated[str, Meta(max_length=100_000)]
 ShortText = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 MAX_LINES = 1000
-"""The maximum number of lines of a log tail."""
+"""The maximum number of lines in a log tail."""
 
 _Kind = TypeVar("_Kind")
 
 ENDED_STATES = ("shutting-down", "terminated")
-"""EC2's states of an instance that has terminated or is terminating."""
+"""EC2's states for an instance that has terminated or is terminating."""
 UPLOADER_SILENT_S = 60.0
 """The time (s) without a heartbeat after which an uploader counts as dead; it sends a heartbeat every few
 seconds.
@@ -41,7 +41,7 @@ OLDER_JOBS = "..."
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Frozen:
-    """Base class of records: subclasses become frozen, keyword-only dataclasses."""
+    """Base class for records: subclasses become frozen, keyword-only dataclasses."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -57,13 +57,13 @@ class Keyed:
 
 
 class Target(Frozen):
-    """The endpoint and credentials of EC2 calls, and the way to connect to nodes.
+    """The endpoint and credentials for EC2 calls, and the way to connect to nodes.
 
-    The name decides where clusters are searched and how costs are reported; properties of nodes come from the
-    tags of their image. `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key`
+    The name decides where clusters are searched and how costs are reported; the nodes' properties come from
+    their image's tags. `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key`
     are None if boto3 finds credentials by itself. `caller_address` is this machine's address as the nodes see
-    it (None: it is queried if public addresses are used). `daemon_home` is the folder of a local cloud,
-    `node_s3` the S3 endpoint for its nodes.
+    it (None: it is queried if public addresses are used). `daemon_home` is a local cloud's folder, `node_s3`
+    the S3 endpoint for its nodes.
     """
 
     name: TargetName = "aws"
@@ -88,10 +88,10 @@ class Node(Frozen):
 
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is the
     launch time in UTC, `expires` the expiry in its tag. `node` is -1 for an instance that no longer belongs
-    to the cluster. `changed` is the time at which the instance began to stop or terminate, if EC2 reports
-    that. `profile` is the ARN of its instance profile. `reason` has EC2's code and text for the stop or end.
-    `uses` has kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
-    `is_renumbered`: tag and launch index give the number of another node, so that it has a different one.
+    to the cluster. `changed` is the time when the instance began to stop or terminate, if EC2 reports that.
+    `profile` is its instance profile's ARN. `reason` has EC2's code and text for the stop or end. `uses` has
+    the kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
+    `is_renumbered`: its tag and launch index give a number that another node has, so it has a different one.
     """
 
     node: int
@@ -120,7 +120,7 @@ class Node(Frozen):
 
 
 class ClusterListing(Frozen):
-    """A cluster as AWS lists it by its tags: one name of one owner. `nodes` is sorted by node number.
+    """A cluster as AWS lists it by its tags: it has one name and one owner. `nodes` is sorted by node number.
 
     `leftovers` are the ids of the cluster's other resources (security groups, keys). `group` is its own
     security group, `ssh_cidrs` the addresses to which port 22 is open, `host` the machine that created it.
@@ -150,7 +150,7 @@ class ClusterListing(Frozen):
 
 
 class RecordedCluster(Frozen):
-    """A cluster's `awsddp:id` and the node number of each instance id, from the record of this machine.
+    """A cluster's `awsddp:id` and the node number for each instance id, from this machine's record.
 
     They are valid even if the tags change.
     """
@@ -160,9 +160,9 @@ class RecordedCluster(Frozen):
 
 
 class LaunchIntent(Frozen):
-    """The request of a launch, recorded before it is sent so that it can be repeated identically.
+    """The request for a launch, recorded before it is sent so that it can be repeated identically.
 
-    `host_key` is the public part of the temporary host key of its nodes.
+    `host_key` is the public part of its nodes' temporary host key.
     """
 
     cluster_id: str
@@ -173,9 +173,9 @@ class LaunchIntent(Frozen):
 
 
 class PreparedNode(Frozen):
-    """The properties of a prepared node (nodes/provision.py), recorded in the cluster folder.
+    """A prepared node's properties (nodes/provision.py), recorded in the cluster folder.
 
-    `python` is the image's interpreter, `environment` the interpreter of a built environment (None: none was
+    `python` is the image's interpreter, `environment` the interpreter in a built environment (None: none was
     built), `nic` the interface with the private address, `gpus` the number of GPUs that torch finds,
     including rehearsed ones.
     """
@@ -193,7 +193,7 @@ class PreparedNode(Frozen):
 
     @property
     def ranks_python(self) -> str:
-        """The interpreter of ranks, `exec` and `ssh`."""
+        """The interpreter that ranks, `exec` and `ssh` use."""
         return self.environment or self.python
 
 
@@ -201,8 +201,8 @@ class Cause(Frozen):
     """Why a job did not succeed: the first rank that failed, with the end of its log, or the event that ended
     it.
 
-    `kind` is one of docs/why.md ("unknown": an older awsddp wrote the record). `retryable`: the same command
-    may succeed without a change. `values` are the variables of the explanation, such as `module` of
+    `kind` is one that docs/why.md lists ("unknown": an older awsddp wrote the record). `retryable`: the same
+    command may succeed without a change. `values` are the variables in the explanation, such as `module` for
     import_error. `next` is the next step, "" if none is known.
     """
 
@@ -220,7 +220,7 @@ class Cause(Frozen):
 
 
 class RankResult(Frozen):
-    """The result of one rank. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
+    """One rank's result. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
 
     `rank` is the number of its log; under torchrun its RANK differs after a node was lost.
     """
@@ -233,9 +233,7 @@ class RankResult(Frozen):
 
 
 class RankProgress(Frozen):
-    """The progress of a rank from its metrics (docs/results.md); a value is None if the metrics do not have
-    it.
-    """
+    """A rank's progress, from its metrics (docs/results.md); a value is None if the metrics lack it."""
 
     rank: RankNumber
     step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None = None
@@ -245,9 +243,9 @@ class RankProgress(Frozen):
 
 
 class RankUsage(Frozen):
-    """The usage of a rank in the last 10 s; None: unknown. The network usage is that of the whole node.
+    """A rank's usage in the last 10 s; None: unknown. The network usage is that of the whole node.
 
-    `cpu_percent` is in percent of one core: 400 means four cores.
+    `cpu_percent` is a percentage of one core: 400 means four cores.
     """
 
     rank: RankNumber
@@ -258,11 +256,11 @@ class RankUsage(Frozen):
 
 
 class Saving(Frozen):
-    """The progress of uploads to S3: saved files, pending files, and the error that prevents uploads ("":
+    """The progress of uploads to S3: files saved, files pending, and the error that prevents uploads ("":
     none).
 
-    `ended`: all files are saved, or given up because of the `error`. `silent_s` is the time since the last
-    heartbeat of an uploader, by its node's clock. `unasked` are nodes that did not answer; their files are
+    `ended`: all files are saved, or given up because of the `error`. `silent_s` is the time since an
+    uploader's last heartbeat, by its node's clock. `unasked` are nodes that did not answer; their files are
     not counted.
     """
 
@@ -282,7 +280,7 @@ class Saving(Frozen):
 
     @property
     def is_silent(self) -> bool:
-        """Return True if uploads have stopped because the uploader of a node has died or hangs."""
+        """Return True if uploads have stopped because a node's uploader has died or hangs."""
         return not self.ended and self.silent_s > UPLOADER_SILENT_S
 
 
@@ -296,14 +294,14 @@ class JobNode(Frozen):
 class JobRecord(Frozen, Keyed):
     """A job as its nodes report it. `home` is its results folder, relative to the project folder.
 
-    `missing` are the nodes whose part of the results is missing. `commit` is the commit of the project
-    folder; `dirty` is True if the folder's files differed from it (None: no repository). `options` are its
-    settings other than defaults, as arguments of a command line. `resumed` is the job whose checkpoint it
-    resumed from. `started` and `ended` are the start of its first and the end of its last rank, as
-    2026-11-22T12:00:00Z. `price_usd_per_hour` is the price of its nodes. `restarts` are the restarts by
-    torchrun: "1 of 3: rank 3 @ node1: ValueError". `progress` has the ranks that write metrics, while the job
-    runs. `slowest_rank` is a rank that is more than 10 % behind the best. `usage` are the samples of the
-    nodes. `save_to` is the S3 URI for its results, `saving` the progress of their upload.
+    `missing` are the nodes whose part of the results is missing. `commit` is the project folder's commit;
+    `dirty` is True if the folder's files differed from it (None: no repository). `options` are its settings
+    other than defaults, as command line arguments. `resumed` is the job whose checkpoint it resumed from.
+    `started` is when its first rank started and `ended` when its last rank ended, as 2026-11-22T12:00:00Z.
+    `price_usd_per_hour` is what its nodes cost. `restarts` are the restarts by torchrun: "1 of 3: rank 3 @
+    node1: ValueError". `progress` has the ranks that write metrics, while the job runs. `slowest_rank` is a
+    rank that is more than 10 % slower than the best. `usage` has the nodes' samples. `save_to` is the S3 URI
+    for its results, `saving` their upload's progress.
     """
 
     job: str
@@ -334,7 +332,7 @@ class JobRecord(Frozen, Keyed):
 
 
 class Choice(Frozen):
-    """An alternative instance type, with the hourly on-demand price of one instance."""
+    """An alternative instance type, with one instance's on-demand price per hour."""
 
     instance_type: str
     gpu: str
@@ -345,7 +343,7 @@ class Choice(Frozen):
 
 
 class Check(Frozen):
-    """A check of `doctor`, of one node unless `node` is None. `ok` is None if unknown, or only a warning."""
+    """A check by `doctor`, of one node unless `node` is None. `ok` is None if unknown or only a warning."""
 
     name: str
     ok: bool | None
@@ -377,7 +375,7 @@ class ProcessStack(Frozen, Keyed):
 
 
 class RankStack(Frozen, Keyed):
-    """The activity of a rank. "silent": it runs and sends no stack; "missing": its process has ended."""
+    """What a rank does now. "silent": it runs and sends no stack; "missing": its process has ended."""
 
     rank: int
     node: int
@@ -398,14 +396,14 @@ def merge_records(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
 
 
 def list_unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
-    """Return the unfetched jobs in the nodes' tags: the oldest first, `OLDER_JOBS` last."""
+    """Return the unfetched jobs in the nodes' tags, with the oldest first and `OLDER_JOBS` last."""
     jobs = dict.fromkeys(job for node in nodes for job in node.unfetched)
     return sorted(jobs, key=OLDER_JOBS.__eq__)
 
 
 def format_node_numbers(numbers: Iterable[int]) -> str:
-    """Return node numbers in the form of the tag `awsddp:nodes`: "0,1", or "0-63" for three or more
-    consecutive numbers.
+    """Return node numbers as in the tag `awsddp:nodes`: "0,1", or "0-63" for three or more consecutive
+    numbers.
     """
     runs: list[list[int]] = []
     for number in sorted(numbers):
@@ -417,7 +415,7 @@ def format_node_numbers(numbers: Iterable[int]) -> str:
 
 
 def parse_node_numbers(text: str) -> tuple[int, ...]:
-    """Return the node numbers of a tag `awsddp:nodes`, in its order. Raises ValueError if it is invalid."""
+    """Return the node numbers in a tag `awsddp:nodes`, in its order. Raises ValueError if it is invalid."""
     numbers: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -1,11 +1,11 @@
-"""Describe the progress of uploads to S3."""
+"""Describe how uploads to S3 progress."""
 
 from awsddp.model.records import Saving
 from awsddp.util.formatting import duration, files_text, node_name
 
 
 def describe_saving(saving: Saving) -> str:
-    """Return a text on the progress of uploads and their error: "5 files, 2 MB in S3, 1 file left"."""
+    """Return a text that describes the uploads' progress and error: "5 files, 2 MB in S3, 1 file left"."""
     parts = [f"{files_text(saving.files, saving.bytes)} in S3"]
     if saving.pending_files:
         parts.append(f"{files_text(saving.pending_files, saving.pending_bytes)} left")

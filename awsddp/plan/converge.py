@@ -26,11 +26,11 @@ _SAME_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingCluster:
-    """The existing cluster according to its tags, and the settings last requested from this machine.
+    """The existing cluster according to its tags, and the settings that this machine last requested.
 
-    `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is the cost so far
-    (None: unknown), `rate` the rate that a budget assumes for all `nodes`. `impaired` are the instances that
-    fail AWS's status checks, `others` clusters of the same name and owner, created from another machine.
+    `image` is the image as requested, `gpus` the nodes' `local.gpus`. `spent_usd` is the cost so far (None:
+    unknown), `rate` the rate that a budget assumes for all `nodes`. `impaired` are the instances that fail
+    AWS's status checks, `others` are clusters with the same name and owner that another machine created.
     """
 
     cluster: ClusterListing
@@ -47,9 +47,9 @@ class ExistingCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconciliation:
-    """The steps, in order. `spec` is the spec of the launch, in `zone` if that is not None.
+    """The steps, in order. `spec` is the spec for the launch, in `zone` if that is not None.
 
-    `nodes` are the existing nodes that stay, `expires` is the expiry of all nodes, `spent_usd` is the cost so
+    `nodes` are the existing nodes that stay; `expires` is when all nodes expire; `spent_usd` is the cost so
     far.
     """
 
@@ -61,7 +61,7 @@ class Reconciliation:
     spent_usd: float = 0.0
 
     def steps_of(self, do: str) -> tuple[Step, ...]:
-        """Return the steps of the kind `do`."""
+        """Return the steps whose kind is `do`."""
         return tuple(step for step in self.steps if step.do == do)
 
     @property
@@ -126,7 +126,7 @@ def plan_reconciliation(
 
 
 def _precedence(node: Node) -> tuple[int, datetime, str]:
-    """Return a sort key by which every client keeps the same one of two nodes with the same number."""
+    """Return a sort key that makes every client keep the same node if two nodes have the same number."""
     return node.node, node.launched or _LAST, node.instance_id
 
 
@@ -145,7 +145,7 @@ def _launch_step(existing: ExistingCluster, missing: tuple[int, ...], ends: list
 def _why_terminated(
     spec: ClusterSpec, existing: ExistingCluster, node: Node, image_id: str, nodes: int
 ) -> str:
-    """Return why a live node must terminate, "" if it stays. `nodes` is the requested number of nodes."""
+    """Return the reason why a live node must terminate, or "" if it stays; `nodes` nodes are requested."""
     if not 0 <= node.node < nodes:
         return f"{nodes} node{'s' * (nodes != 1)} requested"
     if node.instance_id in spec.cluster.replace:
@@ -174,11 +174,11 @@ def is_of_type(spec: ClusterSpec, name: str) -> bool:
 
 
 def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_restart: bool) -> datetime:
-    """Return the expiry of the nodes.
+    """Return when the nodes expire.
 
     A duration on the command line counts from now, and so does any duration if all nodes start or are new
-    (`is_restart`). Otherwise a duration in the configuration counts from the launch and never moves the
-    expiry to an earlier time.
+    (`is_restart`). Otherwise a duration in the configuration counts from the launch, and never makes the
+    nodes expire earlier.
     """
     term = timedelta(seconds=parse_duration(spec.cluster.expires))
     expires = existing.expires
@@ -193,9 +193,9 @@ def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_r
 def _within_budget(
     spec: ClusterSpec, existing: ExistingCluster, now: datetime, nodes: int, expires: datetime
 ) -> tuple[datetime, str]:
-    """Return the expiry and "", or the earlier time at which all `nodes` have spent the budget, and why.
+    """Return the expiry and "", or the earlier time when all `nodes` have spent the budget, and the reason.
 
-    If no node stays (`nodes` is 0), the plan of the launch applies the budget.
+    If no node stays (`nodes` is 0), the launch plan applies the budget.
     """
     if spec.cluster.budget_usd is None or not nodes:
         return expires, ""
@@ -214,7 +214,7 @@ def _within_budget(
 
 
 def _spent_usd(existing: ExistingCluster, now: datetime) -> float:
-    """Return the cost of the cluster so far, or if that is unknown an upper bound from the assumed rate."""
+    """Return the cluster's cost so far, or an upper bound from the assumed rate if the cost is unknown."""
     if existing.spent_usd is not None:
         return existing.spent_usd
     hours = (now - (existing.cluster.created or now)).total_seconds() / 3600
@@ -224,7 +224,7 @@ def _spent_usd(existing: ExistingCluster, now: datetime) -> float:
 def _cidrs(
     spec: ClusterSpec, opened: tuple[str, ...] | None, callers: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return the blocks and groups to which SSH will be open; None leaves the open ones as they are.
+    """Return the blocks and groups to which SSH will be open; None means that the open ones stay.
 
     Without `network.ssh_cidr` these are the caller's current addresses, and the already open blocks and
     groups that a user configured.
@@ -255,7 +255,7 @@ def _launch_spec(
     cidrs: tuple[str, ...] | None,
     expires_s: int,
 ) -> ClusterSpec:
-    """Return the spec of the launch in the cluster's own region; new nodes are like existing ones."""
+    """Return the spec for the launch, in the cluster's own region; new nodes are like existing ones."""
     cluster = replace(spec.cluster, nodes=requested, expires=f"{max(expires_s, 0)}s")
     capacity = replace(spec.capacity, regions=())
     network = replace(spec.network, ssh_cidr=cidrs or ())

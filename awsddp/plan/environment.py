@@ -1,4 +1,4 @@
-"""Plan the environment of the ranks from [env], as pure data, and explain failures of its installation."""
+"""Plan the ranks' environment from [env], as pure data, and explain why its installation failed."""
 
 import dataclasses
 import hashlib
@@ -29,8 +29,8 @@ _VENV = "-o env.kind=venv"
 class EnvironmentPlan(Requirements):
     """The environment to create on each node, and the requirements from its file.
 
-    `environ` has the environment variables for pip, uv, conda and the job, `variables` those of an
-    environment.yml, which only the job gets. `internet` is None if it is unknown whether the nodes have
+    `environ` has the environment variables for pip, uv, conda and the job, `variables` those that an
+    environment.yml sets, which only the job gets. `internet` is None if it is unknown whether the nodes have
     internet access.
     """
 
@@ -41,8 +41,8 @@ class EnvironmentPlan(Requirements):
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     packages_from: Literal["node", "client"] | None = None
-    """The packages that come through this machine: "client": all, "node": none, None: those of its folders
-    and of indexes with passwords.
+    """Which packages this machine sends to the nodes: "client": all, "node": none, None: those from its own
+    folders and from indexes with passwords.
     """
     internet: bool | None = None
 
@@ -53,7 +53,7 @@ class EnvironmentPlan(Requirements):
 
     @property
     def stamp(self) -> str:
-        """The hash of all inputs of the environment, without credentials and proxies."""
+        """The hash of everything that the environment depends on, except credentials and proxies."""
         inputs = [self.kind, self.lines, self.constraints, self.conda, self.python, self.torch]
         indexes = dataclasses.replace(self.indexes, ca="")
         projects = [dataclasses.asdict(project) for project in self.projects]
@@ -62,18 +62,17 @@ class EnvironmentPlan(Requirements):
 
     @property
     def setup_stamp(self) -> str:
-        """The hash of the setup commands."""
+        """A hash of the setup commands."""
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
 def make_environment_plan(
     env: EnvSection, *, internet: bool | None, driver: str | None, workdir: Path = Path()
 ) -> EnvironmentPlan:
-    """Return the plan of [env] with the requirements of its file; `resolve.py` checks if they can be met.
+    """Return the plan for [env] with the requirements in its file; `resolve.py` checks if they can be met.
 
-    `internet` is True if the nodes have internet access, None if unknown; `driver` is the nodes' driver
-    (None: no GPU); `workdir` is the project folder. Raises ConfigError for an invalid combination of
-    settings.
+    `internet` is True if the nodes have internet access, None if unknown; `driver` is the nodes' NVIDIA
+    driver (None: no GPU); `workdir` is the project folder. Raises ConfigError if the settings conflict.
     """
     requirements = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if requirements.conda else "image")
@@ -133,9 +132,7 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
 
 
 def _check_folders(find_links: Sequence[str]) -> None:
-    """Raise ConfigError if packages come from a folder of this machine, since the nodes fetch packages
-    themselves.
-    """
+    """Raise ConfigError if packages are in a folder on this machine: the nodes fetch packages themselves."""
     for folder in filter(is_local_folder, find_links):
         raise ConfigError(
             f"--find-links {folder!r} is a folder of this machine",
@@ -156,7 +153,7 @@ def _python(requirements: Requirements) -> str:
 
 
 def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | None) -> tuple[str, ...]:
-    """Return pip's arguments that install torch, for the newest CUDA that the driver supports."""
+    """Return the arguments that make pip install torch for the newest CUDA that the driver supports."""
     pinned = _release(requirements)
     row = find_release(pinned)
     if row is None:
@@ -175,9 +172,7 @@ def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | 
 
 
 def _build(row: Release, driver: str | None) -> str:
-    """Return the torch build for the newest CUDA that the driver supports, such as "cu130", or "cpu" for no
-    driver.
-    """
+    """Return the torch build ("cu130") for the newest CUDA that the driver supports; "cpu": no driver."""
     if driver is None:
         return "cpu"
     supported = [cuda for cuda in row.wheels if least_driver(cuda) <= int(driver.split(".")[0])]
@@ -208,7 +203,7 @@ def _read_ca(env: EnvSection) -> str:
 
 
 def pin_image_packages(packages: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the pins that keep the packages of the image's torch."""
+    """Return the pins that keep the packages that belong to the image's torch."""
     return tuple(
         f"{name}=={version}"
         for name, version in sorted(packages.items())
@@ -231,11 +226,11 @@ _NOT_IN_CHANNEL = re.compile(
     r"No candidates were found for (?P<rattler>[^\s=<>!~]+)|"
     r"(?P<deep>[\w.-]+)[^\n]*, for which no candidates were found"
 )
-"""The messages of conda's solvers: two of libmamba, one of the classic solver, two of rattler."""
+"""Messages from conda's solvers: two from libmamba, one from the classic solver, two from rattler."""
 _FOLDER = "or put its wheel into a folder: --find-links FOLDER"
 _OTHERWISE = f"{_FOLDER}\n-o env.packages_from=node   # where nodes reach it"
-# A pattern of an installer's messages, awsddp's message and the next step; {name} is the file that lists the
-# packages, {package} is one of these.
+# A pattern for an installer's messages, awsddp's message and the next step; {name} is the file that lists the
+# packages, {package} is one of these packages.
 _KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): no packages come from there"),
@@ -299,10 +294,10 @@ _KNOWN_FAILURES = (
 def explain_failure(
     output: str, *, name: str, internet: bool | None = None, packages_from: str | None = None
 ) -> NodeError:
-    """Return the error for a failed installation from the last output of pip, uv or conda.
+    """Make the error for a failed installation from the last output that pip, uv or conda wrote.
 
-    `name` is the file that lists the packages. Next steps that need internet access are left out for nodes
-    without `internet`, and so are steps that set `packages_from` to its current value.
+    `name` is the file that lists the packages. For nodes without `internet` the error leaves out next steps
+    that need internet access, and always those that set `packages_from` to its current value.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip() and not _RETRY.search(line)]
     tail = "\n".join(list(dict.fromkeys(lines))[-10:])
@@ -324,7 +319,7 @@ def explain_failure(
 
 
 def check_identical_nodes(facts: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise NodeError if `facts`, by node number, are not the same for all nodes."""
+    """Raise NodeError if `facts`, which maps node numbers to facts, differs between nodes."""
     names = dict.fromkeys(name for node_facts in facts.values() for name in node_facts)
     different = [
         f"{name}: "

@@ -1,4 +1,4 @@
-"""Package indexes: from [env], a project's file and this machine's pip configuration, in that order."""
+"""Read package indexes from [env], a project's file and this machine's pip configuration, in that order."""
 
 import ast
 import os
@@ -11,22 +11,22 @@ from pathlib import Path
 
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 LOGIN = re.compile(r"https?://[^/@\s:]+:(?!\$\{)[^/@\s]+@")
-"""A URL with a literal password, not with the name of a variable in its place."""
+"""A URL that contains a password itself, and not the name of a variable for it."""
 OPTION = re.compile(
     r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary|--trusted-host)\b"
     r"[= ]*(.*)"
 )
-"""A line of a requirements file with an option of pip about indexes."""
+"""A line in a requirements file that sets a pip option about indexes."""
 _PIP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Indexes:
-    """The indexes of packages; the default is PyPI.
+    """The package indexes; the default is PyPI.
 
     URLs may contain credentials. `find_links` are URLs and folders: a relative folder is on this machine
     (`is_local_folder`), an absolute one on the machine that installs. `pre` allows pre-releases; `ca` has the
-    CA certificates of the hosts, in PEM.
+    hosts' CA certificates as PEM text.
     """
 
     index_url: str = ""
@@ -39,7 +39,7 @@ class Indexes:
     ca: str = ""
 
     def with_defaults(self, other: "Indexes") -> "Indexes":
-        """Return these indexes; what they do not set is taken from `other`."""
+        """Return these indexes, with missing settings taken from `other`."""
 
         def merged(name: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
@@ -57,11 +57,11 @@ class Indexes:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The indexes as environment variables of pip, uv and conda's pip, so that no argv has a password.
+        """The indexes as variables for pip, uv and conda's pip, which keeps passwords off command lines.
 
-        `ca` is not included, since it is a file on each machine, and uv has no variable for `no_index`. uv is
-        set to behave as pip: the best release of all indexes, and the machine's own certificates
-        (https://docs.astral.sh/uv/pip/compatibility/).
+        `ca` is left out, since it is a file on each machine, and so is `no_index`, since uv has no variable
+        for it. uv is set to behave as pip: the best release of all indexes, and the machine's own
+        certificates (https://docs.astral.sh/uv/pip/compatibility/).
         """
         extra, links = " ".join(self.extra_index_urls), self.find_links
         variables = {
@@ -85,12 +85,12 @@ class Indexes:
 
 
 def is_local_folder(location: str) -> bool:
-    """Return True if an item of `find_links` is a folder of this machine, relative to the current folder."""
+    """Return True if an item in `find_links` is a folder on this machine, relative to the current folder."""
     return "://" not in location and not Path(location).is_absolute()
 
 
 def parse_option(name: str, value: str, folder: Path) -> Indexes:
-    """Return the indexes that an option (OPTION) of a requirements file in `folder` sets."""
+    """Return the indexes that an option (OPTION) sets in a requirements file in `folder`."""
     key = {"i": "index-url", "f": "find-links"}.get(name.lstrip("-"), name.lstrip("-"))
     if key == "find-links" and is_local_folder(value) and (folder / value).is_dir():
         value = os.path.relpath(folder / value)
@@ -98,9 +98,9 @@ def parse_option(name: str, value: str, folder: Path) -> Indexes:
 
 
 def read_pip_indexes() -> Indexes:
-    """Return the indexes in the files and variables of this machine's pip; the call takes half a second.
+    """Return the indexes that this machine's pip configuration sets; the call takes half a second.
 
-    Returns the default indexes if pip fails, or its certificates cannot be read.
+    Returns the default indexes if pip fails or its certificates cannot be read.
     """
     command = [sys.executable, "-m", "pip", "config", "list"]
     try:
@@ -123,7 +123,7 @@ def read_pip_indexes() -> Indexes:
 
 
 def _parse(by_key: Mapping[str, str]) -> Indexes:
-    """Return the indexes of pip's configuration keys, each with its value as pip writes it."""
+    """Return the indexes that pip's configuration keys set; each key has its value as pip writes it."""
     values = {key: value.split() for key, value in by_key.items()}
     on = {key for key, value in by_key.items() if value.lower() in ("1", "yes", "true", "on")}
     return Indexes(

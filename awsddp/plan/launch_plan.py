@@ -34,8 +34,7 @@ from awsddp.util.formatting import duration
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
 _USER = "ubuntu"
-"""The assumed login user of an image with an unknown name, since most images are made from the default image.
-"""
+"""The assumed login user for an unknown image, since most images are made from the default image."""
 _HIGHEST = "the highest spot price of the last 7 days"
 _UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
 
@@ -48,10 +47,10 @@ def make_plan(
     zone: str | None = None,
     spent_usd: float = 0.0,
 ) -> LaunchPlan:
-    """Return the plan that launches the cluster of `spec`.
+    """Return the plan that launches the cluster in `spec`.
 
-    `numbers` are the node numbers to launch (None: all) and `zone` is the only zone to try, so that lost
-    nodes are replaced in the zone of the others; `spent_usd` is the part of the budget that is spent. The
+    `numbers` are the node numbers to launch (None: all). `zone` is the only zone to try, so that lost nodes
+    are replaced in the other nodes' zone; `spent_usd` is the part of the budget that is already spent. The
     plan's `alternatives` are the other types and markets that the spec lists. Raises ConfigError for an
     invalid spec, or CloudError if AWS does not offer or allow what it requests.
     """
@@ -76,7 +75,7 @@ def make_plan(
 def check_untried_features(plan: LaunchPlan) -> None:
     """Raise ConfigError if the plan or an alternative has a feature that was never launched on AWS.
 
-    `capacity.experimental` allows it.
+    `capacity.experimental` allows such features.
     """
     plans = (plan, *plan.alternatives)
     untried = dict.fromkeys(feature for candidate in plans for feature in candidate.untried)
@@ -155,7 +154,7 @@ def _plan(
 
 
 def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones: set[str]) -> Price:
-    """Return the price per hour of all nodes; for spot, in the most expensive of the zones to try."""
+    """Return what all nodes cost per hour; for spot, in the most expensive of the zones to try."""
     nodes = spec.cluster.nodes
     each, date, source = kind.price_usd_per_hour, kind.price_date, LIST_PRICE
     if market == "spot":
@@ -200,7 +199,7 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
 
 
 def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> LaunchPlan:
-    """Return the plan with its budget; if that ends before the expiry, also with that end and a warning.
+    """Return the plan with its budget; a budget that ends before the expiry ends the nodes, with a warning.
 
     Raises ConfigError if the budget is spent, or if no price is known.
     """
@@ -223,7 +222,7 @@ def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd:
 def highest_spot_rate(
     fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts
 ) -> Rate:
-    """Return the highest rate of spot nodes in the zones; `fixed_usd` is per hour, for disks and addresses.
+    """Return the highest rate for spot nodes in the zones; `fixed_usd` is per hour, for disks and addresses.
 
     A spot price may rise until the nodes terminate, so the highest price of the last days is assumed.
     """
@@ -237,7 +236,7 @@ def highest_spot_rate(
 
 
 def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[str, str]:
-    """Return the id or name of each existing resource that the launch uses, by kind."""
+    """Return {kind: id or name} for the existing resources that the launch uses."""
     existing = {
         "subnet": tried[0].id if len(tried) == 1 else None,
         "key pair": spec.access.key,
@@ -293,7 +292,7 @@ def _check_reservation(facts: Facts, nodes: int) -> None:
 
 
 def _disk_gb(spec: ClusterSpec, facts: Facts, kind: GpuType) -> int:
-    """Return the size of the root disk in GB, with room for data that the instance store is too small for."""
+    """Return the root disk's size in GB, with room for data if the instance store is too small for it."""
     requested, image = spec.cluster.disk_gb, facts.image
     if requested is None:
         data_gb = math.ceil(sum(source.bytes or 0 for source in facts.data) / 1e9)
@@ -309,7 +308,7 @@ def _disk_gb(spec: ClusterSpec, facts: Facts, kind: GpuType) -> int:
 
 
 def _data_warnings(data: Data, region: str, nodes: int) -> list[str]:
-    """Return the warnings about a source of data."""
+    """Return the warnings about a data source."""
     warnings = []
     if data.why:
         warnings.append(f"the size of data {data.name} is not known: {data.why}")

@@ -12,13 +12,14 @@ from awsddp.settings import ec2_limits
 from awsddp.settings.spec import SSM, ClusterSpec
 from awsddp.util.formatting import node_name
 
-# The widest block that may be a user's own network: 10.0.0.0/8, and the IPv6 block that a provider gets.
+# The widest block that counts as a user's own network: 10.0.0.0/8, or the IPv6 block that a provider gets.
 WIDEST = {4: 8, 6: 19}
 _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
-    """Return the blocks and groups to which SSH is open: `network.ssh_cidr`, or else the caller's addresses.
+    """Return the blocks and groups to which SSH is open: those in `network.ssh_cidr`, or else the caller's
+    addresses.
 
     Returns () for connections through Systems Manager. Raises ConfigError for an invalid block.
     """
@@ -96,11 +97,10 @@ def _unknown_source(spec: ClusterSpec) -> ConfigError:
 
 
 def choose_efa(spec: ClusterSpec, kind: GpuType) -> Efa:
-    """Return how many EFA interfaces a node gets, and why.
+    """Return how many EFA interfaces a node gets, and the reason.
 
-    Raises ConfigError if it can get none of those requested. AWS gives a public address only to an instance
-    with one interface:
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    Raises ConfigError if EFA is requested and it can get none. AWS gives a public address only to an instance
+    with one interface: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     most = kind.efa
     if not spec.capacity.efa:
@@ -125,9 +125,9 @@ def choose_efa(spec: ClusterSpec, kind: GpuType) -> Efa:
 
 
 def choose_placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str, str] | None, str]:
-    """Return the placement group of the nodes (None: no group) and the reason.
+    """Return the nodes' placement group (None: no group) and the reason.
 
-    A group reduces latency between nodes. The instances of a reservation or a capacity block have a fixed
+    A group reduces latency between nodes. Instances in a reservation or a capacity block have a fixed
     placement; launching them into a group fails with an error about capacity.
     """
     nodes = spec.cluster.nodes
@@ -167,7 +167,7 @@ def is_reachable(spec: ClusterSpec, subnet: Subnet) -> bool:
 
 
 def is_within(source: str, block: str) -> bool:
-    """Return True if a rule for `block` allows `source`; each is an address block or a security group."""
+    """Return True if a rule for `block` allows `source`; both are address blocks or security groups."""
     if source.startswith("sg-") or block.startswith("sg-"):
         return source == block
     inner, outer = ipaddress.ip_network(source), ipaddress.ip_network(block)
@@ -175,7 +175,7 @@ def is_within(source: str, block: str) -> bool:
 
 
 def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
-    """Return warnings about the routes of a subnet. Raises ConfigError if SSH could not reach nodes in it."""
+    """Return warnings about a subnet's routes. Raises ConfigError if SSH could not reach nodes in it."""
     if not is_reachable(spec, subnet):
         subject = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
         raise ConfigError(

@@ -44,7 +44,7 @@ _NO_JOB = JobSpec()
 
 
 def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
-    """Return the policy document that allows exactly the calls of all verbs for this configuration.
+    """Return the policy document that allows exactly the calls that all verbs make for this configuration.
 
     It allows changes only to resources whose tag `awsddp:owner` is the caller's.
     """
@@ -63,7 +63,7 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
 
 
 def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
-    """Return the policy document of the nodes' role: their calls of S3 for jobs of this configuration.
+    """Return the nodes' role policy document, which allows their S3 calls for jobs with this configuration.
 
     Raises ConfigError if the jobs do not use S3.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
@@ -91,21 +91,21 @@ def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _data_prefixes(job: JobSpec) -> list[tuple[str, str]]:
-    """Return the bucket and the prefix of each source of data in S3."""
+    """Return the bucket and the prefix of each data source in S3."""
     return [
         (source.at, source.part) for source in parse_data_sources(job.data.sources) if source.kind == "s3"
     ]
 
 
 def _save_prefixes(job: JobSpec) -> list[tuple[str, str]]:
-    """Return the bucket and the prefix of uploaded results, or [] if results are not uploaded."""
+    """Return the bucket and the prefix for uploaded results, or [] if results are not uploaded."""
     return [parse_s3_uri(job.job.save_to)] if job.job.save_to is not None else []
 
 
 def _object_statements(
     locations: Iterable[tuple[str, str]], actions: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield statements that allow the actions on the objects of these prefixes, and listing those objects."""
+    """Yield statements that allow the actions on objects with these prefixes, and listing those objects."""
     for bucket, prefix in locations:
         keys = f"{_literal(prefix)}/*" if prefix else "*"
         yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:*:s3:::{bucket}/{keys}"]}
@@ -126,14 +126,14 @@ def _literal(text: str) -> str:
 
 
 def _upload_statements(job: JobSpec) -> Iterator[dict[str, Any]]:
-    """Yield statements that allow listing all uploads of buckets, which IAM cannot limit to a prefix."""
+    """Yield statements that allow listing all uploads in buckets, which IAM cannot limit to a prefix."""
     for bucket, _ in _save_prefixes(job):
         resources = [f"arn:*:s3:::{bucket}"]
         yield {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"], "Resource": resources}
 
 
 def _fill(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
-    """Return a part of the template with the values of its facts, without empty lists."""
+    """Return a part of the template with its facts filled in and its empty lists removed."""
     if isinstance(part, dict):
         filled = {key: _fill(value, facts) for key, value in part.items()}
         return {key: value for key, value in filled.items() if value}
@@ -150,7 +150,7 @@ def _fill(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
 
 
 def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
-    """Return the values of each fact of the template; a fact that is just true has the single value ""."""
+    """Return {fact in the template: its values}; a fact that is simply true has the single value ""."""
     access, capacity, network = spec.access, spec.capacity, spec.network
     reserved, kms_key = capacity.reservation, _literal(access.kms_key or "")
     key_scope, _, alias = kms_key.rpartition("alias/")
@@ -186,5 +186,5 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
 
 
 def _arn(scope: str, name: str | None) -> str | None:
-    """Return the ARN of a name; the name may be an ARN already."""
+    """Return the ARN for a name, which may already be an ARN."""
     return f"arn:*:{scope}/{name}" if name and not name.startswith("arn:") else name

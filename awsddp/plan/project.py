@@ -14,23 +14,22 @@ Table = dict[Any, Any]
 """A TOML or YAML table, as in a pyproject.toml or an environment.yml."""
 _VERSION = re.compile(r"v?\d[\w.!+-]*")
 SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
-"""The variable with which setuptools-scm and hatch-vcs override the version of all projects; with the suffix
-_FOR_NAME it overrides that of one project (https://setuptools-scm.readthedocs.io/en/latest/overrides/).
+"""The variable that overrides all projects' versions in setuptools-scm and hatch-vcs; with the suffix
+_FOR_NAME it overrides one project's version (https://setuptools-scm.readthedocs.io/en/latest/overrides/).
 """
 UNKNOWN_VERSION = "0+unknown"
-"""The version given to a project whose version only a build determines; versioneer uses the same if there is
-no tag.
+"""The version for a project if only a build could determine it; versioneer uses the same if there is no tag.
 """
 _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """The installation of a project without its code, for a node to which the project folder is synced.
+    """A project's installation without its code, for a node that gets the project folder by sync.
 
-    `info` is the name of its metadata folder, `metadata` and `entry_points` the files in it (core metadata
-    and https://packaging.python.org/en/latest/specifications/entry-points/), `sources` are the folders from
-    which its packages are imported.
+    `info` is the name of its metadata folder, `metadata` and `entry_points` are the files in that folder
+    (core metadata and https://packaging.python.org/en/latest/specifications/entry-points/), `sources` are the
+    folders from which its packages are imported.
     """
 
     info: str
@@ -45,18 +44,18 @@ class Project:
 
 
 def read_toml(file: Path) -> Table:
-    """Return the content of a TOML file. Raises OSError, ValueError."""
+    """Read a TOML file. Raises OSError, ValueError."""
     return tomllib.loads(file.read_text(encoding="utf-8-sig"))
 
 
 def toml_list(table: Any, *keys: str) -> list[Any]:
-    """Return the value at a path of keys in a TOML document as a list: [] if missing, a text as one item."""
+    """Return the value at a path of keys in a TOML document as a list: [] if missing, [text] for a text."""
     value = _get(table, *keys)
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
 def list_dependencies(document: Table, folder: Path, extras: Sequence[str], *, location: str) -> list[str]:
-    """Return the requirements in a project's pyproject.toml, with those of its extras.
+    """Return the requirements in a project's pyproject.toml, including those of the given extras.
 
     `location` is the line that requests them, which the error names. Raises ConfigError if anything other
     than [project] determines the requirements.
@@ -110,7 +109,7 @@ def _get(table: Any, *keys: str) -> Any:
 
 
 def read_project(document: Table, folder: Path) -> Project | None:
-    """Return the installation of the project in `folder` without its code; None if the project has no name.
+    """Return the installation, without code, of the project in `folder`; None if the project has no name.
 
     A version that only a build determines is UNKNOWN_VERSION.
     """
@@ -138,8 +137,8 @@ def read_project(document: Table, folder: Path) -> Project | None:
 
 
 def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]:
-    """Yield candidates for the version, from pyproject.toml, a file that it names, the environment and an
-    installation, in this order. A candidate may be "" or an expression.
+    """Yield candidates for the version, in this order: from pyproject.toml, a file that it names, the
+    environment and an installation. A candidate may be "" or an expression.
     """
     tool = document.get("tool", {})
     for version in (*toml_list(document, "project", "version"), *toml_list(tool, "poetry", "version")):

@@ -1,4 +1,4 @@
-"""The types of a plan: facts read from AWS, requests, prices, steps, the LaunchPlan and its JSON document."""
+"""The types in a plan: facts read from AWS, requests, prices, steps, the LaunchPlan and its JSON document."""
 
 import typing
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ InternetRoute = Literal["internet", "private", "none"]
 class Image:
     """A machine image, as EC2 describes it. `root_gb` is the size of its root disk.
 
-    `owner` is an alias such as "amazon" or an account, `deprecated` the time at which the image was
-    deprecated. `platform` is EC2's name of the operating system. `ssh_user` is "" if it is unknown. `newer`
-    is the name of a Deep Learning AMI with a newer PyTorch that is not in the table.
+    `owner` is an alias such as "amazon" or an account, `deprecated` the time when the image was deprecated.
+    `platform` is EC2's name for the operating system. `ssh_user` is "" if it is unknown. `newer` is the name
+    of a Deep Learning AMI with a newer PyTorch that is not in the table.
     """
 
     id: str
@@ -66,16 +66,14 @@ class Image:
         return self.tags.get("awsddp:gpus") == "rehearsed"
 
     def as_requested(self, *, rehearse: bool) -> "Image":
-        """Return the image; if `rehearse` is False, an image that rehearses GPUs is one that only pretends to
-        have them.
-        """
+        """Return the image; without `rehearse`, an image that rehearses GPUs only simulates them."""
         if rehearse or not self.rehearses:
             return self
         return replace(self, tags={**self.tags, "awsddp:gpus": "pretended"})
 
     @property
     def shown(self) -> ImageDocument:
-        """The image in the form of `plan --json`."""
+        """The image in the form that `plan --json` prints."""
         values = {key: getattr(self, key) for key in ("id", "name", "created", "owner", "deprecated")}
         name = image_facts(self.name)
         return ImageDocument(**values, torch=name.torch or None, cuda=name.cuda or None, driver=name.driver)
@@ -92,7 +90,7 @@ class Image:
 
 
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
-    """A subnet that instances may be launched into. `route` is the kind of its default route (None: unknown).
+    """A subnet that instances may be launched into. `route` is its default route's kind (None: unknown).
 
     `table` is its route table; `reaches_s3` is False only if it was checked and there is no route to S3.
     """
@@ -108,7 +106,7 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnGroup:
-    """The user's own security group. `lacks` describes needed traffic that its rules do not allow."""
+    """The user's own security group. `lacks` describes the needed traffic that its rules do not allow."""
 
     id: str
     vpc: str
@@ -117,10 +115,10 @@ class OwnGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A source of `data.sources` as listed: its size in bytes and its number of files (None: unknown).
+    """A source in `data.sources`, as its listing shows it: size in bytes and number of files (None: unknown).
 
-    `at_least` is True if the listing was stopped early. `region` is the bucket's region; `why` says why the
-    source could not be listed.
+    `at_least` is True if the listing was stopped early. `region` is the bucket's region; `why` is the reason
+    why the source could not be listed.
     """
 
     name: str
@@ -137,8 +135,8 @@ class Data:
 class SaveTarget:
     """The S3 URI that results are saved to, and its bucket's region (None: unknown, "": no such bucket).
 
-    `lacks` are the permissions that saving needs and the policies of the nodes' role do not give, if IAM
-    could be asked.
+    `lacks` are the permissions that saving needs and that the nodes' role does not have, if IAM could be
+    asked.
     """
 
     uri: str
@@ -147,10 +145,10 @@ class SaveTarget:
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """A capacity reservation, or a capacity block by its `reservation_type`.
+    """A capacity reservation, or a capacity block if `reservation_type` says so.
 
-    If `ends` is None, it has no end. Only instances with its `platform` (of their image) and its `tenancy`
-    can use it.
+    If `ends` is None, it has no end. Only instances whose image has its `platform` and that have its
+    `tenancy` can use it.
     """
 
     id: str = msgspec.field(name="CapacityReservationId")
@@ -171,12 +169,13 @@ class Facts:
     `offers` maps an instance type to the zones that offer it; `described` has the requested types that are
     not in `compat`, or EC2's error text for them. `quotas` maps a quota's code to its vCPUs, None if it
     cannot be read; `used_vcpus` to the vCPUs that run outside the cluster. `callers` are this machine's
-    addresses as the nodes see them, as CIDRs; `public_key` is that of the user's own key pair ("": unknown).
-    Prices are of one instance, in US dollars per hour: `prices` are the on-demand prices of the Pricing API
-    on `price_date`, `spot_prices` the current ones by zone, `highest_spot_prices` the highest of the last 7
-    days (if spot and a budget are requested). `host` is the client's host name, `credentials_s` the seconds
-    until its login ends (None: no end), `data` the data for the nodes, `saving` the S3 URI for their results.
-    `role` is the ARN of the nodes' role, "" for an instance profile without a role, None if unknown.
+    addresses as the nodes see them, as CIDRs; `public_key` is the one in the user's own key pair ("":
+    unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's on-demand
+    prices on `price_date`, `spot_prices` the current spot prices by zone, `highest_spot_prices` the highest
+    in the last 7 days (if spot and a budget are requested). `host` is the client's host name, `credentials_s`
+    the seconds until its login ends (None: no end), `data` the data for the nodes, `saving` the S3 URI for
+    their results. `role` is the ARN of the nodes' role, "" for an instance profile without a role, None if
+    unknown.
     """
 
     region: str
@@ -204,14 +203,14 @@ class Facts:
 
 
 LIST_PRICE = f"list price of {PRICE_REGION}"
-"""The source of a price that the Pricing API did not return."""
+"""The source named for a price that the Pricing API did not return."""
 Parameters = dict[str, Any]
-"""Parameters of a call of the EC2 API, or a part of them, in AWS's shape."""
+"""An EC2 API call's parameters, or a part of them, in AWS's form."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One call of the EC2 API."""
+    """One EC2 API call."""
 
     operation: str
     parameters: Parameters
@@ -246,7 +245,7 @@ class Price(PriceParts):
 
 @dataclass(frozen=True, kw_only=True)
 class Efa:
-    """How many EFA interfaces a node gets, of the `most` that the type supports, and why."""
+    """How many EFA interfaces a node gets (the type supports at most `most`), and the reason."""
 
     count: int
     most: int
@@ -257,7 +256,7 @@ class Efa:
 class Step:
     """One step: open port 22 for `value`, terminate, start or launch nodes, or set the expiry to `value`.
 
-    `numbers` are node numbers, `instances` ids of existing instances; a launch has no ids yet.
+    `numbers` are node numbers, `instances` the ids of existing instances; a launch has no ids yet.
     """
 
     do: Literal["open", "end", "start", "launch", "expire"]
@@ -290,11 +289,11 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The fields that a plan and its JSON document have in common; prices are of all `nodes` together.
+    """The fields that a plan and its JSON document have in common; prices are for all `nodes` together.
 
-    `why` is the reason for the choice of the type. `placement` is the placement group that is created for the
-    nodes, {"$ref": "name"} (None: no group). SSH goes through the host `jump` and is allowed from
-    `ssh_cidrs`, blocks and groups. `steps` reconcile a cluster that `exists`; without steps nothing changes.
+    `why` is the reason why the type was chosen. `placement` is the placement group that is created for the
+    nodes, {"$ref": "name"} (None: no group). SSH goes through the host `jump`, and is allowed from the blocks
+    and groups in `ssh_cidrs`. `steps` reconcile a cluster that `exists`; without steps nothing changes.
     `budget` is `cluster.budget_usd` with the rate that it assumes, `data` the data for each node.
     """
 
@@ -325,7 +324,8 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan(Planned):
-    """The plan of `up`. `numbers` are the nodes to launch, `uses` the existing resources that they use.
+    """The plan that `up` carries out. `numbers` are the nodes to launch, `uses` the existing resources that
+    they use.
 
     `subnets` has one subnet for each zone to try, in order. `untried` lists features that were never launched
     on AWS, which `experimental` allows. `alternatives` are tried next, in order, if AWS has no capacity.
@@ -371,7 +371,7 @@ class LaunchPlan(Planned):
 
     @property
     def price_usd_per_hour(self) -> float | None:
-        """The price of instances, disks and addresses of all nodes; None if unknown."""
+        """What all nodes' instances, disks and addresses cost per hour; None if unknown."""
         return self.price.total
 
     @property
@@ -381,7 +381,7 @@ class LaunchPlan(Planned):
 
     @property
     def expires(self) -> dict[str, int]:
-        """The expiry of the nodes, as the placeholder in their requests."""
+        """When the nodes expire, as the placeholder in their requests."""
         return {"$now": self.expires_s}
 
     @property
@@ -408,11 +408,11 @@ class LaunchPlan(Planned):
         return resources + ([counted(count, "public address", "es")] if self.address == "public" else [])
 
     def has_request(self, operation: str) -> bool:
-        """Return True if the plan has a request of this operation."""
+        """Return True if the plan has a request for this operation."""
         return any(request.operation == operation for request in self.requests)
 
     def request(self, operation: str) -> Request:
-        """Return the plan's request of this operation."""
+        """Return the plan's request for this operation."""
         return next(request for request in self.requests if request.operation == operation)
 
 
@@ -438,16 +438,16 @@ _DOCUMENT_PATHS = {member.name: member.name for member in fields(Planned)} | {
     "expires": "expires",
     "alternatives": "next_plans",
 }
-"""The keys of `plan --json`, each with the path of its attribute in LaunchPlan."""
+"""Maps each key in `plan --json` to the path of its attribute in LaunchPlan."""
 
 
 def plan_to_document(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the plan as its JSON document, of the type `PlanDocument`, without secrets."""
+    """Return the plan as its JSON document (`PlanDocument`), without secrets."""
     return {key: msgspec.to_builtins(attrgetter(path)(plan)) for key, path in _DOCUMENT_PATHS.items()}
 
 
 def _type_of(path: str) -> Any:
-    """Return the type of the attribute at a path in LaunchPlan, a field or a property."""
+    """Return the type of the attribute (a field or a property) at a path in LaunchPlan."""
     kind: Any = LaunchPlan
     for name in path.split("."):
         member = getattr(kind, name, None)
@@ -463,9 +463,9 @@ PlanDocument = msgspec.defstruct(
         "__doc__": "What `up` would do. Ids, secrets and times that do not exist yet are placeholders."
     },
 )
-"""The type of `plan --json`, for docs/schema.json."""
+"""The type of the document that `plan --json` prints, for docs/schema.json."""
 
 
 def resource_names(cluster: str, cluster_id: str) -> dict[str, str]:
-    """Return the ids that are known before a launch: the cluster's id, the name of its group and key."""
+    """Return the ids that are known before a launch: the cluster's id, and the name of its group and key."""
     return {"cluster_id": cluster_id, "name": f"awsddp-{cluster}-{cluster_id}"}

@@ -1,4 +1,4 @@
-"""Build the requests of a plan, as data with placeholders, and resolve the placeholders."""
+"""Build a plan's requests, as data with placeholders, and resolve the placeholders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from awsddp.util.formatting import utc
 
 @dataclass(frozen=True, kw_only=True)
 class RequestValues:
-    """The values of the placeholders in a plan's requests: ids and secrets by name, and the start time."""
+    """The values for the placeholders in a plan's requests: ids and secrets by name, and the start time."""
 
     ids: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
@@ -22,8 +22,7 @@ class RequestValues:
     def resolve(self, request: Request, **ids: str) -> Request:
         """Return the request without placeholders (times in UTC, as "2026-11-21T08:45:00Z").
 
-        `ids` are used in addition to the ids of this object. Raises KeyError for an id or secret without a
-        value.
+        `ids` are used in addition to this object's ids. Raises KeyError for an id or secret without a value.
         """
         all_ids = {**self.ids, **ids}
 
@@ -96,7 +95,7 @@ def _group_requests(plan: LaunchPlan, vpc: str, common: Parameters) -> list[Requ
 
 
 def ssh_permission(cidr: str) -> Parameters:
-    """Return the rule that allows SSH from a block of addresses, or from the members of a security group."""
+    """Return the rule that allows SSH from an address block, or from a security group's members."""
     source: Parameters = {"IpRanges": [{"CidrIp": cidr}]}
     if cidr.startswith("sg-"):
         source = {"UserIdGroupPairs": [{"GroupId": cidr}]}
@@ -150,7 +149,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
 
 
 def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[Parameters]:
-    """Return the interfaces of a node: one, or with EFA on several network cards one for each card.
+    """Return a node's interfaces: one, or with EFA on several network cards one for each card.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html: the first interface has the
     address; each other card has an EFA-only interface, as device 1.
@@ -172,7 +171,7 @@ def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[
 
 
 def _market(plan: LaunchPlan, facts: Facts) -> Parameters:
-    """Return the parameters of the market.
+    """Return the parameters that request the market.
 
     A spot request is one-time, so that it never starts instances later.
     """

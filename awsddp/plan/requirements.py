@@ -1,4 +1,4 @@
-"""Read the requirements of a project: requirements.txt, pyproject.toml, uv.lock, environment.yml.
+"""Read a project's requirements: requirements.txt, pyproject.toml, uv.lock, environment.yml.
 
 The lines are only collected; uv checks whether they are valid and can be met (resolve.py).
 """
@@ -21,15 +21,15 @@ from awsddp.plan.project import Project, Table, list_dependencies, read_project,
 from awsddp.plan.uv import run_uv
 
 _LINE = re.compile(r"(?:.*\\\n)*.+")
-"""A line, with its continuation lines."""
+"""A line with its continuation lines."""
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 _CODING = re.compile(rb"(?:[^\n]*\n)?[ \t]*#[^\n]*?coding[:=][ \t]*([-\w.]+)")
-"""The encoding that a comment in the first two lines names, found in the way of pip (PEP 263)."""
+"""The encoding that a comment in the first two lines names, found as pip finds it (PEP 263)."""
 _NAME_FILE = "name a file that exists: --env FILE"
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
 _EDITABLE = re.compile(r"(-e|--editable)[= ]*(?=[a-z][a-z+]*://(?<!file://))")
-"""The option before a URL is removed, so that a package from a URL is installed, not editable."""
+"""The option before a URL, which is removed so that the URL's package is not installed as editable."""
 _PROJECT = re.compile(r"(?:-e|--editable)?[= ]*([\"']?)\./?(?:\[(?P<extras>[^\]]*)\])?\1")
 _PATH = re.compile(r"-e|--editable|\.{0,2}/|\.|~|.*\bfile:")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -38,7 +38,7 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 CONDA_SUFFIXES = (".yml", ".yaml")
 _OTHER_KINDS = (".lock", ".toml", *CONDA_SUFFIXES)
 IMAGE_PACKAGES = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_].*|pytorch[-_]triton.*")
-"""The packages of the image's torch; a project's requirements may not replace them."""
+"""The packages that belong to the image's torch; a project's requirements must not replace them."""
 _TORCH = ("torch", "torchvision", "torchaudio")
 
 _CONDA_KEYS = ("name", "channels", "dependencies", "prefix", "variables", "platforms")
@@ -47,16 +47,16 @@ _KEYS_ARE = (
 )
 _OTHER = r"(?:win|osx|not (?:linux|unix))\w*"
 _ELSEWHERE = re.compile(rf"^[ \t]*-[ \t].*#[ \t]*\[ *{_OTHER}(?: or {_OTHER})* *\][ \t]*$", re.MULTILINE)
-"""A line for other systems than the nodes', as conda-build and conda-lock mark it (a comment for conda)."""
+"""A line that conda-build or conda-lock marked (in a comment) as one for other systems than the nodes'."""
 _YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?\s*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """Requirement lines for pip, the file and line of each (`locations`), and the indexes for them.
+    """Requirement lines for pip, the file and line number of each (`locations`), and the indexes for them.
 
-    `projects` are installed without their code, which is synced. `conda` is the content of an
-    environment.yml for conda, and `variables` are the environment variables that it sets.
+    `projects` are installed without their code, which is synced. `conda` is what an environment.yml contains
+    for conda, and `variables` are the environment variables that it sets.
     """
 
     lines: tuple[str, ...] = ()
@@ -69,7 +69,8 @@ class Requirements:
 
 
 def read_requirements(file: Path) -> Requirements:
-    """Return the requirements in `file` and the files it includes; `${NAME}` is a variable of this machine.
+    """Return the requirements in `file` and the files it includes; `${NAME}` is an environment variable on
+    this machine.
 
     A line for the project itself is replaced by the project's dependencies and metadata, since the project
     folder is synced. Raises ConfigError for a file that cannot be read, or for a path that no node has.
@@ -94,7 +95,7 @@ def read_requirements(file: Path) -> Requirements:
 
 
 def normalize_name(name: str) -> str:
-    """Return the normalized form of a package's name (PEP 503)."""
+    """Return a package's normalized name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -132,9 +133,7 @@ def _read_projects(document: Table, folder: Path) -> tuple[Project, ...]:
 
 
 def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requirements:
-    """Return the requirements in the text of a requirements file; `including` are the files that include
-    `file`.
-    """
+    """Return the requirements in a requirements file; `including` are the files that include `file`."""
     locations: dict[str, str] = {}
     constraints: list[str] = []
     indexes = Indexes()
@@ -184,12 +183,12 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
 
 
 def _expand_variables(text: str) -> str:
-    """Return a text with the values of its environment variables; as in pip, an unset one stays as it is."""
+    """Return a text with environment variables replaced by their values; as in pip, unset ones stay."""
     return _VARIABLE.sub(lambda match: os.environ.get(match[1]) or match[0], text)
 
 
 def _check_line(line: str, location: str) -> None:
-    """Raise ConfigError for a line with a path of this machine, or an option that is not passed to pip."""
+    """Raise ConfigError for a line with a path on this machine or an option that is not passed to pip."""
     if _PATH.match(line):
         raise ConfigError(
             f"env.file: {location}: {line!r} does not work on a node",
@@ -206,7 +205,7 @@ def _check_line(line: str, location: str) -> None:
 
 @functools.cache
 def _export_lock(file: Path, text: str) -> str:
-    """Return the locked packages of the project as lines, without the dependencies of torch."""
+    """Return the project's locked packages as lines, without torch's dependencies."""
     options = "export --frozen --offline --no-dev --no-emit-workspace --no-hashes --no-header --no-annotate"
     full = run_uv(options.split(), {}, folder=file.parent)
     pruned = run_uv([*options.split(), *(f"--prune={name}" for name in _TORCH)], {}, folder=file.parent)
@@ -218,7 +217,7 @@ def _export_lock(file: Path, text: str) -> str:
 
 
 def _conda(text: str, file: Path) -> Requirements:
-    """Return the requirements in an environment.yml, without its name, prefix and lines for other systems.
+    """Return the requirements in an environment.yml, but not its name, prefix or lines for other systems.
 
     Its `pip` lines are read as a requirements file. Its variables are returned, because only `conda activate`
     sets them and ranks do not run that. Raises ConfigError for a part that conda would ignore silently.

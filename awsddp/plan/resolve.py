@@ -20,7 +20,7 @@ from awsddp.plan.requirements import IMAGE_PACKAGES, normalize_name, parse_name
 from awsddp.plan.uv import UvOutput, run_uv, write_python_without_builds
 
 _GLIBC = (*range(40, 30, -1), 28, 17)
-"""The minor releases of glibc for which uv has a platform
+"""The minor glibc releases for which uv has a platform
 (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile).
 """
 _PATCHES = 10
@@ -33,8 +33,8 @@ _STEP = re.compile(
 )
 _CONCLUSION = ", we can conclude that your requirements are unsatisfiable."
 _BUILD = re.compile(r"^(torch(?:vision|audio)?\b[^+]*)\+[\w.]+")
-"""A torch requirement with a build, such as +cu130, which is cut: the image's torch stays, whatever its build
-is.
+"""A torch requirement with a build, such as +cu130. The build is removed: the image's torch stays, whatever
+its build is.
 """
 _NO_EXTRA = re.compile(r"The package `([^`=]+)==\S+ does not have an extra named")
 _BUILT = re.compile("no usable wheels|building from source is disabled|Building source distributions")
@@ -42,14 +42,15 @@ _TO_BUILD = re.compile(r"Failed to (?:build|download and build) `([^`]+)`")
 _CACHE_FILES = 50
 """The maximum number of cached choices."""
 _CACHE_VERSION = 2
-"""The version of the cache: choices of an older awsddp, which considered only wheels, are not used."""
+"""The cache's version: choices that an older awsddp made, which considered only wheels, are not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The platform of packages: Python, machine, the packages that it `has` and the pins that are `fixed`.
+    """The platform that packages are chosen for: Python, machine, the packages that it `has` and the pins
+    that are `fixed`.
 
-    `exact`: it is the platform of a real node, whose installed versions are preferred.
+    `exact`: it is a real node's platform, and that node's installed versions are preferred.
     """
 
     python: str
@@ -61,7 +62,7 @@ class Target:
 
 
 def make_target(plan: EnvironmentPlan, platform: Platform) -> Target:
-    """Return the target for the packages of a plan on a node with this platform."""
+    """Return the target for a plan's packages on a node with this platform."""
     fixed = _torch_pins(plan)
     has, is_image, packages = _pinned_releases(fixed), plan.kind == "image", platform.packages.items()
     return Target(
@@ -75,11 +76,11 @@ def make_target(plan: EnvironmentPlan, platform: Platform) -> Target:
 
 
 def check_packages(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache: Path) -> str:
-    """Raise ConfigError for packages that no node could install, as far as that is known before a launch.
+    """Raise ConfigError for packages that are known before a launch to be impossible to install on any node.
 
     Returns "", or the reason if uv could not check the packages; in that case no error is raised. Packages
-    that a node must build, and packages from a URL, are not checked. The Python of an image is unknown: the
-    packages must be installable for one of the Pythons that the image's torch supports.
+    that a node must build, and packages from a URL, are not checked. An image's Python version is unknown:
+    the packages must be installable for one of the versions that the image's torch supports.
     """
     row = find_release(image_torch or "")
     fixed = _torch_pins(plan)
@@ -171,9 +172,9 @@ def _compile(
             for stub in stubs:
                 stub.unlink()  # the dependencies of its extras are in the package's own wheel
 
-    # If limited to wheels, uv silently chooses a release of years ago if a newer one, or a dependency of the
-    # newer one, has no wheel. If the metadata of such a package does not list its dependencies, uv would run
-    # its code.
+    # If limited to wheels, uv silently chooses a years-old release if a newer one, or one of its
+    # dependencies, has no wheel. If the metadata of such a package does not list its dependencies, uv would
+    # run its code.
     output, result, unbuilt = "of-wheels", UvOutput(failure="not run"), None
     if indexes.prefer_binary:
         result = run_compile(output, "--no-build")
@@ -193,7 +194,9 @@ def _compile(
 
 
 def _explain(failure: str, plan: EnvironmentPlan, target: Target) -> str:
-    """Return why uv cannot decide. Raises ConfigError for requirements that cannot be met or are invalid."""
+    """Return the reason why uv cannot decide. Raises ConfigError for requirements that cannot be met or are
+    invalid.
+    """
     text = CREDENTIALS.sub("//", failure)
     lines = (*plan.lines, *plan.constraints)
     if bad := _BAD_LINE.match(text):

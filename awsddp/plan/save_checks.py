@@ -1,4 +1,4 @@
-"""Check before a launch that its nodes can save results to S3."""
+"""Check before a launch that the nodes can save results to S3."""
 
 from awsddp.compat.types import REGION_USD_PER_GB
 from awsddp.errors import ConfigError
@@ -14,7 +14,7 @@ def bucket_not_found(bucket: str, region: str, why: str = "") -> ConfigError:
 
 
 def bucket_in_other_region(bucket: str, bucket_region: str, region: str) -> ConfigError:
-    """Return the error for a bucket that is not in the region of the nodes."""
+    """Return the error for a bucket that is not in the nodes' region."""
     return ConfigError(
         f"bucket {bucket} is in {bucket_region}, the nodes are in {region}",
         f"transfer between regions is slow and costs about ${REGION_USD_PER_GB:.2f} per GB within the US, "
@@ -24,7 +24,7 @@ def bucket_in_other_region(bucket: str, bucket_region: str, region: str) -> Conf
 
 
 def check_saving(spec: ClusterSpec, facts: Facts) -> list[str]:
-    """Return warnings about permissions for saving results that the nodes' role may lack.
+    """Return warnings about permissions that saving results needs and that the nodes' role may lack.
 
     Raises ConfigError if no node could save.
     """

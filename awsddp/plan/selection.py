@@ -17,14 +17,12 @@ from awsddp.settings.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
 _LEAST_CAPABILITY = 8.0
-"""GPUs with a lower capability have no bfloat16; a type with such GPUs is chosen only if it is requested by
-name.
-"""
+"""GPUs with a lower capability have no bfloat16, and their types are chosen only if requested by name."""
 _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
 
 
 def list_attempts(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], ...]:
-    """Return the types and markets to try, in order; the type None means the cheapest.
+    """Return the types and markets to try, in order; None as the type means the cheapest one.
 
     Raises ConfigError if the settings conflict with the reservation.
     """
@@ -49,7 +47,7 @@ def list_attempts(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Ma
 
 
 def choose_type(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> tuple[GpuType, str]:
-    """Return the type for one of the attempts, and the reason.
+    """Return the type for one of the attempts, and the reason for the choice.
 
     Raises CloudError or ConfigError if none fits.
     """
@@ -72,9 +70,9 @@ def choose_type(spec: ClusterSpec, facts: Facts, name: str | None, market: Marke
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """The requested GPUs of a node.
+    """The GPUs requested for a node.
 
-    If `count` is None, any number matches; if `memory_gb` is None, any memory.
+    If `count` is None, any number matches; if `memory_gb` is None, any amount of memory does.
     """
 
     name: str
@@ -92,8 +90,8 @@ class GpuRequest:
     def matches(self, kind: GpuType) -> bool:
         """Return True if a type has these GPUs.
 
-        Memory is compared as it is advertised: an A10G's 22.4 GiB count as 24 GB. A part of a GPU matches
-        only if a memory is requested: "L4-3GB" is an eighth.
+        Advertised sizes of memory are compared: an A10G's 22.4 GiB count as 24 GB. A fraction of a GPU
+        matches only if the request gives the memory: "L4-3GB" is an eighth.
         """
         return (
             kind.gpu.lower() == self.name.lower()
@@ -104,7 +102,7 @@ class GpuRequest:
 
 
 def parse_gpus(spec: ClusterSpec) -> GpuRequest | None:
-    """Return the parsed `cluster.gpus`. Raises ConfigError for an invalid value."""
+    """Return `cluster.gpus` parsed. Raises ConfigError for an invalid value."""
     text = spec.cluster.gpus
     if text is None:
         return None
@@ -146,12 +144,12 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
 
 
 def _offered_types(facts: Facts) -> tuple[GpuType, ...]:
-    """Return the types of the table that at least one zone of the region offers."""
+    """Return the types in the table that at least one of the region's zones offers."""
     return tuple(GPU_TYPES[name] for name, zones in facts.offers.items() if zones and name in GPU_TYPES)
 
 
 def _usable_types(facts: Facts) -> tuple[GpuType, ...]:
-    """Return the offered types to recommend: those with whole GPUs and the image's architecture."""
+    """Return the offered types to recommend: those that have whole GPUs and the image's architecture."""
     cpu = facts.image.architecture
     return tuple(kind for kind in _offered_types(facts) if kind.share == 1 and kind.cpu == cpu)
 
@@ -207,7 +205,7 @@ def _not_offered(
     spec: ClusterSpec,
     facts: Facts,
 ) -> CloudError:
-    """Return the error for GPUs that no type of the region has, with the counts that are offered."""
+    """Return the error for GPUs that no type in the region has; it lists the GPU counts that are offered."""
     why, advice = _why_retired(gpus), []
     if gpus is not None and (wanted := gpus.count) is not None:
         any_count = replace(gpus, count=None)
@@ -234,7 +232,7 @@ def _why_retired(gpus: GpuRequest | None) -> str:
 
 
 def _comparable_price(kind: GpuType, facts: Facts, market: Market) -> float | None:
-    """Return the price for comparing types: the best zone's spot price, or else the on-demand price."""
+    """Return the price for comparing types: the spot price in the best zone, or else the on-demand price."""
     spot = facts.spot_prices.get(kind.name)
     if market == "spot" and spot:
         return min(spot.values())
@@ -242,18 +240,18 @@ def _comparable_price(kind: GpuType, facts: Facts, market: Market) -> float | No
 
 
 def on_demand_price(kind: GpuType, facts: Facts) -> float | None:
-    """Return the on-demand price of one instance-hour, from the Pricing API or else from the table."""
+    """Return one instance's on-demand price per hour, from the Pricing API or else from the table."""
     return facts.prices.get(kind.name, kind.price_usd_per_hour)
 
 
 def allowed_by_quota(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
-    """Return True if the quota allows that many nodes; None if it could not be read."""
+    """Return True if the quota allows this many nodes; None if it could not be read."""
     free = _free_vcpus(kind, facts, market)
     return None if free is None else nodes * kind.vcpus <= free
 
 
 def _free_vcpus(kind: GpuType, facts: Facts, market: Market) -> float | None:
-    """Return the vCPUs of the quota that are not in use; None if it could not be read."""
+    """Return how many of the quota's vCPUs are not in use; None if it could not be read."""
     quota = find_quota(kind.name, market)
     allowed = facts.quotas.get(quota[0]) if quota else None
     return None if quota is None or allowed is None else allowed - facts.used_vcpus.get(quota[0], 0)
@@ -265,7 +263,7 @@ def _in_use(code: str, facts: Facts) -> str:
 
 
 def describe_quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
-    """Return the needed vCPUs and the quota as text, and a warning if the quota could not be read."""
+    """Return a text with the needed vCPUs and the quota, and a warning if the quota could not be read."""
     quota, need = find_quota(kind.name, market), nodes * kind.vcpus
     if facts.reservation is not None:
         return f"{need} vCPUs, reserved", ()
@@ -297,7 +295,7 @@ def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, marke
 def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market: Market) -> str:
     """Return the command for the most GPUs that the quota allows, with its price.
 
-    The command has at most the requested number of nodes. Of equal choices, a requested type is preferred,
+    The command has at most the requested number of nodes. Among equal choices, a requested type is preferred,
     then more nodes, then the lower price.
     """
     gpus = parse_gpus(spec)
@@ -324,7 +322,7 @@ def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
 def choose_subnets(
     spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int
 ) -> tuple[Subnet, ...]:
-    """Return a subnet of each zone to try: in the spec's order, or else by spot price, then by name."""
+    """Return a subnet in each zone to try: in the spec's order, or else by spot price, then by name."""
     offered = facts.offers.get(kind.name, ())
     if facts.reservation is not None:
         offered = (facts.reservation.zone,)
@@ -406,10 +404,10 @@ def list_similar_offers(facts: Facts, kind: GpuType, nodes: int, market: Market)
 
 
 def list_offers(facts: Facts, spec: ClusterSpec) -> tuple[Choice, ...]:
-    """Return the types that are offered, the cheapest first, types without a price last.
+    """Return the types that are offered, with the cheapest first and types without a price last.
 
-    GPUs on the command line filter the types; GPUs in awsddp.toml do not, since the user may look for others.
-    Raises ConfigError for invalid GPUs, or CloudError if no type has the requested GPUs.
+    GPUs on the command line filter the types; GPUs in awsddp.toml do not filter them, since the user may look
+    for others. Raises ConfigError for invalid GPUs, or CloudError if no type has the requested GPUs.
     """
     gpus = parse_gpus(spec) if "cluster.gpus" in spec.from_cli else None
     kinds = [kind for kind in _offered_types(facts) if gpus is None or gpus.matches(kind)]

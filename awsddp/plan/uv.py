@@ -12,14 +12,14 @@ from pathlib import Path
 
 _TIMEOUT_S = 300.0
 _ERROR = re.compile(r"^(?:error:|\s*\u00d7).*", re.MULTILINE | re.DOTALL)
-"""uv's error, which follows uv's warnings."""
+"""The error in uv's output, which follows the warnings."""
 _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
 """The characters that uv draws around its text, which depend on uv's release."""
 
 
 @dataclass(frozen=True)
 class UvOutput:
-    """The output of uv in lines, its stderr, and its `failure` on one line, "" without one."""
+    """uv's output as lines, its stderr, and its `failure` as one line ("": none)."""
 
     lines: tuple[str, ...] = ()
     stderr: str = ""
@@ -58,8 +58,8 @@ def run_uv(
 def write_python_without_builds(folder: Path) -> str:
     """Write a Python that builds no package into `folder`, and return its path.
 
-    The first command that uv runs with a Python is uv's own, which inspects the interpreter; this Python runs
-    that command and fails for all later ones, which would run a package's code.
+    The first thing that uv runs with a Python is uv's own command that inspects the interpreter. This Python
+    runs that command, and fails for all later ones, which would run a package's code.
     """
     folder_of_python = Path(tempfile.mkdtemp(dir=folder))
     program, marker = folder_of_python / "python", shlex.quote(str(folder_of_python / "was-asked"))
