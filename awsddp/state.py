@@ -1,9 +1,8 @@
 """A cluster's folder on this machine: record, keys, ssh_config, ledger and locks. It may be lost.
 
 `$AWSDDP_HOME/clusters/NAME/` holds the private key (created with mode 0600), the host keys by instance id,
-the ssh_config, and the record with the facts of the nodes and the intent: the request of a launch, which is
-synced to disk before it is sent. `down` moves the ledger and the log of AWS calls to
-`$AWSDDP_HOME/history/NAME-ID/`.
+the ssh_config, and the record, which has facts about the nodes and the intent: a launch's request, synced to
+disk before it is sent. `down` moves the ledger and the log of AWS calls to `$AWSDDP_HOME/history/NAME-ID/`.
 """
 
 import contextlib
@@ -94,13 +93,13 @@ def _writing_errors(path: Path) -> Iterator[None]:
 class Record(Frozen):
     """A cluster's record (cluster.json): its identity, target, settings, prepared nodes and jobs.
 
-    `account` is its AWS account ("" if an older awsddp wrote the record), `created` the time of its last
-    launch, `expires` the time at which the nodes terminate themselves (already set on them, or about to be
-    set). `nodes` and `asked` (awsddp.toml keys with their values) are the last requested settings.
+    `account` is its AWS account ("" if an older awsddp wrote the record), `created` is the time of its last
+    launch, and `expires` is when the nodes terminate themselves (already set on them, or about to be set).
+    `nodes` and `asked` (awsddp.toml keys with their values) are the last requested settings.
     `price_usd_per_hour` is the price of all nodes, and `disk_usd_per_hour` is the price of one node's disk;
     `internet` is True if the nodes reach the internet; `idle` is the idle time set on the nodes; `addresses`
-    has the nodes' addresses by instance id; `jobs` has the jobs as last seen, and `seen` the time at which a
-    running job was last seen.
+    has the nodes' addresses by instance id; `jobs` has the jobs as last seen, and `seen` is when a running
+    job was last seen.
     """
 
     version: int = _VERSION

@@ -1,8 +1,8 @@
 """Cluster, Plan and Job: the objects of the Python API.
 
 These objects do not print or handle signals: progress goes to `on_event`, and failures raise the same errors
-as on the command line. Methods import what they need when they are called, so that, for example, `status`
-loads only what it uses.
+as on the command line. Methods import modules when they are called, so that `status`, for example, loads only
+what it uses.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""doctor: check what a launch needs, or the nodes of a cluster. Changes nothing."""
+"""doctor: check what a launch needs, or check a cluster's nodes. Changes nothing."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ from awsddp.util.shipped_files import shipped_folder, template
 
 GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
 """How long ranks may take to import torch, form a process group and time an all-reduce: a fixed time, an
-addition for each rank (nodes of the local cloud share CPUs), and a maximum."""
+extra time per rank (the local cloud's nodes share CPUs), and a maximum."""
 CLAIM_S = 5.0
 LEAST_SHARE = 0.5
 """Nodes are measured in pairs if an all-reduce reaches less than this share of the type's network
@@ -250,7 +250,7 @@ def _measure_pairs(
 
 
 def _measure_uploads(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[int, float]:
-    """Return the rate at which each node sends to this machine (MB/s), or 0 if the node is lost."""
+    """Return {node: rate of its uploads to this machine (MB/s), or 0 if the node is lost}."""
     rates = dict.fromkeys(nodes, 0.0)
     for node in nodes:
         began = time.monotonic()

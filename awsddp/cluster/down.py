@@ -41,7 +41,7 @@ def down(
     this machine is refused (UsageError). `confirm` is called before anything is terminated and raises an
     exception to refuse. If results cannot be fetched, `lose` is called with the NodeError, which is then
     raised unless `lose` returns True. Raises NotFoundError if only another session of the caller's role has a
-    cluster of this name, LeftoverError if something could not be terminated, CloudError if AWS does not
+    cluster with this name, LeftoverError if something could not be terminated, CloudError if AWS does not
     answer.
     """
     try:

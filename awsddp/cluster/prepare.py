@@ -1,4 +1,4 @@
-"""Prepare nodes: wait until they run, log in, prepare new ones, set the expiry."""
+"""Prepare nodes: wait until they run, log in, prepare new ones, and set the expiry."""
 
 from collections.abc import Sequence
 from dataclasses import replace

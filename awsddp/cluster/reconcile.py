@@ -1,4 +1,4 @@
-"""Make an existing cluster match its spec: add, terminate, replace and start nodes, set the expiry."""
+"""Make an existing cluster match its spec: add, terminate, replace and start nodes, and set the expiry."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ _LOST = "results are fetched first; everything else on the disks of terminated n
 
 
 def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Reconciliation:
-    """Return the difference between the cluster and the spec.
+    """Return the changes that make the cluster match the spec.
 
     Raises ConfigError for an invalid spec, CloudError if AWS does not answer.
     """

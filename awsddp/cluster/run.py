@@ -33,8 +33,7 @@ from awsddp.storage.results_dir import find_fetched_job
 IDLE = "10m"
 """The default idle time for the nodes of a `run`; it is short because no user logs in to them."""
 END_S = 600.0
-"""How long a run tries to terminate its nodes while AWS does not answer; after that, their idle time has
-passed."""
+"""How long `run` tries to terminate its nodes while AWS does not answer; their idle time is over by then."""
 _Result = TypeVar("_Result")
 
 

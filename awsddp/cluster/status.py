@@ -1,4 +1,4 @@
-"""status: the nodes of a cluster, their cost and expiry from AWS, and its jobs as last seen."""
+"""status: a cluster's nodes with their cost and expiry from AWS, and its jobs as last seen."""
 
 import contextlib
 import re
@@ -35,7 +35,7 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
     If there is no record, only the running local cloud and one region are searched; `status_all` searches
     every region. With `ask_nodes` the document has each node's `idle_left_s` as its watchdog last counted it,
     or None if the node does not answer within ASK_S. Raises CloudError if AWS does not answer, NotFoundError
-    if another session of the caller's role has a cluster of this name.
+    if another session of the caller's role has a cluster with this name.
     """
     with find_cluster(session, ignore_newer=True, all_regions=False) as cluster:
         cluster, reported_jobs = refresh_jobs(cluster)
@@ -100,7 +100,7 @@ def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
 
 
 def _is_saving(job: JobRecord) -> bool:
-    """Return True if a job was uploading to S3 when last seen, or had saved all its results."""
+    """Return True if a job, when last seen, was uploading to S3 or had saved all its results."""
     saving = job.saving
     return job.save_to is not None and (saving is None or not saving.ended or saving.is_complete)
 

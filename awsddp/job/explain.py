@@ -124,7 +124,7 @@ def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
-    """Explain why a path in the cause is missing on the nodes; with `files` only local files count."""
+    """Explain why a path in the cause is missing on the nodes; with `files`, only local files count."""
     from awsddp.nodes.project_files import UNRESOLVABLE_LINK, list_project_files
 
     listing = list_project_files(session.job_spec, awsddp_home=session.home)

@@ -74,8 +74,8 @@ def fetch(
     """Fetch the results of a job (`JobRegistry.resolve_name`; the last by default); return the `fetch`
     document.
 
-    Results that are already fetched need no node, unless `refetch`. `start` is called to start nodes that
-    stopped with results (it raises an exception to refuse); the document then has `started`. Results are
+    No node is needed for results that are already fetched, unless `refetch`. `start` is called to start nodes
+    that stopped with results (it raises an exception to refuse); the document then has `started`. Results are
     fetched from S3 if S3 has all of them, the job has no nodes any more, or its nodes are lost during the
     fetch. If a part is missing, the other parts are fetched, then NodeError (or, from S3, FilesChanged) is
     raised with the document as its `result`. Raises NotFoundError for an unknown job, NoReachableNodes.

@@ -52,7 +52,7 @@ MAX_LISTING_SHARE = 0.05
 
 
 def make_merger(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
-    """Return the merger of a job's logs: it writes all lines to files and returns those of the ranks `shown`.
+    """Return the merger for a job's logs: it writes all lines to files and returns those from ranks `shown`.
 
     Raises ConfigError if the files belong to another job.
     """
@@ -283,7 +283,7 @@ class JobFollower:
         self._restarts = max(self._restarts, len(restarts))
 
     def _hint_at_why(self, now: float) -> None:
-        """Once, after HINT_S without output, report the command that shows where the ranks are."""
+        """After HINT_S without output, report once the command that shows where the ranks are."""
         if any(document.state == "waiting" for document in self.merger.documents.values()):
             self._last_output = max(now, self._last_output)
         if self.to_the_end and now - self._last_output >= HINT_S:

@@ -68,10 +68,9 @@ class JobRegistry:
     `reported` are the jobs that the nodes of the session's cluster have just reported. A job's state is taken
     from the first of these sources that has it:
 
-    1. the report of its nodes;
-    2. its results on this machine, if they were fetched after it had ended;
-    3. the record of its cluster, as the job was last seen;
-    4. its results on this machine, if they were fetched while it ran.
+    1. its nodes' report; 2. its results on this machine, if they were fetched after it had ended; 3. its
+    cluster's record of the job as last seen; 4. its results on this machine, if they were fetched while it
+    ran.
     """
 
     def __init__(self, session: Session, reported: Iterable[JobRecord] = ()) -> None:

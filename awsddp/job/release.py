@@ -30,7 +30,7 @@ def release_saved_jobs(connected: ConnectedCluster, jobs: Iterable[JobRecord]) -
 
 
 def release_unlaunched_jobs(connected: ConnectedCluster, reported: Iterable[JobRecord]) -> set[str]:
-    """Release the connected nodes from jobs that were never launched; return the names of these jobs.
+    """Release the connected nodes from jobs that were never launched; return these jobs' names.
 
     This happens if a client was killed between tagging the nodes and launching the job. `reported` are the
     jobs that the nodes report. Nothing is released while another client may be about to launch. Raises
@@ -69,7 +69,7 @@ def release_unlaunched_jobs(connected: ConnectedCluster, reported: Iterable[JobR
 def release_unknown_jobs(
     cluster: LocatedCluster, nodes: Sequence[Node], names_by_node: Mapping[int, Iterable[str]]
 ) -> set[str]:
-    """Release nodes from jobs that are in their tags, but not on the nodes; return the names of these jobs.
+    """Release nodes from jobs that are in their tags but not on the nodes; return these jobs' names.
 
     `names_by_node` has the jobs that each node reported while no other client could launch one. Raises
     CloudError.

@@ -70,7 +70,7 @@ def _make_document(
 
 
 def _read_rows(view: JobView) -> Iterator[dict[str, Any]]:
-    """Yield the metrics of all ranks; a row without a rank gets the first rank of its node."""
+    """Yield all ranks' metrics; a row without a rank gets its node's first rank."""
     for node, ranks in group_ranks_by_node(view.job).items():
         for row in read_metrics_with_loss(view.folder, node):
             yield {"rank": ranks[0]} | row
@@ -90,7 +90,7 @@ def _read_usage(view: JobView) -> tuple[RankUsage, ...]:
 
 
 def _rerun_commands(job: JobRecord, history: ClusterHistory | None) -> list[str]:
-    """Return the commands that run the job again: check out its code, up, train, down."""
+    """Return the commands that run the job again: check out its code, then `up`, `train` and `down`."""
     launched = history and history.launch_row
     awsddp = ["awsddp"] if history is None or history.name == "default" else ["awsddp", "-c", history.name]
     target_options = ["--region", launched.region] if launched and launched.region else []

@@ -74,7 +74,7 @@ def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
 
 
 def _cause(job: "JobReport") -> Sequence[Html | None]:
-    """Return the cause of a job's end, or an empty list if there is no cause."""
+    """Return the cause of a job's end as a list, which is empty if there is no cause."""
     cause = job.cause
     if cause is None:
         return []
@@ -97,7 +97,7 @@ def _row(cell: str, values: Iterable[object]) -> Html:
 
 
 def _ranks(job: "JobReport") -> Html:
-    """Return a table with a row for each rank; the slowest is marked."""
+    """Return a table with one row per rank; the slowest rank is marked."""
     columns = list(make_rank_columns(job.progress, job.usage))
     rows = [_row("th", ("rank", "node", "time", "exit", *(column.heading for column in columns), ""))]
     for index, rank in enumerate(job.ranks):

@@ -160,7 +160,7 @@ def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], 
 def _try_claim(
     connected: ConnectedCluster, node: int, python: str, order: Mapping[str, Any]
 ) -> NameClaimResult:
-    """Let a node claim the name, using every right that uploads need. Raises NodesFailed."""
+    """Let a node claim the name; the claim uses every right that uploads need. Raises NodesFailed."""
     from awsddp.nodes.environments import run_programs
 
     program = node_program(python, UPLOADER_MODULES, {**order, "do": "claim"})
@@ -231,7 +231,7 @@ def _retryable_error(code: str, *, node_label: str, save_to: str, reason: str, r
 
 
 def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
-    """Wait for the last upload of an ended job, and return True if all its results are saved.
+    """Wait for an ended job's last upload, and return True if all its results are saved.
 
     All results are saved if the reachable nodes report so and S3 has the files that they list. If not, or if
     uploads make no progress, the reason is reported.

@@ -58,8 +58,8 @@ def _any_file(folder: Path, pattern: str) -> bool:
 def read_commit(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:
     """Return the commit of `workdir`, and whether files differ from it (new files count); None if unknown.
 
-    Ignores ignored files and the folder `results`. Takes 2 s at most. Returns None for both if there is no
-    git, repository or commit.
+    Git-ignored files and the folder `results` do not count. Takes at most 2 s. Returns None for both if there
+    is no git, repository or commit.
     """
     argv = ["git", "-C", os.fspath(workdir), "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
     has_results = not PurePosixPath(results).is_absolute() and ".." not in PurePosixPath(results).parts

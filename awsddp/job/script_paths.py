@@ -103,7 +103,7 @@ def _module_files(module: str, folder: str) -> list[str]:
 
 
 def _imports(tree: ast.Module, module: str) -> Iterator[str]:
-    """Yield the full names of imported modules, and of imported names that may be modules."""
+    """Yield the full names of imported modules and of other imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -234,8 +234,8 @@ def _make_requests(
 def _claim_and_query(fleet: "Fleet", requests: Mapping[int, messages.Slots]) -> dict[int, Slots]:
     """Claim the right to start jobs, and return the answers to `requests` under this claim. Raises InUse.
 
-    Claim and requests share a round trip. The requests are sent again if another client held the claim in
-    between, if a node does not answer, or if a job runs that some nodes may not have reported yet.
+    The claim and the requests share one round trip. The requests are sent again if another client held the
+    claim in between, if a node does not answer, or if a job runs that some nodes may not have reported yet.
     """
     first, began, claimant = min(fleet.nodes), time.monotonic(), describe_client("train")
     turns: dict[int, list[messages.Request[Any]]] = {node: [request] for node, request in requests.items()}
@@ -297,7 +297,7 @@ def _keep_disks(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> Non
 def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
     """After an error, end the ranks of this launch and remove its tags from the nodes.
 
-    Yields a set of nodes to exclude: nodes on which another launch has a job of the same name. These nodes
+    Yields a set of nodes to exclude: nodes on which another launch has a job with the same name. These nodes
     keep their tags, and all nodes do if one of them cannot be reached to end the ranks; this is safe.
     """
     from awsddp.aws.power import release

@@ -1,4 +1,4 @@
-"""train: check, place the ranks, submit the job, stream the logs, fetch the results."""
+"""train: check the job, place the ranks, submit the job, stream the logs, and fetch the results."""
 
 import os
 from collections.abc import Callable

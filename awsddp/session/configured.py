@@ -1,4 +1,4 @@
-"""The settings of an existing cluster come from its record, unless an option or a variable overrides them."""
+"""An existing cluster's settings are taken from its record, unless an option or a variable overrides them."""
 
 import json
 import shlex

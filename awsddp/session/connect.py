@@ -274,7 +274,7 @@ def publish_addresses(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def _entries(session: Session, listed: Sequence[Node], record: Record, prefix: str) -> str:
-    """Return the ssh_config entries of the listed nodes, and of nodes that another command prepared later."""
+    """Return ssh_config entries for the listed nodes and for nodes that another command prepared later."""
     from awsddp.nodes.login import ssh_config
 
     ssh_login, listed_ids = make_login(session, record), {node.instance_id for node in listed}

@@ -29,11 +29,12 @@ _NO_TARGET = Target()
 class Session:
     """The user's request: a cluster's name, settings, folder, and the callbacks that prompt the user.
 
-    `home` is $AWSDDP_HOME, `local` is the option --local. `keys` are keywords of the API, each a key of
-    awsddp.toml. `settings` are the specs of the cluster and the job if they are already loaded; otherwise
-    they are loaded on first access. `verb` is the verb that starts a job: after the job, `run` terminates the
-    cluster, and `train` does not. `confirms` asks the user whether to continue, and returns False if there is
-    no terminal. `ask` asks the user a question, and returns None if there is no terminal.
+    `home` is $AWSDDP_HOME, `local` is the option --local. `keys` are keywords of the Python API, each of
+    which is an awsddp.toml key. `settings` are the specs of the cluster and the job if they are already
+    loaded; otherwise they are loaded on first access. `verb` is the verb that starts a job: after the job,
+    `run` terminates the cluster, and `train` does not. `confirms` asks the user whether to continue, and
+    returns False if there is no terminal. `ask` asks the user a question, and returns None if there is no
+    terminal.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Find a cluster: its target, what AWS lists there, and clusters of the same name elsewhere.
 
-The target of a cluster (local cloud, region, account) comes from its record, not from the current settings.
+A cluster's target (local cloud, region, account) is taken from its record, not from the current settings.
 """
 
 import contextlib

@@ -43,13 +43,13 @@ def global_options(
 ) -> list[str]:
     """Return the global options that select this cluster.
 
-    `region` and `profile` are None if not requested. With `has_record`, options that the record implies are
-    omitted; pass False for a command that is typed after a `down`.
+    `region` and `profile` are None if they were not requested. With `has_record`, options that the record
+    implies are omitted; pass False for a command that is typed after a `down`.
     """
     default = os.environ.get("AWSDDP_CLUSTER") or "default"
     words = ["-c", folder.name] if folder.name != default else []
     record = folder.read(ignore_newer=True)
-    if record is not None and has_record:  # no option moves a cluster
+    if record is not None and has_record:  # no option can move a cluster
         is_other_profile = record.target.name == "aws" and profile not in (None, record.target.profile)
         return [*words, "--profile", str(profile)] if is_other_profile else words
     if record is not None:
@@ -194,7 +194,7 @@ def job_options(job: JobRecord) -> dict[str, OptionValue]:
         key: value for key, value in parse_job_arguments(job.options).items() if key.startswith(JOB_KEYS)
     }
     if job.started is not None:
-        options.pop("job.after", None)  # the job that it waited for has ended
+        options.pop("job.after", None)  # the job that this job waited for has ended
     options |= {"job.resume": job.resumed} if job.resumed else {}
     return options | {"job.script": job.script, "job.args": job.args}
 

@@ -51,7 +51,7 @@ def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int,
 
 
 def _lost(job: JobRecord) -> str:
-    """Return a string that says what remains of a lost node's part of a job."""
+    """Return a string that says whether a lost node's part of a job was saved, and how to fetch it."""
     if job.save_to is None:
         return f"its part of job {job.job} is lost"
     saved = f"the saved files of its part of job {job.job} are at {job.save_to}/{job.job}"

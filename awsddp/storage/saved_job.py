@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _LOGS = ("logs/", ".awsddp/")
 _METRICS = ("/run/metrics.jsonl", f"/run/{DUMP}")
 _JOB_SUBFOLDER = re.compile(r"parts|lists|node\d+")
-"""The names of the subfolders of a job in S3."""
+"""The names of a job's subfolders in S3."""
 _MAX_NAMED = 10
 """The maximum number of files, nodes or jobs that a message names."""
 _REPORTS = 200

@@ -33,7 +33,7 @@ FORMAT = 2
 MAX_READS = 3
 """How often a document or file is read again if it changes while it is read."""
 _MAX_FILES = 1_000_000
-"""The maximum number of files and links of a job."""
+"""The maximum number of files and links in a job's results."""
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Key = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Tag = Annotated[str, Meta(min_length=1, max_length=200)]
