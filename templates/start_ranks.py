@@ -1,6 +1,6 @@
 """Start ranks on a node with the ranks' Python, and end them after a timeout.
 
-Reads JSON from stdin: {"ranks": the variables of each rank, "seconds", "program": the source of probe.py}.
+Reads JSON from stdin: {"ranks": each rank's variables, "seconds", "program": the source of probe.py}.
 Forwards the ranks' output, and adds lines of JSON: {"rank", "at": "started"} for each rank, and
 {"rank", "at": "failed", "why": its last line on stderr} for a rank that fails.
 """

@@ -12,7 +12,7 @@ same size and mtime is unsure, unless it was sent with that version and the node
 
 With the second argument `change` it reads three parts separated by NUL NUL: paths to remove; records of paths
 that equal the client's (both lists separated by NUL); and records that are each followed by `size` bytes, the
-content of the file or link. Paths are removed only if an earlier sync sent them and the node has not changed
+file's or link's content. Paths are removed only if an earlier sync sent them and the node has not changed
 them. Then the third part is written, each path atomically. Errors go to stderr. May be repeated and
 interrupted.
 """

@@ -42,7 +42,7 @@ def _find_files(paths: CloudPaths, name: str, *file_names: str) -> list[Path]:
 def create(paths: CloudPaths, instance_id: str) -> list[Path]:
     """Create a node's cgroups with their limits and return them.
 
-    All nodes together may use most of the machine's free memory in addition to what they use already, so that
+    All nodes together may use most of the machine's free memory in addition to what they already use, so that
     the machine itself never runs out. Each node gets an equal share: otherwise the kernel kills one node's
     processes because of the memory that another node uses.
     """
@@ -99,7 +99,7 @@ def spare_bytes() -> int:
 
 
 def list_processes(paths: CloudPaths, instance_id: str = "") -> set[int]:
-    """Return the pids in a node's cgroups, by default in those of the whole local cloud."""
+    """Return the pids in a node's cgroups, or by default in the whole local cloud's cgroups."""
     pids: set[int] = set()
     # Every process is in every tree, so one tree is enough.
     for folder, _, files in os.walk(list_hierarchies()[0] / paths.cgroup / instance_id):

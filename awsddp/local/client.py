@@ -160,7 +160,7 @@ def clear_faults(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
 
 
 def stop(awsddp_home: Path) -> bool:
-    """Stop and remove the local cloud; return False if none exists. Raises LocalCloudError."""
+    """Stop and remove the local cloud; return False if there was none. Raises LocalCloudError."""
     existed = control.stop(resolve_home(awsddp_home))
     for path in awsddp_home.glob("clusters/*/hosts"):
         folder = ClusterFolder(awsddp_home, path.parent.name)

@@ -229,7 +229,7 @@ def _read_info(paths: CloudPaths, *, alive: bool) -> LocalInfo:
 def hold_client_lock(paths: CloudPaths, *, wait: bool = True) -> Iterator[None]:
     """Hold the client lock, which only one client at a time can hold.
 
-    `stop` removes the lock file, so after waiting for the lock check that the path still names this file.
+    `stop` removes the lock file, so check, after waiting for the lock, that the path still names this file.
 
     :raises BlockingIOError: another client holds it, and `wait` is false.
     """

@@ -43,7 +43,7 @@ class Faults:
 
     A fault's `operation` is an API operation, or the id of the instance that has the fault. `times` is how
     many more calls the fault affects (None: all). `only` is a parameter value that the request must have.
-    `heals_at` is the time at which the fault ends by itself.
+    `heals_at` is the time when the fault ends by itself.
     """
 
     def __init__(self, path: Path) -> None:

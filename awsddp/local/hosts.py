@@ -116,7 +116,7 @@ class Hosts:
         return True
 
     def set_host_names(self, names: dict[str, str]) -> None:
-        """Write the names of all hosts, by address, to every host."""
+        """Write all hosts' names and addresses to every host."""
 
     def _read_number(self, instance_id: str, name: str) -> int | None:
         """Return the number in one of a host's files, or None if there is none."""

@@ -58,7 +58,7 @@ class EndpointApp:
     mode: str
     buckets: S3App
     last_call_at: float = field(default_factory=time.monotonic)
-    """The monotonic time at which the last API call was received."""
+    """The monotonic time when the last API call was received."""
     _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -1,7 +1,7 @@
 """A local cloud's paths and names, and the choice of a mode that this machine can run.
 
 The names of everything outside its folder (namespaces, interfaces, cgroups, machines) contain a short hash of
-AWSDDP_HOME: several local clouds can run on one machine, and `sweep` finds all parts of one by name.
+AWSDDP_HOME, so that several local clouds can run on one machine, and `sweep` finds all parts of one by name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CloudPaths:
         """The initial content of a node's disk."""
         self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
         self.daemon_mark = f"{self.tag}-daemon"
-        """The mark in the environment of the daemon and of its commands (loopback_cleanup.py)."""
+        """The mark in the daemon's environment and in its commands' environment (loopback_cleanup.py)."""
         self.switch = self.cgroup = f"awsddp-{self.tag}"
         """The name of the bridge's network namespace, and of the cgroup that contains all nodes."""
         self.interface = f"ad{self.tag}"

@@ -179,7 +179,8 @@ def make_group_rules(groups: Collection[Any], members: Mapping[str, list[str]]) 
     """Return the ruleset for a node's security groups; loading it atomically replaces the earlier ruleset.
 
     :param groups: the node's security groups, as moto's objects.
-    :param members: the addresses in each group, by group id; they are the peers of rules that name the group.
+    :param members: {group id: addresses in the group}; the addresses are the peers of rules that name the
+        group.
     """
     lines = ["table inet groups", "delete table inet groups", "table inet groups {"]
     ingress = [rule for group in groups for rule in group.ingress_rules]

@@ -53,7 +53,7 @@ def image_architecture(name: str) -> str:
 
 
 def list_image_parameters(region: str) -> dict[str, str]:
-    """Return the Systems Manager parameters, by name, whose values are the newest image of each kind."""
+    """Return {name: image id} for the Systems Manager parameters that name the newest image of each kind."""
     parameters = {}
     for name in IMAGES:
         torch, ubuntu = re.findall(r"(?:PyTorch (\S+) )?\(Ubuntu (\S+)\)", name)[0]
@@ -269,7 +269,7 @@ def cancel_reservation(call: Call) -> dict[str, Any]:
 
 
 def get_reservations(backend: Any) -> dict[str, CapacityReservation]:
-    """Return a region's reservations, by id."""
+    """Return {id: reservation} for a region."""
     return get_records(backend, "capacity_reservations")
 
 

@@ -225,14 +225,14 @@ class S3App:
         }
 
     def _objects(self, bucket: str) -> Listing:
-        """Return a bucket's objects by key. The caller holds the lock."""
+        """Return the listing of a bucket's objects. The caller holds the lock."""
         if bucket not in self._object_listings:
             objects = map(read_description, (self._folder / bucket / "objects").iterdir())
             self._object_listings[bucket] = Listing({info.key: info for info in objects})
         return self._object_listings[bucket]
 
     def _uploads(self, bucket: str) -> Listing:
-        """Return a bucket's incomplete multipart uploads, by key and id. The caller holds the lock."""
+        """Return the listing of a bucket's incomplete multipart uploads. The caller holds the lock."""
         if bucket not in self._upload_listings:
             uploads = [
                 (path.parent, read_description(path))

@@ -78,7 +78,7 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """The description of an object, of a part, or of an upload.
+    """The description of an object, a part or an upload.
 
     `tag` is the ETag, and `kept` has the content type and the user metadata.
     """

@@ -252,7 +252,7 @@ def run_programs(
     silent_s: float,
     translate: Callable[[str], str] = str,
 ) -> dict[int, Answer | NodeError]:
-    """Run programs that print lines of JSON, and return the result of each, which is its last line.
+    """Run programs that print lines of JSON, and return each program's result, which is its last line.
 
     Other lines are reported as events. `failure_message` is the error for a node without a result. Nothing
     that a node prints raises an exception.

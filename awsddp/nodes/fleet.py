@@ -46,7 +46,7 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 class Wakeup(threading.Event):
-    """An event that wakes a thread that reads from many channels. paramiko sets it when a channel has data or
+    """An event that wakes the thread that reads many channels. paramiko sets it when a channel has data or
     has ended.
 
     paramiko also clears the event when one buffer is empty, although another buffer may hold data, so
@@ -368,9 +368,9 @@ class Fleet:
         """Send a message to the `program` on each node, and pass its response to `on_data`, as `stream` does.
 
         All requests have the same program. It is started with the first message and runs as long as the
-        connection, so that a message takes one round trip. `on_data(node, data)` returns True once the
-        response is complete; the node's Result then has exit code 0. Any other Result means that the program
-        has ended.
+        connection is open, so that a message takes one round trip. `on_data(node, data)` returns True once
+        the response is complete; the node's Result then has exit code 0. Any other Result means that the
+        program has ended.
         """
         commands: dict[int, RemoteCommand] = {}
         for node, message in messages.items():

@@ -1,4 +1,4 @@
-"""Serve packages to nodes during an installation, by an HTTP mirror behind an SSH port forward.
+"""Serve packages to nodes during an installation through an HTTP mirror behind an SSH port forward.
 
 Nodes can request only the URLs in the user's configuration and the files that pages at those URLs link to
 (catalog.py). The mirror's password is valid for one installation. Programs on a node use the mirror as their
@@ -169,7 +169,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         super().__init__(channel, unused, unused)
 
     def handle_one_request(self) -> None:
-        """Handle a request, but read only a limited number of bytes of its head."""
+        """Handle a request, but read only a limited number of bytes from its head."""
         self.rfile: Any = _Head(getattr(self.rfile, "stream", self.rfile))
         super().handle_one_request()
 
@@ -188,7 +188,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         self._refuse(RefusedError(host_port(f"https://{self.path}"), "no packages come from there"))
 
     def do_GET(self) -> None:
-        """Respond with a granted page, file or repository, or with a file that such a page links to."""
+        """Respond with a granted page, file or repository, or with a file that a granted page links to."""
         self.is_begun = False
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # only a POST's body is read

@@ -31,9 +31,9 @@ WORK = "work"
 AT_ONCE_BYTES = 1 << 20
 """Files with up to this total size are sent over the open connection; larger syncs use rsync.
 
-Measured with two local nodes on two cores: over the open connection 1 kB takes 0.10 s (by rsync 0.41 s, or
-0.13 s if its ssh shares an open connection). With a latency of 100 ms it takes 1.1 s (by rsync 3.8 s, or
-2.1 s). But 256 MB take 10.8 s (by rsync 4.8 s), because paramiko needs more than twice the CPU time of ssh
+Measured with two local nodes on two cores: over the open connection 1 kB takes 0.10 s (with rsync 0.41 s, or
+0.13 s if its ssh shares an open connection). With a latency of 100 ms it takes 1.1 s (with rsync 3.8 s, or
+2.1 s). But 256 MB take 10.8 s (with rsync 4.8 s), because paramiko needs more than twice the CPU time of ssh
 for each byte.
 """
 LARGE_BYTES = 100e6

@@ -50,7 +50,7 @@ def tensors_with_gpus(values):
 
 
 def set_gpu(tensor, gpu):
-    """Set the GPU of a tensor and of all tensors that share its storage, and return the tensor."""
+    """Set the GPU for a tensor and all tensors that share its storage, and return the tensor."""
     setattr(_storage(tensor), GPU_ATTRIBUTE, gpu)
     return tensor
 
@@ -190,7 +190,7 @@ def _factory(function, default, *, host):
 
 _aten = torch.ops.aten
 _COPIES = {_aten.copy_, _aten._foreach_copy_}  # operations that copy between devices
-# Operations for which tensors on several devices are an error, unless they are scalars.
+# Operations that raise an error for tensors on several devices, unless the tensors are scalars.
 _STRICT = {
     *(_aten.addmm, _aten.mm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.cat, _aten.stack),
     *(_aten.linear, _aten.convolution, _aten.embedding, _aten.nll_loss_forward, _aten.nll_loss2d_forward),
