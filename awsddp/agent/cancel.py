@@ -11,7 +11,7 @@ from awsddp.agent.job_folder import Document, Ending, JobFolder, write_json
 from awsddp.agent.messages import Cancel, Lost
 from awsddp.agent.peers import report_lost
 
-_CANCEL_SECONDS = 30.0  # how long after the grace `cancel` waits for the end of the job
+_CANCEL_SECONDS = 30.0  # how long `cancel` waits after the grace for the job to end
 _LOST_SECONDS = 5.0
 
 
@@ -45,7 +45,7 @@ def lost(request: Lost) -> dict[str, bool]:
 
 
 def _end(folder: JobFolder, ending: Ending) -> bool:
-    """Make the agent of a running job end the job. Return False if no agent runs."""
+    """Make a running job's agent end the job. Return False if no agent runs."""
     document = folder.document()
     if document.final or document.pid is None:
         return False

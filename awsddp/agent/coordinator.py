@@ -1,4 +1,4 @@
-"""The decisions of the first node of a job: when the ranks start, when all must end, and the cause.
+"""What a job's first node decides: when the ranks start, when all must end, and what the cause is.
 
 A coordinator receives messages from the nodes and queues orders for all of them. The coordinator does no I/O
 and reads no clock.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the other ranks when a rank has failed."""
 INSPECT_SECONDS = 3.0
-"""How long the nodes have to send the stacks of their ranks before a job that hangs is ended."""
+"""How long the nodes have to send their ranks' stacks before a job that hangs is ended."""
 SILENT_SECONDS = 120.0
-"""Seconds without output after which a cancel also makes the nodes write the stacks of their ranks."""
+"""After this many seconds without output, a cancel also makes the nodes write their ranks' stacks."""
 _FAULTS = ("own", "echo", "stopped")
 
 
@@ -56,11 +56,11 @@ read_order = make_reader(Order, whole=JobSummary.from_json)
 class Message(OmitsUnset):
     """A message from a node's agent to the first node's agent.
 
-    "here": the agent runs; "free": the jobs that this job waits for have ended on the node; "started": the
-    node's ranks have started (`reports`); "exit": a rank has ended; "worker": a worker of torchrun's elastic
-    agent has started; "agent": the node's elastic agent has ended; "output": a rank has written to its log;
-    "stacks": the stacks of the ranks (`answer`); "stop": a request to end the job (`ending`); "gone": no
-    process of the job is left on the node.
+    "here": the agent is running; "free": the jobs that this job waits for have ended on the node; "started":
+    the node's ranks have started (`reports`); "exit": a rank has ended; "worker": a worker of torchrun's
+    elastic agent has started; "agent": the node's elastic agent has ended; "output": a rank has written to
+    its log; "stacks": the ranks' stacks (`answer`); "stop": a request to end the job (`ending`); "gone": none
+    of the job's processes is left on the node.
     """
 
     parts = {"reports": list_reader(read_report), "answer": read_stacks, "ending": Ending.from_json}
@@ -72,7 +72,7 @@ class Message(OmitsUnset):
 
 
 class Failure(NamedTuple):
-    """The end of a rank, or of an elastic agent, with an exit code other than 0."""
+    """A rank or an elastic agent that ended with an exit code other than 0."""
 
     cause: Cause
     fault: str
@@ -82,7 +82,8 @@ class Failure(NamedTuple):
 def find_root_failure(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    A rank's own fault comes before an echo of another rank's fault, and a timeout before a lost connection.
+    A rank's own fault takes precedence over an echo of another rank's fault, and a timeout over a lost
+    connection.
     """
     return min(
         failures, key=lambda failure: (_FAULTS.index(failure.fault), failure.cause.kind == "peer_lost")
@@ -90,10 +91,10 @@ def find_root_failure(failures: list[Failure]) -> Failure:
 
 
 class Coordinator:
-    """The state of the whole job. `now` is always in seconds of the same monotonic clock.
+    """The state of the whole job. `now` is always in seconds on the same monotonic clock.
 
-    `orders` are for all nodes, oldest first; the caller removes them. `done` is true once no process of the
-    job is left on any node that responds; `document()` is final from then on.
+    `orders` are for all nodes, oldest first; the caller removes them. `done` is true once none of the job's
+    processes is left on any node that responds; `document()` is final from then on.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:
@@ -106,7 +107,7 @@ class Coordinator:
         self._has_begun = False
         self._remaining = set(self._nodes)  # nodes that may still have processes of the job
         self._reports: dict[int, RankReport] = {}
-        self._zero_at: dict[int, float] = {}  # when ranks ended with exit code 0
+        self._zero_at: dict[int, float] = {}  # when the ranks with exit code 0 ended
         self._failures: list[Failure] = []
         self._cause: Cause | None = None
         self._lost: Cause | None = None
@@ -146,7 +147,7 @@ class Coordinator:
             self._stop(message.ending.state, message.ending.cause, message.ending.grace)
 
     def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
-        """Handle the loss of the agent of `node`: the job has failed. `kind` is the kind of the cause."""
+        """Handle the loss of the agent on `node`: the job has failed. `kind` is the kind of the cause."""
         if node not in self._remaining:
             return
         self._remaining.discard(node)
@@ -156,7 +157,7 @@ class Coordinator:
         self._continue_without(node)
 
     def _continue_without(self, _: int) -> None:
-        """End the job, because a job needs all its nodes."""
+        """End the job, because it needs all its nodes."""
         self._fail()
 
     def tick(self, *, now: float) -> None:
@@ -183,7 +184,7 @@ class Coordinator:
             self.orders.append(Order("silence", silent=self._is_silent))
 
     def _end_after_inspection(self, kind: str, seconds: float, now: float) -> None:
-        """End the job with a cause of `kind`, once all nodes have sent the stacks of their ranks."""
+        """End the job with a cause of `kind`, once all nodes have sent their ranks' stacks."""
         if self._inspect_by is not None or self._stopping:
             return
         cause = cause_of_kind(kind, seconds=seconds, job=self._request.job)
@@ -191,7 +192,7 @@ class Coordinator:
         self._request_stacks(now)
 
     def _request_stacks(self, now: float) -> None:
-        """Order the stacks of all ranks; the job ends when they have arrived."""
+        """Order all nodes to send their ranks' stacks; the job ends when these have arrived."""
         self._inspect_by = now + INSPECT_SECONDS
         self.orders.append(Order("stacks"))
 
@@ -236,7 +237,7 @@ class Coordinator:
             self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> None:
-        """Order the start of the ranks once all nodes have joined and the jobs to wait for have ended."""
+        """Order all nodes to start their ranks, once all have joined and the jobs to wait for have ended."""
         if self._absent or self._busy or self._stopping or self._has_begun:
             return
         self._has_begun, self._output_at = True, now
@@ -257,7 +258,8 @@ class Coordinator:
     def _fail(self, now: float | None = None) -> None:
         """End the job. If the job is already ending, keep its grace, so that the other ranks may save.
 
-        With `now`, inspect the job first if all failed ranks only waited for others, which may still run.
+        With `now`, first inspect the job if all failed ranks were only waiting for others, which may still
+        run.
         """
         if self._stopping:
             return
@@ -279,7 +281,7 @@ class Coordinator:
         self.orders.append(Order("stop", grace))
 
     def _resolve_cause(self) -> Cause | None:
-        """Return the cause: a rank's own fault; without one, a lost node; without that, the root failure."""
+        """Return the cause: a rank's own fault, or else a lost node, or else the root failure."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
         first = find_root_failure(self._failures) if self._failures else None
@@ -297,7 +299,7 @@ class Coordinator:
         return Failure(with_node(self._request, node, explained), report.fault, report.restart)
 
     def _describe_early_exits(self, now: float) -> str:
-        """Return a sentence on ranks that ended early with exit code 0, which often makes others fail."""
+        """Return a sentence on ranks that ended early with exit code 0, as this often makes others fail."""
         if not self._zero_at:
             return ""
         ranks = ", ".join(map(str, sorted(self._zero_at)))
@@ -309,10 +311,10 @@ class Coordinator:
 
 
 class ElasticCoordinator(Coordinator):
-    """A job whose ranks torchrun's elastic agents start, and restart together when a rank has failed.
+    """A job whose ranks are started, and restarted together after a failure, by torchrun's elastic agents.
 
     An elastic agent restarts its workers and finds the other elastic agents by itself. The job fails when a
-    worker fails whose elastic agent has no restart left, when an elastic agent fails, or when fewer nodes
+    worker fails and its elastic agent has no restart left, when an elastic agent fails, or when fewer nodes
     than MIN remain. A rank keeps its number in the layout, although torch renumbers ranks after a node loss.
     """
 
@@ -348,7 +350,7 @@ class ElasticCoordinator(Coordinator):
         return summary
 
     def _running_nodes(self) -> set[int]:
-        """Return the nodes whose elastic agent runs, or has ended with exit code 0."""
+        """Return the nodes whose elastic agent is still running or has ended with exit code 0."""
         return {node for node in self._remaining - self._absent if self._agent_codes.get(node, 0) == 0}
 
     def _worker_started(self, report: RankReport, world_size: int) -> None:
@@ -373,7 +375,7 @@ class ElasticCoordinator(Coordinator):
                 self._fail(now)
 
     def _agent_ended(self, node: int, report: RankReport) -> None:
-        """Handle the end of an elastic agent. Its exit code is 0 if the workers of all nodes succeeded."""
+        """Handle the end of an elastic agent. Its exit code is 0 if the workers on all nodes succeeded."""
         code = self._agent_codes[node] = report.exit_code or 0
         if self._stopping:
             return
@@ -398,7 +400,7 @@ class ElasticCoordinator(Coordinator):
             self._stop(None, None, FAILED_GRACE)
 
     def _describe_restart(self) -> str:
-        """Return a text with the number of the next restart and the root failure that caused the restart."""
+        """Return a text with the next restart's number and the root failure that caused it."""
         first = find_root_failure(self._failures).cause
         rank = "" if first.rank is None else f"rank {first.rank} @ "
         count = max(failure.restart for failure in self._failures) + 1

@@ -1,4 +1,4 @@
-"""List files and links below a folder, without following links to folders, and detect changes of files."""
+"""List files and links below a folder, without following links to folders, and detect changed files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SYSFS = Path("/sys/dev/block")
 
 
 def snapshot(workdir: Path) -> dict[str, list[int]]:
-    """Return the stamps of all files below `workdir` by relative path; an unreadable path has []."""
+    """Return {relative path: stamp} for all files below `workdir`; the stamp of an unreadable path is []."""
     stamps: dict[str, list[int]] = {}
     for path, info in walk(workdir, lambda path, _: stamps.update({path: []})):
         stamps[path] = make_stamp(workdir / path, info)
@@ -32,17 +32,17 @@ def snapshot(workdir: Path) -> dict[str, list[int]]:
 def stat_stamp(info: os.stat_result) -> tuple[int, int, int, int]:
     """Return the properties that change when a file is written.
 
-    These are the size, the times of modification and of change (ns), and the inode. A program can set the
-    time of modification, but not the time of change.
+    These are the size, the modification time and change time (ns), and the inode. A program can set the
+    modification time, but not the change time.
     """
     return info.st_size, in_range(info.st_mtime_ns), in_range(info.st_ctime_ns), info.st_ino
 
 
 def make_stamp(path: Path, info: os.stat_result) -> list[int]:
-    """Return the stamp of a file. The stamp of a link includes the stamp of the file that it points to."""
+    """Return a file's stamp. A link's stamp includes that of the file that the link points to."""
     if not stat.S_ISLNK(info.st_mode):
         return [*stat_stamp(info)]
-    # 0 in place of the time of change, because chown -R changes that of a link.
+    # 0 instead of the change time, because chown -R changes a link's change time.
     link_stamp = [info.st_size, info.st_mtime_ns, 0, info.st_ino]
     try:
         target = path.stat()
@@ -52,12 +52,12 @@ def make_stamp(path: Path, info: os.stat_result) -> list[int]:
 
 
 def is_same_stamp(before: list[int], now: list[int]) -> bool:
-    """Return True if a snapshot's stamp equals `now`. Stamps of older versions lack the times of change."""
+    """Return True if a snapshot's stamp equals `now`. Stamps from older versions lack the change times."""
     return before == (_without_changes(now) if len(before) % 4 else now)
 
 
 def is_touched(before: list[int], now: list[int]) -> bool:
-    """Return True if two stamps differ only in their times of change (for example after chown -R)."""
+    """Return True if two stamps differ only in their change times (for example after chown -R)."""
     return len(before) == len(now) and _without_changes(before) == _without_changes(now)
 
 
@@ -98,7 +98,7 @@ def in_range(time_ns: int) -> int:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises FileNotFoundError for others, because a FIFO would block."""
+    """Open a regular file for reading. Raises FileNotFoundError for any other, because a FIFO would block."""
     stream = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return stream
@@ -107,7 +107,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def resolve_links(path: Path) -> Path:
-    """Return the path with its links resolved; never raises, not even for a loop of links."""
+    """Return the path with its links resolved. Never raises an error, not even for a loop of links."""
     return Path(os.path.realpath(str(path)))
 
 
@@ -118,14 +118,14 @@ def readlink(path: Path) -> Path:
 
 
 def file_kind(mode: int) -> str:
-    """Return the name of a file type other than regular file, folder and link, such as "a pipe"."""
+    """Return the type of a special file (not a regular file, folder or link) as text, such as "a pipe"."""
     kinds: dict[Any, str] = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-@functools.lru_cache  # called once per file, but only a few distinct devices occur
+@functools.lru_cache  # called once per file, but with only a few distinct devices
 def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
-    """Return True if a device (st_dev) is, or consists of, instance store (/opt/dlami/nvme on a DLAMI)."""
+    """Return True if a device (st_dev) is or consists of instance stores (/opt/dlami/nvme on a DLAMI)."""
     return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
 
 
@@ -133,6 +133,6 @@ def _is_instance_store(block: Path) -> bool:
     slaves = list((block / "slaves").glob("*"))  # the disks of an LVM volume or a RAID
     if slaves:
         return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in slaves)
-    # The parent of a partition is its disk, which has the model.
+    # A partition's parent is its disk, which has the model.
     models = [device / "device" / "model" for device in (block, block.parent)]
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)

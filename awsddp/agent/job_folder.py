@@ -1,4 +1,4 @@
-"""The folder of a job on a node: the job's files and document, and whether the job's agent runs.
+"""A job's folder on a node: the job's files and document, and whether the job's agent is running.
 
 ~/.awsddp/jobs/JOB/  job.json       the launch request; it holds the job's secret (0600)
                      state.json     this node's document of the job, replaced atomically
@@ -59,7 +59,7 @@ class CommandError(Exception):
 
 
 class RankRow(NamedTuple):
-    """A rank in a document: where it runs, when it started (Unix time), and how it ended."""
+    """A rank's row in a document: where the rank runs, when it started (Unix time), and how it ended."""
 
     rank: int
     local_rank: int
@@ -70,7 +70,7 @@ class RankRow(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """A report of a rank, or of an elastic agent: when it started and, if it has ended, how it ended.
+    """A report on a rank or an elastic agent: when it started and, if it has ended, how it ended.
 
     If the exit code is not 0, `cause` says why, and `fault` is "own", "echo" (caused by another rank's fault)
     or "stopped" (the rank was requested to end). `restart` counts earlier starts of the rank.
@@ -102,11 +102,11 @@ class JobSummary(Fields):
 
 
 class Document(Fields):
-    """A node's document of a job: state.json, and the response to `State`.
+    """A node's document about a job: the content of state.json and of the response to `State`.
 
     `complete`: the document describes the whole job, not only this node's ranks. `boot` is the boot ID, `pid`
-    that of the agent, `restarts` describes torchrun's restarts. A running job has the `metrics` and `samples`
-    of its ranks; `saving` is the content of saving.json.
+    is the agent's, and `restarts` describes torchrun's restarts. A running job has its ranks' `metrics` and
+    `samples`; `saving` is the content of saving.json.
     """
 
     parts = _PARTS
@@ -136,7 +136,7 @@ class Ending(OmitsUnset):
     """The content of cancel.json, how a job is to end: its final state, the grace (s) and the cause.
 
     If a client reports that the first node is gone, `lost` says why, and `kind` is the kind of the cause;
-    `cause` is then None. The agent that reads cancel.json may be of another version of awsddp.
+    `cause` is then None. The agent that reads cancel.json may be from another version of awsddp.
     """
 
     parts = {"cause": read_cause}
@@ -148,7 +148,7 @@ class Ending(OmitsUnset):
 
 
 class JobFolder:
-    """The folder of the job `job`. Raises CommandError for an invalid name."""
+    """The folder of job `job`. Raises CommandError for an invalid name."""
 
     def __init__(self, job: str, path: Path | None = None) -> None:
         if not NAME.fullmatch(job):
@@ -174,7 +174,7 @@ class JobFolder:
         return self.logs / f"rank{rank}.log"
 
     def log_sizes(self) -> dict[str, int]:
-        """Return the size of each rank's log (bytes), by file name."""
+        """Return {file name: size in bytes} for the ranks' logs."""
         return {path.name: path.stat().st_size for path in self.logs.glob("rank*.log")}
 
     def request(self) -> Launch:
@@ -185,13 +185,13 @@ class JobFolder:
         return Launch.from_json(request)
 
     def acquire_lock(self) -> int:
-        """Acquire the lock and return its descriptor. The lock is held until all copies of it are closed."""
+        """Acquire the lock and return its descriptor; the lock is held until all copies of it are closed."""
         descriptor = os.open(str(self.path / "lock"), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
 
     def is_agent_running(self) -> bool:
-        """Return True if the job's agent runs and holds the lock. A reboot or kill -9 releases the lock."""
+        """Return True if the job's agent runs and holds the lock, which a reboot or kill -9 releases."""
         try:
             descriptor = os.open(str(self.path / "lock"), os.O_RDONLY)
         except FileNotFoundError:
@@ -205,11 +205,11 @@ class JobFolder:
         return False
 
     def is_active(self) -> bool:
-        """Return True if the job runs or waits. The agent may run on for a moment after the job's end."""
+        """Return True if the job runs or waits. The agent may keep running briefly after the job's end."""
         return self.is_agent_running() and not self.document().final
 
     def document(self) -> Document:
-        """Return the node's current document of the job. A job without an agent is never shown as running."""
+        """Return the node's current document. A job without an agent is never shown as running."""
         request = self.request()
         is_alive = self.is_agent_running()  # before state.json, which is final once the agent has ended
         stored = read_json(self.state)
@@ -224,19 +224,19 @@ class JobFolder:
 
 
 def jobs_folder() -> Path:
-    """Return the folder of all jobs of this node."""
+    """Return the folder that contains all jobs on this node."""
     return Path.home() / ".awsddp" / "jobs"
 
 
 def list_job_folders(top: Path | None = None) -> list[JobFolder]:
-    """Return the folders of all jobs of this node (or of all jobs below `top`), oldest first."""
+    """Return the folders of all jobs on this node (or of all jobs below `top`), oldest first."""
     paths = [path for path in (top or jobs_folder()).glob("*/job.json") if NAME.fullmatch(path.parent.name)]
     paths.sort(key=lambda path: path.stat().st_mtime_ns)
     return [JobFolder(path.parent.name, path.parent) for path in paths]
 
 
 def initial_document(request: Launch) -> Document:
-    """Return the document of a job whose ranks have not started."""
+    """Return the document for a job whose ranks have not started."""
     return Document(
         job=request.job,
         node=request.node,
@@ -250,7 +250,7 @@ def initial_document(request: Launch) -> Document:
 
 
 def rank_rows(layout: Sequence[LayoutRow], reports: Mapping[int, RankReport]) -> list[RankRow]:
-    """Return the row of each rank for a document; `reports` are those of the ranks that have started."""
+    """Return each rank's row in a document; `reports` has the reports of the ranks that have started."""
     rows = []
     for row in layout:
         report = reports.get(row.rank)
@@ -267,7 +267,7 @@ def _with_current_seconds(rank: RankRow) -> RankRow:
 
 
 def rank_search_path(path: str) -> str:
-    """Return the PATH of a rank. `path`, the folder of its Python environment's programs, comes first."""
+    """Return a rank's PATH. `path`, the folder of its Python environment's programs, comes first."""
     return os.pathsep.join([path, os.environ.get("PATH", os.defpath)])
 
 
@@ -277,7 +277,7 @@ def boot_id() -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON object in the file `path`, or None if the file is missing or invalid."""
+    """Return the JSON object in the file at `path`, or None if the file is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -286,7 +286,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_counters(path: Path) -> dict[str, int]:
-    """Return the numbers in a file of the kernel by name, or {} if the file cannot be read."""
+    """Return {name: number} from one of the kernel's files, or {} if the file cannot be read."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -295,7 +295,7 @@ def read_counters(path: Path) -> dict[str, int]:
 
 
 def write_json(path: Path, document: object, *, sync: bool = True) -> None:
-    """Replace the content of the file `path` with `document` atomically, with mode 0600.
+    """Atomically write `document` to the file at `path`, with mode 0600.
 
     Without `sync` the new content may be lost if the node crashes.
     """

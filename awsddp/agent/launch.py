@@ -1,6 +1,7 @@
 """Start this node's part of a job: check the request, create the job's folder, start the agent.
 
-Only one client at a time, on any machine, may start jobs on a node. The client first claims this right.
+Only one client at a time, on any machine, is allowed to start jobs on a node. The client first claims this
+right.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ _POLL_SECONDS = 0.05
 
 
 class LaunchLock:
-    """The launch lock of this node. This process holds the lock, and ends when its client disconnects."""
+    """This node's launch lock. This process holds the lock, and ends when its client disconnects."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
     def acquire(self, owner: str, *, wait_s: float, lease_s: int = 0) -> float:
-        """Acquire the lock; it is released after `lease_s` (0: never), because a client can disappear.
+        """Acquire the lock. It is released after `lease_s` (0: never), because a client can disappear.
 
-        Return for how long (s) the lock was free, or 0.0 if this process already holds the lock. Raises
+        Return how many seconds the lock had been free, or 0.0 if this process already holds the lock. Raises
         CommandError, which names the owner, if the lock is not free within `wait_s`.
         """
         if self._descriptor is not None:
@@ -85,7 +86,7 @@ CLAIM = LaunchLock()
 def claim(request: Claim) -> dict[str, float]:
     """Acquire the lock for this client, until it launches or its connection ends.
 
-    `free_s` in the response says for how long no client has held the lock.
+    `free_s` in the response is how many seconds the lock had been free.
     """
     free_s = CLAIM.acquire(request.owner, wait_s=request.wait_s, lease_s=request.lease_s)
     return {"claimed": True, "free_s": free_s}
@@ -109,8 +110,8 @@ def launch(request: Launch) -> dict[str, str]:
     """Start the job's agent on this node, detached.
 
     The job's folder appears complete or not at all. The launch ends the client's claim on the node. Raises
-    CommandError if another job runs, a port is taken, the script is missing, the job already exists, or the
-    folder cannot be written.
+    CommandError if another job is running, a port is taken, the script is missing, the job already exists, or
+    the folder cannot be written.
     """
     CLAIM.acquire(f"the launch of job {request.job}", wait_s=_CLAIM_SECONDS)
     try:
@@ -138,7 +139,7 @@ def _launch(request: Launch) -> dict[str, str]:
             lock = _create_folder(part, request)
             part.path.rename(folder.path)
         except BaseException:
-            import shutil  # imported late: it would cost every other request 5 ms
+            import shutil  # imported late, as the import would cost other requests 5 ms
 
             shutil.rmtree(str(part.path), ignore_errors=True)
             raise
@@ -151,16 +152,17 @@ def _launch(request: Launch) -> dict[str, str]:
 
 
 def slots(request: Slots) -> Response:
-    """Return the slots and ports in use on this node, and its jobs."""
+    """Return this node's jobs, and the slots and ports in use on it."""
     used = [folder.request().slot for folder in list_job_folders() if folder.is_agent_running()]
     taken = [port for port in request.ports if not _is_port_free(port)]
     return Response(used=sorted(used), taken=taken, jobs=blocking_nodes_by_job(request.gpus))
 
 
 def blocking_nodes_by_job(gpus: Sequence[int]) -> dict[str, list[int]]:
-    """Return all jobs of this node by name: with their nodes if they block a launch on `gpus`, or with [].
+    """Return {job: nodes} for all jobs on this node; the nodes are [] if the job does not block `gpus`.
 
-    A job blocks if it has not ended and uses one of `gpus`. An empty `gpus`, also of a job, means all GPUs.
+    A job blocks a launch on `gpus` if it has not ended and uses one of `gpus`. An empty `gpus`, here or in a
+    job, means all GPUs.
     """
     return {
         folder.job: _blocking_nodes(folder, gpus) if folder.is_active() else []
@@ -211,7 +213,7 @@ def _is_port_free(port: int) -> bool:
 
 
 def _create_folder(folder: JobFolder, request: Launch) -> int:
-    """Create the job's folder and return the descriptor of its lock, which is held."""
+    """Create the job's folder and acquire its lock. Return the lock's descriptor."""
     lock = folder.acquire_lock()
     for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
@@ -239,9 +241,9 @@ def _prepare_uploader(folder: JobFolder, request: Launch) -> None:
 
 
 def _without_secrets(request: Launch) -> Launch:
-    """Return the request without the values of secrets, which are never written to disk."""
+    """Return the request without the secrets' values, which are never written to disk."""
     written = Launch.from_json(request.to_json())
-    written.helper = ""  # it is in helper/sitecustomize.py
+    written.helper = ""  # the helper is in helper/sitecustomize.py
     written.saving = NOTHING
     for process in written.processes:
         variables = process.environment.items()
@@ -276,8 +278,8 @@ def _start_agent(request: Launch, folder: JobFolder, listener: socket.socket | N
 
 
 def _start_uploader(request: Launch, folder: JobFolder) -> None:
-    """Start the uploader outside of the guard, because the guard kills the job's remaining processes."""
-    import subprocess  # imported here because the import would cost every other request 5 ms
+    """Start the uploader outside the guard, because the guard kills the job's remaining processes."""
+    import subprocess  # imported late, as the import would cost other requests 5 ms
 
     with (folder.path / "saver.log").open("wb") as log:
         process = subprocess.Popen(

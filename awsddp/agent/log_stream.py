@@ -1,6 +1,6 @@
-"""Stream the logs of this node's ranks, and the job's document, in frames.
+"""Stream the logs of this node's ranks and the job's document, in frames.
 
-Following only reads files: any number of clients can follow at any time without an effect on the job.
+Following a job only reads files: any number of clients can follow it at any time without affecting it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from awsddp.agent.job_folder import Document, JobFolder
 from awsddp.agent.messages import Follow
 
 MAGIC = b"\0awsddp\n"
-"""Precedes every response, because a login script of the node's user may have printed something first."""
+"""Precedes every response, because the node user's login script may have printed something first."""
 
 HEADER = struct.Struct(">cIQI")
 """The header of a frame: kind, rank, offset, length of the payload after it.
@@ -33,7 +33,7 @@ _TAIL_BYTES = 4 << 20
 
 
 def follow(request: Follow, out: BinaryIO) -> None:
-    """Write frames to `out` until all logs are sent and, with `to_the_end`, the job has ended.
+    """Write frames to `out` until all logs have been sent and, with `to_the_end`, the job has ended.
 
     Raises BrokenPipeError if the client is gone.
     """
@@ -50,7 +50,7 @@ def follow(request: Follow, out: BinaryIO) -> None:
 
 
 def tail_start(log: int, count: int) -> int:
-    """Return the offset of the last `count` lines of the open file `log`, at most 4 MB before its end."""
+    """Return the offset of the last `count` lines in the open file `log`, at most 4 MB before its end."""
     size = os.fstat(log).st_size
     begin = max(0, size - _TAIL_BYTES)
     data = os.pread(log, size - begin, begin)
@@ -68,14 +68,14 @@ class _Stream:
         self._offsets = dict.fromkeys(folder.request().own_ranks, 0)
         self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # JSON keys are strings
         self._files: dict[int, int] = {}
-        # The last output time of each rank whose last line may be unfinished.
+        # Each rank whose last line may be unfinished, with the time of its last output.
         self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
         self._sent_at = 0.0
         self._document_version: tuple[int, int, bool] | None = None
         self._document: Document
 
     def document(self) -> Document:
-        """Return the document, after sending it if it has changed."""
+        """Return the document. If it has changed, send it first."""
         is_alive = self._folder.is_agent_running()
         try:
             info = self._folder.state.stat()

@@ -23,8 +23,9 @@ _PACKAGE = __name__.rpartition(".")[0]
 def main(stdin: BinaryIO) -> int:
     """Serve each request on stdin (a line with its length, then JSON) until stdin ends.
 
-    Each response on stdout is a line of JSON; {"error": {"message", "why", "kind"}} if the request failed.
-    The response to `Follow` is frames (log_stream.py). Return the exit status, 1 if any request failed.
+    Each response on stdout is a line of JSON: {"error": {"message", "why", "kind"}} if the request failed.
+    The response to `Follow` consists of frames (log_stream.py). Return the exit status, which is 1 if any
+    request failed.
     """
     out = sys.stdout.buffer
     all_done = True
@@ -67,7 +68,7 @@ def _handle_request(document: Any, out: BinaryIO) -> bool:
 
 
 def _load_modules(packed: str | None) -> None:
-    """Load the modules that a request carries."""
+    """Load the modules that a request contains."""
     if packed is None:
         return
     for name, source in json.loads(bz2.decompress(base64.b64decode(packed))):
@@ -76,7 +77,7 @@ def _load_modules(packed: str | None) -> None:
 
 
 def state(_: State) -> dict[str, list[Document]]:
-    """Return the documents of all jobs. A running job includes the progress and resource use of its ranks."""
+    """Return all jobs' documents. That of a running job includes its ranks' progress and resource use."""
     return {"jobs": [_with_metrics(folder) for folder in list_job_folders()]}
 
 
@@ -90,7 +91,7 @@ def _with_metrics(folder: JobFolder) -> Document:
 
 
 def _read_saving(folder: JobFolder) -> dict[str, Any] | None:
-    """Return saving.json with `silent_s`, the seconds since the last write (0.0 once the uploader ended)."""
+    """Return saving.json with `silent_s`: how many seconds ago it was written (0.0: the uploader ended)."""
     saving: dict[str, Any] | None = read_json(folder.saving)
     if saving is not None:
         at = saving.pop("at", None)

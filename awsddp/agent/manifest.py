@@ -1,8 +1,8 @@
-"""List the results of a job on this node: the files to fetch, and the files to skip with the reason.
+"""List a job's results on this node: the files to fetch, and the files to skip, with reasons.
 
-Results come from three sources: the run folder, the `outputs` of the launch and of the request, and files of
-the project folder that are new or changed since the snapshot that was made before the ranks started. Paths
-are strings with surrogate escapes, so that any bytes in a name survive JSON. A file that is being written is
+Results come from three sources: the run folder, the `outputs` of the launch and of the request, and files in
+the project folder that are new or changed since the snapshot taken before the ranks started. Paths are
+strings with surrogate escapes, so that any bytes in a name survive JSON. A file that is being written is
 marked, because it may be an incomplete checkpoint.
 """
 
@@ -39,22 +39,22 @@ from awsddp.agent.messages import Launch, Manifest, OmitsUnset, Response
 
 EVENTS = "events.out.tfevents."
 INTERNAL_FOLDER = ".awsddp/"
-"""The subfolder of a job's results with files that only awsddp reads."""
+"""The subfolder of a job's results for files that only awsddp reads."""
 LIST_BYTES = 48 << 20
 """Maximum size of the list of results; the client rejects responses of more than 64 MB."""
 HOLES_BYTES = 1 << 20
-"""How many bytes of a file must be holes for a sparse transfer to be worth its time."""
+"""How many bytes of a file must be holes to make a sparse transfer worthwhile."""
 DIGEST_BYTES = 32 << 30
-"""How many bytes are read to compute digests of files that differ only in their time of change."""
+"""How many bytes are read to compute digests of files that differ only in their change time."""
 _BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
-_MAX_NAME = 255  # the most bytes that a file name can have
+_MAX_NAME = 255  # how many bytes a file name can have
 
 
 def manifest(request: Manifest, folder: JobFolder | None = None) -> Response:
     """Return the job's results on this node.
 
-    The logs of ranks are listed without data, because a client that follows the job already has them.
+    The ranks' logs are listed without data, because a client that follows the job already has them.
     """
     folder = folder or JobFolder(request.job)
     launched = folder.request()
@@ -77,7 +77,7 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Response:
 
 
 def sample(path: Path, size: int) -> str:
-    """Return a hash of the first `size` bytes of a file, or of some blocks if it is large. Raises OSError.
+    """Return a hash of a file's first `size` bytes, or of some blocks if it is large. Raises OSError.
 
     Files with the same sample are very likely equal.
     """
@@ -99,15 +99,15 @@ def digest(path: Path) -> str:
 
 
 class ManifestEntry(OmitsUnset):
-    """A file, a link, or a skipped path in the list of results.
+    """A file, a link or a skipped path in the list of results.
 
     `path` is absolute and without links; `home` is the file's unique path in the results folder. `limited`:
     the file counts against job.results_limit; `ephemeral`: the file is lost when the instance stops;
     `sparse`: the file has holes; `writing`: the file is being written. A small file has `data` (base64).
-    `changed` (ns) and `inode` detect a file that was rewritten with the same size and time of modification.
-    A synced file that differs only in its time of change (for example after chown -R) has a `digest`. A link
-    has a `target`, a path in the results folder. A skipped path has `why`; it is `owed` if the job created
-    it, so that the node must be kept.
+    `changed` (ns) and `inode` detect a file that was rewritten with the same size and modification time. A
+    synced file that differs only in its change time (for example after chown -R) has a `digest`. A link has a
+    `target`, a path in the results folder. A skipped path has `why`; it is `owed` if the job created it, so
+    that the node must be kept.
     """
 
     path: str = ""
@@ -129,7 +129,7 @@ class ManifestEntry(OmitsUnset):
 
 
 class _ExcludePatterns:
-    """Matches and counts files for job.exclude; the last regular expression that matches decides."""
+    """Matches files against job.exclude and counts them; the last regular expression that matches decides."""
 
     def __init__(self, patterns: Sequence[Sequence[Any]]) -> None:
         self._patterns = [(re.compile(pattern), bool(exclude)) for pattern, exclude in patterns]
@@ -156,7 +156,7 @@ class _ResultsList:
         self._skipped: list[ManifestEntry] = []
         self._ctime_changed: set[Path] = set()
         self._digests_left = DIGEST_BYTES
-        self._path_of: dict[Path, str] = {}  # results path of every added file and link
+        self._path_of: dict[Path, str] = {}  # the results path of each added file and link
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
 
@@ -198,7 +198,7 @@ class _ResultsList:
             _mark_writing(line, opened)
 
     def _read(self, line: ManifestEntry) -> bool:
-        """Set the stamp and, if the file is small, the data of a file. Return False if it is unreadable."""
+        """Set a file's stamp and, if the file is small, its data. Return False if the file is unreadable."""
         path = Path(line.path)
         try:
             info = path.stat()
@@ -220,7 +220,7 @@ class _ResultsList:
         return not line.why
 
     def add(self, path: Path, result_path: str, *, limited: bool = False) -> None:
-        """Add one file, or queue one link. A path that was already added is ignored."""
+        """Add a file, or queue a link. A path that was already added is ignored."""
         path = self._resolved(path)
         if path in self._path_of:
             return
@@ -250,7 +250,7 @@ class _ResultsList:
     def add_output(self, output: str) -> None:
         """Add the file or folder `output`, a path relative to the project folder, absolute, or below ~.
 
-        A link to a folder outside of the project folder is followed.
+        A link to a folder outside the project folder is followed.
         """
         # A folder named ~ can be given as "./~".
         expanded = Path(output).expanduser() if output.startswith("~") else output
@@ -270,9 +270,9 @@ class _ResultsList:
         self.add_tree(target, result_path)
 
     def add_changed(self, before: dict[str, list[int]], later: tuple[str, int] | None) -> None:
-        """Add new and changed files of the project folder. `before` has the stamps of the snapshot.
+        """Add the project folder's new and changed files. `before` has the stamps from the snapshot.
 
-        Skips files that were written after the launch of the next job, `later` (name, launch time in ns).
+        Skips files that were written after the next job, `later` (name, launch time in ns), was launched.
         """
 
         def skip_unreadable(path: str, why: str) -> None:
@@ -298,9 +298,9 @@ class _ResultsList:
                     self._ctime_changed.add(self._resolved(absolute))
 
     def make_result_paths_unique(self) -> None:
-        """Make the results path of each file and link unique by a suffix: model.pt, model.pt~2, model.pt~3.
+        """Make each file's and link's results path unique with a suffix: model.pt, model.pt~2, model.pt~3.
 
-        Files come before links; both are in the order of their paths.
+        Files come before links; both are sorted by path.
         """
         result_paths = [line.home for line in self._lines] + [path for _, path, _ in self._links]
         taken: set[str] = set()
@@ -345,7 +345,7 @@ class _ResultsList:
         self._skipped.append(ManifestEntry(path=str(path), size=0, why=why, owed=owed))
 
     def _add_link(self, path: Path, result_path: str, limited: bool) -> None:
-        """Add a link as a link if its target is fetched, otherwise as the file that it points to."""
+        """Add a link as a link if its target is fetched, or else as the file that it points to."""
         next_target, target = readlink(path), resolve_links(path)
         target_path = self._path_of.get(target) or self._results_path(target)
         if target_path is not None and (
@@ -383,13 +383,13 @@ class _ResultsList:
         return self._workdir in path.parents and self._excluded.match(str(path.relative_to(self._workdir)))
 
     def _resolved(self, path: Path) -> Path:
-        """Return a path with the links in its folder resolved."""
+        """Return a path with the links in its folder's path resolved."""
         if path.parent not in self._parents:
             self._parents[path.parent] = resolve_links(path.parent)
         return self._parents[path.parent] / path.name
 
     def _path_of_output(self, path: Path) -> str:
-        """Return the results path of an output, made from the path that the user gave."""
+        """Return an output's results path, which is derived from the path that the user gave."""
         if self._workdir in path.parents:
             return f"{self.node}/{path.relative_to(self._workdir)}"
         return f"{self.node}/outside{path}"
@@ -409,7 +409,7 @@ def _next_job(folder: JobFolder, launched: Launch) -> tuple[str, int] | None:
 
 
 def _add_suffix(result_path: str, count: int) -> str:
-    """Return a path with a suffix. Truncates the name to the maximum length of a file system."""
+    """Return a path with a suffix. The name is truncated to the file system's maximum length."""
     folder, _, name = result_path.rpartition("/")
     suffix = f"~{count}"
     return f"{folder}/{os.fsdecode(os.fsencode(name)[: _MAX_NAME - len(suffix)])}{suffix}"
@@ -431,7 +431,7 @@ def _mark_writing(line: ManifestEntry, opened: Mapping[tuple[int, int], bool]) -
 
 
 def _open_for_writing() -> dict[tuple[int, int], bool]:
-    """Return the files that this user's processes have open for writing, by (device, inode).
+    """Return {(device, inode): value} for the files that this user's processes have open for writing.
 
     The value is True if the processes only append to the file.
     """
@@ -453,5 +453,5 @@ def _open_for_writing() -> dict[tuple[int, int], bool]:
 
 
 def _is_recent_of_other_user(info: os.stat_result) -> bool:
-    """Return True if another user, whose open files are not visible, has just written a file."""
+    """Return True if the file was just written by another user, whose open files are not visible."""
     return os.getuid() not in (0, info.st_uid) and time.time() - info.st_mtime < _FRESH_SECONDS

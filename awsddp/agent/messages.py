@@ -1,8 +1,8 @@
-"""The requests to the agent, one class each for both ends of the connection, and the parts of a launch.
+"""The requests to the agent, each a class for both ends of the connection, and the parts of a launch.
 
-The type in brackets after `Request` is the type of the response, a class of model/node_answers.py; the agent
-writes the response as JSON, and the client validates it. On the wire and in job.json a request is {"do":
-"cancel", "job": ...}: the name of the request's class in lower case, and its fields.
+The type in brackets after `Request` is the response's type, a class from model/node_answers.py; the agent
+writes the response as JSON, and the client validates it. On the wire and in job.json, a request is {"do":
+"cancel", "job": ...}: the lower-case name of the request's class, and its fields.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass_transform(kw_only_default=True)
 class Fields:
-    """Base of classes with annotated fields, used because importing dataclasses takes 14 ms per request.
+    """Base of classes with annotated fields. Replaces dataclasses, whose import takes 14 ms per request.
 
-    For fields that are not plain JSON, `parts` maps the name to the function that reads the field.
+    `parts` maps the name of each field that is not plain JSON to the function that reads it.
     """
 
     parts: ClassVar[Mapping[str, Read]] = {}
@@ -43,7 +43,7 @@ class Fields:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Return the object of a `to_json` document. Fields that an older awsddp omitted get defaults."""
+        """Return the object that `to_json` encoded. Fields that an older awsddp omitted get defaults."""
         return make_reader(cls, **cls.parts)(document)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Fields:
 
 
 class OmitsUnset(Fields):
-    """Fields whose JSON omits the fields that were not set."""
+    """Fields whose JSON omits those that were not set."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, as JSON values."""
@@ -76,7 +76,7 @@ class Response(OmitsUnset):
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value as JSON: Fields and NamedTuples become objects, NamedTuples with @as_json_list lists."""
+    """Return a value as JSON: Fields and NamedTuples become objects (lists if they have @as_json_list)."""
     if isinstance(value, Fields):
         return value.to_json()
     if hasattr(value, "_asdict") and type(value) not in _ROWS:
@@ -97,7 +97,8 @@ def as_json_list(kind: type[_Named]) -> type[_Named]:
 def make_reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
     """Return a function that creates a `kind` from the JSON object that `to_json_value` returns for a `kind`.
 
-    Missing fields get their defaults. `parts` maps the names of fields that are not plain JSON to readers.
+    Missing fields get their defaults. `parts` maps the name of each field that is not plain JSON to its
+    reader.
     """
 
     def read(document: Any) -> _Named:
@@ -110,16 +111,16 @@ def make_reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
 
 
 def list_reader(part: Read) -> Read:
-    """Return a function that reads a list, each item with `part`."""
+    """Return a function that reads a list, using `part` for each item."""
     return lambda items: [part(item) for item in items]
 
 
 class Request(Fields, Generic[Answer]):
-    """A request to the agent of one node.
+    """A request to the agent on one node.
 
     `module` holds the function that serves the request; the function has the request's name. `extra` are
-    modules that are sent only with this request, so that the rest of the agent fits the first window of a
-    connection.
+    modules that are sent only with this request, so that the rest of the agent fits into a connection's first
+    window.
     """
 
     module: ClassVar[str] = "main"
@@ -133,7 +134,7 @@ class Request(Fields, Generic[Answer]):
 class Claim(Request["node_answers.ClaimResult"]):
     """Claim the right to start a job. A launch uses up the claim. `owner` is shown to other clients.
 
-    `lease_s` is how long the claim of a client that disappeared blocks other clients.
+    `lease_s` is how many seconds the claim of a client that has disappeared blocks other clients.
     """
 
     module = "launch"
@@ -149,9 +150,9 @@ class Unclaim(Request["node_answers.ClaimResult"]):
 
 
 class Slots(Request["node_answers.Slots"]):
-    """Get the node's jobs, the slots in use, and which of `ports` are taken.
+    """Get the node's jobs, the slots in use, and the `ports` that are taken.
 
-    With `gpus`, a job that runs only on other GPUs of the node does not count as running.
+    With `gpus`, a job that uses only other GPUs of the node does not count as running.
     """
 
     module = "launch"
@@ -160,14 +161,14 @@ class Slots(Request["node_answers.Slots"]):
 
 
 class State(Request["node_answers.Jobs"]):
-    """Get the documents of all jobs of the node."""
+    """Get the documents of all jobs on the node."""
 
 
 class Follow(Request["None"]):
-    """Stream the logs of the node's ranks as frames (log_stream.py), starting at `offsets` (bytes, by rank).
+    """Stream the logs of the node's ranks as frames (log_stream.py). `offsets` has each log's start (bytes).
 
-    Without `to_the_end` the stream ends at the current end of the logs. With `tail`, the log of a rank at
-    offset 0 is sent from its last `tail` lines on.
+    Without `to_the_end` the stream ends at the current end of the logs. With `tail`, only the last `tail`
+    lines of a log at offset 0 are sent.
     """
 
     job: str
@@ -177,7 +178,7 @@ class Follow(Request["None"]):
 
 
 class Cancel(Request["node_answers.NodeJob"]):
-    """End `job` and get its final document. A `grace` (s) of None means the grace of the launch.
+    """End `job` and get its final document. If `grace` (s) is None, the launch's grace applies.
 
     With `launch`, the id of a launch request, end the job only if that request started it.
     """
@@ -189,7 +190,7 @@ class Cancel(Request["node_answers.NodeJob"]):
 
 
 class Lost(Request["node_answers.ReportReceived"]):
-    """Report that another node of the job, `node`, is gone, and `why`; `kind` is the kind of the cause."""
+    """Report that `node`, another node of the job, is gone, and `why`; `kind` is the kind of the cause."""
 
     module = "cancel"
     job: str
@@ -199,20 +200,20 @@ class Lost(Request["node_answers.ReportReceived"]):
 
 
 class Stacks(Request["node_answers.Stacks"]):
-    """Get the stacks of the processes of a job."""
+    """Get the stacks of a job's processes."""
 
     module, extra = "diagnosis.stacks", ("diagnosis.stacks",)
     job: str
 
 
 class Manifest(Request["node_answers.Manifest"]):
-    """List the results of a job on the node (manifest.py).
+    """List a job's results on the node (manifest.py).
 
     The list contains the data of small files, at most `at_once` bytes in total; with 0 no file is read.
-    `ranks` are all ranks of the job, each with its node, because a node may list only the logs of its own
-    ranks. `outputs` are paths in addition to those of the launch, `exclude` the patterns of
-    `excludes.exclude_patterns`. With `events` (the sizes of the client's files, by path in the results
-    folder) the response has only the TensorBoard event files of another size, with all their data.
+    `ranks` are all ranks of the job, each with its node, because a node is allowed to list only its own
+    ranks' logs. `outputs` are paths in addition to the launch's, and `exclude` has the patterns from
+    `excludes.exclude_patterns`. With `events`, which maps results paths to the sizes of the client's files,
+    the response has only the TensorBoard event files whose size differs, with all their data.
     """
 
     module = "manifest"
@@ -225,7 +226,7 @@ class Manifest(Request["node_answers.Manifest"]):
 
 
 class Probe(Request["node_answers.ProbeResult"]):
-    """Get the node's hardware and load. The node listens on `ports` of `address`, and on one more port.
+    """Get the node's hardware and load. The node listens at `address` on `ports` and on one more port.
 
     The ports stay open until the next request other than `Dial`. `thorough` adds checks that take some
     seconds on nodes with GPUs.
@@ -263,13 +264,13 @@ class LayoutRow(NamedTuple):
 
 
 class Process(Fields):
-    """A process that the agent of a node starts in the project folder.
+    """A process that a node's agent starts in the project folder.
 
-    `ranks` end when the process ends, each with the process's exit code (-N: signal N). `log` is the file in
-    logs/ that receives the output: rank3.log if the process is rank 3. For a process that starts ranks it is
-    launcher0.log (on node 0), and its ranks write their own rank3.log. `environment` is added to the node's
-    environment. `script` must exist on the node (None: do not check). `files` (text by name) are written into
-    the job's folder before the start.
+    When the process ends, `ranks` end too, each with the process's exit code (-N: signal N). `log` is the
+    file in logs/ that receives the output: rank3.log if the process is rank 3. For a process that starts
+    ranks it is launcher0.log (on node 0), and its ranks write their own rank3.log. `environment` is added to
+    the node's environment. `script` must exist on the node (None: do not check). `files` (text by name) are
+    written into the job's folder before the start.
     """
 
     ranks: Sequence[int]
@@ -283,12 +284,12 @@ class Process(Fields):
 class Launch(Request["node_answers.LaunchResult"]):
     """Start a node's part of `job` once the jobs `after` have ended on the node.
 
-    The node stores the request as job.json. `launch` is the id of this launch on all nodes, `facts` are
-    returned in the job's documents, `helper` is the ranks' sitecustomize, `secret` the key of the agents'
-    connections; `secrets` names the variables whose values are not stored. `elastic` are the limits of
-    torchrun's elastic agent, or None without one. Times are in seconds; `silent_s` is how long an agent may
-    be silent, `join_s` how long the first node waits for the other nodes. `saving` has the `argv` and the
-    `stdin` (base64) with which s3/uploader.py is started.
+    The node stores the request as job.json. `launch` is this launch's id on all nodes, `facts` are returned
+    in the job's documents, `helper` is the ranks' sitecustomize, `secret` is the key for the agents'
+    connections, and `secrets` names the variables whose values are not stored. `elastic` has the limits for
+    torchrun's elastic agent, or is None without one. Times are in seconds; `silent_s` is how long an agent
+    may be silent, and `join_s` is how long the first node waits for the other nodes. `saving` has the `argv`
+    and the `stdin` (base64) for s3/uploader.py.
     """
 
     module = "launch"
@@ -343,7 +344,7 @@ class Launch(Request["node_answers.LaunchResult"]):
 
     @property
     def own_ranks(self) -> list[int]:
-        """The ranks of this node."""
+        """The ranks on this node."""
         return [row.rank for row in self.layout if row.node == self.node]
 
 

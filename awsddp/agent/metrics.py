@@ -1,4 +1,4 @@
-"""The progress of this node's ranks, from the rows that they append to $AWSDDP_RUN_DIR/metrics.jsonl."""
+"""Read the ranks' progress from the rows that they append to $AWSDDP_RUN_DIR/metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.messages import Response
 
 _BYTES = 64 * 1024
-"""How many bytes at the end of the file are read, and therefore used for the steps per second."""
+"""How many bytes are read at the end of the file, and therefore used for the steps per second."""
 
 
 def read_metrics(folder: JobFolder) -> list[Response]:
-    """Return the progress of each rank with rows. A row without `rank` belongs to the node's first rank."""
+    """Return the progress of every rank with rows; a row without `rank` belongs to the node's first rank."""
     return read_progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 
 def read_progress(path: Path, ranks: list[int]) -> list[Response]:
-    """Return the progress of the `ranks` of a node from the rows of a file."""
+    """Return the progress of a node's `ranks`, read from a file's rows."""
     by_rank: dict[int, list[dict[str, float]]] = {}
     for values in read_rows(path):
         row = {key: value for key, value in values.items() if _is_number(value)}
@@ -61,7 +61,7 @@ def _progress(rank: int, rows: list[dict[str, float]]) -> Response:
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:
-    """Return the steps per second of the last rows, from where the steps or the clock last started over."""
+    """Return the steps per second over the last rows, since the steps or the clock last started over."""
     points = [(row["time"], row["step"]) for row in rows if "time" in row and "step" in row]
     first = len(points) - 1
     while first > 0 and points[first - 1][0] < points[first][0] and points[first - 1][1] <= points[first][1]:

@@ -1,7 +1,7 @@
-"""A connection between the agents of two nodes: lines of JSON, each with a proof of the job's secret.
+"""A connection between two nodes' agents: lines of JSON, each with a proof that the sender has the secret.
 
-Both sides begin with a challenge. A proof is an HMAC over both challenges, the role of its side and the line,
-so that neither a replay nor a reflection is valid. Lines are not encrypted: others cannot read the traffic
+Both sides begin with a challenge. A proof is an HMAC over both challenges, the sender's role and the line, so
+that neither a replay nor a reflection is valid. Lines are not encrypted: others cannot read the traffic
 between instances of a VPC, and no line contains a secret.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 UNKNOWN_NODE = -1
 _MAX_LINE = 64 << 20  # in bytes; a line may hold all unacknowledged messages
-_MAX_STRANGER_LINE = 4096  # in bytes; the limit until the other side is authenticated
+_MAX_STRANGER_LINE = 4096  # in bytes; applies until the other side is authenticated
 _GREETING = re.compile(r"(\d{1,9}) ([0-9a-f]{32})")  # node, challenge
 _RESET = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
 
 
 class Link:
-    """One end of a connection. `node` is the node of the other side, UNKNOWN_NODE until it is authenticated.
+    """One end of a connection. `node` is the other side's node, or UNKNOWN_NODE until it is authenticated.
 
     The methods never block: call `exchange` when the socket is ready. They raise OSError when the connection
     is lost, or BrokenPipeError if the other side has closed the connection normally.
@@ -45,7 +45,7 @@ class Link:
         self._is_connecting = node != UNKNOWN_NODE
         self._own_node = me
         self._challenge = os.urandom(16).hex()
-        self._greeting_fields: Sequence[str] = ()  # the greeting of the other side
+        self._greeting_fields: Sequence[str] = ()  # the other side's greeting
         self._in_buffer = b""
         self._out_buffer = f"{me} {self._challenge}\n".encode()
 
@@ -56,7 +56,7 @@ class Link:
 
     @property
     def has_unsent(self) -> bool:
-        """True if there are bytes that wait to be sent."""
+        """True if there are bytes waiting to be sent."""
         return bool(self._out_buffer)
 
     def send(self, message: object) -> None:
@@ -66,7 +66,7 @@ class Link:
             self._flush()
 
     def exchange(self) -> list[Any]:
-        """Send waiting bytes as far as the socket accepts them, and return the messages that have arrived."""
+        """Send as many waiting bytes as the socket accepts, and return the messages that have arrived."""
         self._flush()
         try:
             data = self.socket.recv(1 << 16)

@@ -1,9 +1,9 @@
-"""The agents of a job's other nodes: connections to them, reconnects, and when a node counts as lost.
+"""The agents on a job's other nodes: how they connect and reconnect, and when a node counts as lost.
 
 The first node accepts connections, and the other nodes connect to it. An agent counts as lost at once only if
 there is proof that it has ended: its connection is closed and not reset (agents reset the connections that
 they give up), its guard reports the end, or its port refuses connections. Any other failure may be due to the
-network; then the agent counts as lost after `silent_s`.
+network, so the agent then counts as lost only after `silent_s`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
     """The unit of transfer: the messages `said`, and how many messages the sender has `heard`.
 
     `since` is how many messages the sender sent before those. Unacknowledged messages are resent; duplicates
-    and stale messages are ignored. If the agent of the link's node has ended, `lost` says why, and `kind` is
+    and stale messages are ignored. If the agent on the link's node has ended, `lost` says why, and `kind` is
     the kind of the cause.
     """
 
@@ -63,7 +63,7 @@ class Session:
 
     def __init__(self) -> None:
         self._received = 0
-        self._acknowledged = 0  # how many messages of this side the other side has received
+        self._acknowledged = 0  # how many of this side's messages the other side has received
         self._unacknowledged: list[object] = []
 
     @property
@@ -77,11 +77,11 @@ class Session:
         return Frame(self._received, self._acknowledged + len(self._unacknowledged) - 1, [message])
 
     def pending_frame(self) -> Frame:
-        """Return the frame with all messages that the other side has not acknowledged."""
+        """Return a frame with all messages that the other side has not acknowledged."""
         return Frame(self._received, self._acknowledged, list(self._unacknowledged))
 
     def receive(self, frame: Frame) -> Sequence[Any]:
-        """Return the new messages of a frame, or none if messages before the frame are missing."""
+        """Return a frame's new messages, or none if messages before the frame are missing."""
         del self._unacknowledged[: max(0, frame.heard - self._acknowledged)]
         self._acknowledged = max(self._acknowledged, frame.heard)
         news = frame.said[self._received - frame.since :] if frame.since <= self._received else ()
@@ -90,7 +90,7 @@ class Session:
 
 
 class Peer:
-    """The agent of another node: the session with it, and the link that carries the session."""
+    """The agent on another node: the session with it, and the link that the session uses."""
 
     def __init__(self, node: int, *, now: float) -> None:
         self.node = node
@@ -102,7 +102,7 @@ class Peer:
 
 
 class Peers:
-    """All agents that this agent is connected to. `now` is always in seconds of the same monotonic clock.
+    """All agents that this agent is connected to. `now` is always in seconds on the same monotonic clock.
 
     `received` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the caller
     removes them.
@@ -139,7 +139,7 @@ class Peers:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """True if a peer that is not lost has not acknowledged all messages."""
+        """True if some peer that is not lost has not acknowledged all messages."""
         return any(peer.session.has_pending and not peer.lost for peer in self._peers.values() if peer.joined)
 
     def send(self, message: object) -> None:
@@ -150,7 +150,7 @@ class Peers:
                 self._send(peer.link, frame)
 
     def handle_event(self, link: Link | None, now: float) -> None:
-        """Handle an event of the selector: `link` is ready, or the listener is ready if `link` is None."""
+        """Handle an event from the selector: `link` is ready, or, if `link` is None, the listener."""
         self._now = now
         if link is None:
             self._accept()
@@ -168,7 +168,7 @@ class Peers:
                 self._beat_or_reconnect(peer)
 
     def reset_clocks(self, now: float) -> None:
-        """Restart the silence timeout of all peers, after a time in which this process did not run."""
+        """Restart all peers' silence timeouts, after a time in which this process did not run."""
         for peer in self._peers.values():
             peer.received_at = now
 
@@ -228,9 +228,9 @@ class Peers:
             self._receive(peer, link, _read_frame(frame))
 
     def _receive(self, peer: Peer, link: Link, frame: Frame) -> None:
-        """Handle a frame. The first node answers every frame; other nodes answer frames with new messages.
+        """Handle a frame. The first node answers every frame; other nodes answer those with new messages.
 
-        The session continues on the link of the newest frame. A report of a loss comes over a separate link.
+        The session continues on the link that the newest frame used. A loss is reported over a separate link.
         """
         if frame.lost is not None:
             self._lose(peer, frame.lost, frame.kind if frame.kind in LOSSES else "node_lost")
@@ -246,7 +246,7 @@ class Peers:
             self._send_pending(peer)
 
     def _send_pending(self, peer: Peer) -> None:
-        """Send all unacknowledged messages, unless the link has unsent bytes, so that they do not pile up."""
+        """Send all unacknowledged messages, but avoid a backlog: send none if the link has unsent bytes."""
         if peer.link is not None and not peer.link.has_unsent:
             self._send(peer.link, peer.session.pending_frame())
 
@@ -270,7 +270,7 @@ class Peers:
         """
         self._close(link)
         peer = self._peers.get(link.node)
-        if peer is None or peer.link is not link:  # the link was not authenticated, or was replaced
+        if peer is None or peer.link is not link:  # the link was not authenticated or was replaced
             return
         peer.link = None
         self.error = f"{self._address_text}: {error}"
@@ -298,7 +298,7 @@ class Peers:
 
 
 def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost", seconds: float) -> bool:
-    """Report to the first node's agent that the agent of `node` has ended, and retry for `seconds`.
+    """Report to the first node's agent that the agent on `node` has ended, and retry for `seconds`.
 
     Return True if the report was received.
     """

@@ -1,7 +1,7 @@
 """Check this node's hardware and its connections to other nodes, for `doctor` and before a launch.
 
-`probe` opens ports, and `dial` connects to the ports of other nodes. The next request of another kind closes
-the ports, so that a launch can use them.
+`probe` opens ports, and `dial` connects to the ports of other nodes. The next request other than these two
+closes the ports, so that a launch can use them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_XIDS = 20
 _CGROUPS = Path("/sys/fs/cgroup")
 _XID = re.compile(r"NVRM: Xid \(PCI:[0-9A-Fa-f:.]+\): (\d+)")
 _LINK = re.compile(r"^\s+Link \d+: <inactive>", re.MULTILINE)
-# Faults of a GPU: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
+# GPU faults: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 _BAD = {
     "remapped_row_failure": ("Yes", "row remapping failed"),
@@ -45,7 +45,7 @@ _REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers write "
 
 
 def probe(request: Probe) -> Response:
-    """Return the node's hardware and load. Listen at `address` on the `ports` that are free and one more."""
+    """Return the node's hardware and load. Listen at `address` on the free `ports` and one more port."""
     close()
     for port in (*request.ports, 0):
         try:
@@ -76,7 +76,7 @@ def close() -> None:
 
 
 def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
-    """Connect to all `peers`, (node, address, port), in parallel, and return (node, port, why) for each.
+    """Connect to all `peers` (node, address, port) in parallel, and return (node, port, why) for each.
 
     `why` is "" if a connection was made within `seconds`.
     """
@@ -93,7 +93,7 @@ def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
 
 
 def _add_thorough_checks(response: Response) -> None:
-    """Add the checks that take some seconds with GPUs."""
+    """Add the checks that take some seconds on nodes with GPUs."""
     smi = run_command(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
     links = run_command(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
     kernel = read_kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
@@ -112,7 +112,7 @@ def _gpus() -> int | None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the free and the total memory (bytes) that processes may use within the limits of cgroups."""
+    """Return the free and the total memory (bytes) that cgroup limits allow processes to use."""
     meminfo = read_counters(Path("/proc/meminfo"))
     free, size = meminfo["MemAvailable"] * 1024, meminfo["MemTotal"] * 1024
     versions = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -123,7 +123,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _cpus() -> float:
-    """Return the number of CPUs that processes may use within the limits of cgroups."""
+    """Return the number of CPUs that cgroup limits allow processes to use."""
     count = float(os.cpu_count() or 1)
     for _, quota, period in _limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         count = min(count, quota / period) if quota > 0 else count
@@ -131,19 +131,19 @@ def _cpus() -> float:
 
 
 def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path, int, int]]:
-    """Yield each cgroup of this process that has a limit, and the two numbers in its files."""
+    """Yield each of this process's cgroups that has a limit, with the two numbers in its files."""
     for folder in _folders(controller):
         for names in versions:
             try:
                 numbers = [text for name in names for text in (folder / name).read_text("ascii").split()]
                 first, second = map(int, numbers)
-            except (OSError, ValueError):  # a file of the other version of cgroups, or "max"
+            except (OSError, ValueError):  # a file for the other version of cgroups, or "max"
                 continue
             yield folder, first, second
 
 
 def _folders(controller: str) -> list[Path]:
-    """Return the folders of this process's cgroups: those of version 2, and in version 1 of `controller`."""
+    """Return the folders of this process's cgroups: in version 2 all, in version 1 those of `controller`."""
     folders = []
     for line in Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines():
         _, names, path = line.split(":", 2)
@@ -155,7 +155,7 @@ def _folders(controller: str) -> list[Path]:
 
 
 def parse_gpus(xml: str) -> list[Response]:
-    """Return the GPUs in the output of `nvidia-smi -q -x`, or [] if the output is not valid XML."""
+    """Return the GPUs that `nvidia-smi -q -x` lists, or [] if its output is not valid XML."""
     try:
         log = ET.fromstring(xml)
     except ET.ParseError:
@@ -164,7 +164,7 @@ def parse_gpus(xml: str) -> list[Response]:
 
 
 def _gpu(element: ET.Element) -> Response:
-    """Return a GPU with its faults as texts and its uncorrectable ECC errors since the driver was loaded."""
+    """Return a GPU, its faults as texts, and its uncorrectable ECC errors since the driver was loaded."""
     values = {_REASON.sub("", child.tag): (child.text or "").strip() for child in element.iter()}
     counts = [child for child in element.iterfind("ecc_errors/volatile//*") if "uncorrectable" in child.tag]
     return Response(

@@ -1,7 +1,7 @@
-"""Start, reap and end the processes of a job on this node, with all their descendants.
+"""Start, reap and end a job's processes on this node, including all their descendants.
 
 Each rank leads its own session and writes its own log, so that no output is lost when another process dies.
-The agent is a child subreaper (prctl(2)): all processes that its ranks start stay descendants of the agent,
+The agent is a child subreaper (prctl(2)): all processes that its ranks start remain the agent's descendants,
 even after setsid and a double fork.
 """
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STRAY_SECONDS = 1.0
-_HARD_KILL_SECONDS = 0.5  # time after the grace for a worker to kill its rank and write a note
+_HARD_KILL_SECONDS = 0.5  # time that a worker has after the grace to kill its rank and write a note
 _UNKILLABLE_SECONDS = 20.0
 
 
 class Process:
-    """A process of the launcher, and the ranks that end with it. `child` is None if it could not start."""
+    """A launcher's process, and the ranks that end with it. `child` is None if it could not start."""
 
     def __init__(self, ranks: list[int], log: Path) -> None:
         self.ranks = ranks
@@ -57,15 +57,15 @@ class Process:
         self.seconds = 0.0
 
     def report(self, rank: int) -> RankReport:
-        """Return the report of one of the process's ranks."""
+        """Return the report on one of the process's ranks."""
         return RankReport(rank, self.started, self.seconds, self.exit_code)
 
 
 class Ranks:
-    """The ranks of this node, from their start until none of their processes is left."""
+    """The ranks on this node, from their start until none of their processes is left."""
 
     end_kind = "exit"
-    """The kind of the message which says that a process has ended."""
+    """The kind of the message that says that a process has ended."""
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._request = request
@@ -163,7 +163,7 @@ class Ranks:
         return [self._explain(report, log_text, stopped_at=self._stopped_at) for report in reports]
 
     def _explain(self, report: RankReport, log_text: str, *, stopped_at: float) -> RankReport:
-        """Return the report with the cause of the rank's end, from the end of its log.
+        """Return the report with the cause of the rank's end, which is found from the end of its log.
 
         `stopped_at` is when the rank was sent the signal to end (0: never). A rank that was already ending
         after an exception at that time has failed by its own fault.
@@ -195,9 +195,9 @@ class Ranks:
         return report._replace(cause=explained, fault=fault)
 
     def stop(self, grace: float) -> None:
-        """Send TERM to the ranks; after `grace` seconds kill those that remain, with all their descendants.
+        """Send TERM to the ranks; after `grace` seconds, kill those that remain and all their descendants.
 
-        Only the ranks get TERM, because a loader worker that ends would spoil a checkpoint in progress.
+        Only the ranks are sent TERM, because a loader worker that ends would spoil a checkpoint in progress.
         """
         kill_at = time.monotonic() + grace
         if self._kill_at is not None:
@@ -231,7 +231,7 @@ class Ranks:
 
 
 class Workers(Ranks):
-    """The ranks of this node under torchrun's elastic agent, as reported in the notes of its workers."""
+    """The ranks on this node under torchrun's elastic agent, as its workers' notes report them."""
 
     end_kind = "agent"
 
@@ -261,7 +261,7 @@ class Workers(Ranks):
         return super()._end_process(process, code)
 
     def _notes(self) -> list[Any]:
-        """Return the notes of workers since the last call (torchrun_worker.py)."""
+        """Return the notes that workers have written since the last call (torchrun_worker.py)."""
         try:
             with self._folder.workers.open("rb") as file:
                 file.seek(self._offset)
@@ -284,14 +284,14 @@ class Workers(Ranks):
 
 
 def adopt_orphans(name: str) -> None:
-    """Become the parent of orphaned descendants, and set the name of this process."""
+    """Become the parent of orphaned descendants, and set this process's name."""
     if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
     _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def sweep(seconds: float = _UNKILLABLE_SECONDS) -> None:
-    """Kill all descendants and wait until none is left, for at most `seconds`."""
+    """Kill all descendants, and wait for at most `seconds` until none is left."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pids = descendants()
@@ -306,7 +306,7 @@ def sweep(seconds: float = _UNKILLABLE_SECONDS) -> None:
 
 
 def descendants() -> list[int]:
-    """Return the pids of all living descendants of this process."""
+    """Return the pids of this process's living descendants."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -324,12 +324,12 @@ def descendants() -> list[int]:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory since boot, or 0 if that is unknown."""
+    """Return how many processes the kernel has killed for lack of memory since boot (0: unknown)."""
     return read_counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def _before_program(parent: int) -> None:
-    """Run in a rank before its program: make it end with the agent (even by kill -9), but not by SIGHUP."""
+    """Run in a rank before its program: ignore SIGHUP, and end when the agent ends, even by kill -9."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

@@ -20,7 +20,7 @@ _NVIDIA_SMI = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,no
 
 
 class _Counters(NamedTuple):
-    """The CPU seconds of each process (rank, pid), and the bytes that the node has transferred, at a time."""
+    """Each process's (rank, pid) CPU seconds, and how many bytes the node has transferred, at a time."""
 
     at: float
     used: dict[tuple[int | None, int], float]
@@ -28,7 +28,7 @@ class _Counters(NamedTuple):
 
 
 class Samples:
-    """Writes samples.json in the job's folder, with the mean resource use since the previous sample.
+    """Writes the mean resource use since the previous sample to samples.json in the job's folder.
 
     Because nvidia-smi may take seconds, its output is read when the next sample is taken.
     """
@@ -45,7 +45,7 @@ class Samples:
         self._previous: _Counters | None = None
 
     def take(self) -> None:
-        """Take a sample if one is due. OSError is ignored, because a full disk must not end the job."""
+        """Take a sample if one is due. Ignores OSError, because a full disk must not end the job."""
         now = time.monotonic()
         if now < self._due_at:
             return
@@ -84,7 +84,7 @@ class Samples:
         write_json(self._folder.samples, {"ranks": rows}, sync=False)
 
     def _query_gpus(self) -> dict[int, tuple[float, int]]:
-        """Return the parsed output of the last nvidia-smi, and start the next; {} while nvidia-smi runs."""
+        """Return the last nvidia-smi's parsed output, and start the next; return {} while nvidia-smi runs."""
         if self._nvidia_smi is None or (self._child is not None and self._child.poll() is None):
             return {}
         gpus = (
@@ -101,7 +101,7 @@ class Samples:
 
 
 def read_gpus(text: str) -> dict[int, tuple[float, int]]:
-    """Return the utilization (percent) and used memory (bytes) of each GPU from nvidia-smi's CSV (in MiB)."""
+    """Return each GPU's utilization (percent) and used memory (bytes), from nvidia-smi's CSV (in MiB)."""
     gpus = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):  # the value is [N/A], or the line is an error
@@ -111,7 +111,7 @@ def read_gpus(text: str) -> dict[int, tuple[float, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time (s) of a process, or 0.0 if it has ended."""
+    """Return a process's CPU time (s), or 0.0 if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -120,7 +120,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def network_bytes(text: str, nic: str) -> int | None:
-    """Return the bytes that `nic` has received and sent, or None if /proc/net/dev (`text`) has no `nic`."""
+    """Return how many bytes `nic` has received and sent, or None if /proc/net/dev (`text`) has no `nic`."""
     for line in text.splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == nic:

@@ -1,4 +1,4 @@
-"""The running agent: one thread that waits for its ranks, its signals and the other nodes' agents."""
+"""The running agent: one thread that waits for its ranks, for signals and for the other nodes' agents."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _SHUTDOWN_CAUSES = {
 def run_guarded(request: Launch, folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
     """Run the agent in a child process, and kill the job's remaining processes when the agent has ended.
 
-    This process is the guard: it reports a crash of the agent to the first node. Guard and agent both hold
-    the job's lock. The agent writes to the pipe `ready` (a descriptor) once it runs.
+    This process is the guard: it reports a crash of the agent to the first node. The guard and the agent both
+    hold the job's lock. The agent writes to the pipe `ready` (a descriptor) once it is running.
     """
     adopt_orphans("awsddp-guard")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
@@ -99,7 +99,7 @@ class Agent:
         self._join_by = now + request.join_s
         self._polled_at = now
         self._is_gone = False
-        self._is_silent = False  # no rank of the job has written to its log for a while
+        self._is_silent = False  # none of the job's ranks has written to its log for a while
         self._report_at = 0.0
         self._sizes: dict[str, int] = {}
         self._requested: Ending | None = None  # set by a cancel or by the node's shutdown
@@ -110,7 +110,7 @@ class Agent:
         self._document.pid = os.getpid()
 
     def run(self, ready: int) -> None:
-        """Run until no process of the job is left on this node and the document is final."""
+        """Run until none of the job's processes is left on this node and the document is final."""
         self._listen_to_signals()
         self._write()
         os.write(ready, b"1")
@@ -161,7 +161,7 @@ class Agent:
             self._coordinate(now)
 
     def _report_ranks(self) -> None:
-        """Report ended ranks of this node to the first node."""
+        """Report this node's ended ranks to the first node."""
         for message in self._ranks.reap():
             self._write_own_ranks()
             self._send_to_first(message)
@@ -262,22 +262,22 @@ class Agent:
             self._send_to_first(Message(kind="output"))
 
     def _dump_stacks(self) -> NodeStacks:
-        """Write the stacks of the ranks to the run folder before the job ends, and return them."""
+        """Write the ranks' stacks to the run folder before the job ends, and return them."""
         answer = stacks(self._request)
         with contextlib.suppress(OSError):
             write_json(self._folder.run / DUMP, answer)
         return answer
 
     def _write_own_ranks(self) -> None:
-        """Write the state of this node's ranks, except on the first node, which writes that of all ranks."""
+        """Write the state of this node's ranks, except on the first node, which writes all ranks' states."""
         if self._coordinator is None:
             self._document.ranks = rank_rows(self._request.layout, self._ranks.reports)
             self._write()
 
     def _report_if_gone(self) -> None:
-        """When no process of the job is left on this node, report that once."""
+        """When none of the job's processes is left on this node, report that once."""
         if not self._is_gone and self._ranks.finish_stop():
-            self._report_ranks()  # reads the last notes of workers
+            self._report_ranks()  # reads the workers' last notes
             self._is_gone = True
             self._send_to_first(Message(kind="gone"))
         if self._is_gone and self._local_state is not None:
@@ -308,12 +308,12 @@ class Agent:
             self._write()
 
     def _write(self) -> None:
-        """Write the document. A full disk must not end the job; the next change writes the document again."""
+        """Write the document. A full disk must not end the job; the next change triggers another write."""
         with contextlib.suppress(OSError):
             write_json(self._folder.state, self._document)
 
     def _wait_for_peers(self) -> None:
-        """Wait until the other agents have received the end of the job; a SIGTERM ends the wait."""
+        """Wait until the other agents have been notified of the job's end; a SIGTERM ends the wait."""
         if self._coordinator is None:
             return
         requested, end = self._requested, time.monotonic() + self._request.silent_s

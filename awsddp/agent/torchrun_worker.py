@@ -1,8 +1,8 @@
-"""A worker of torchrun's elastic agent: runs one rank, writes the rank's log, and notes its start and end.
+"""A worker of torchrun's elastic agent: runs one rank, writes its log, and notes its start and end.
 
-The worker is a separate program in the job's folder, run by the interpreter of the ranks. It forwards the
-elastic agent's signals to the rank. The rank leads its own session, so that its loader workers do not receive
-these signals.
+The worker is a separate program in the job's folder, run by the ranks' interpreter. It forwards the elastic
+agent's signals to the rank. The rank leads its own session, so that its loader workers do not receive these
+signals.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 RESTART_GRACE = 1.0
-"""Seconds between TERM and KILL of a rank, unless the file `grace` in the job's folder says otherwise."""
+"""Seconds between TERM and KILL for a rank, unless the file `grace` in the job's folder says otherwise."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
 
 
 class Worker:
-    """One run of one rank. `folder` is the job's folder, `first` the rank number of the node's first log."""
+    """One run of a rank. `folder` is the job's folder, `first` is the lowest rank with a log on the node."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._folder = folder
@@ -124,7 +124,7 @@ class Worker:
             time.sleep(0.01)
 
     def _note(self, event: str, **fields: Any) -> None:
-        """Append a line to workers.jsonl, the notes of this node's workers, in one write."""
+        """Append a line to workers.jsonl, which holds the notes of this node's workers, in one write."""
         names = {"world_size": "WORLD_SIZE", "restart": "TORCHELASTIC_RESTART_COUNT"}
         numbers = {key: int(os.environ[name]) for key, name in names.items()}
         line = json.dumps({"is": event, "rank": self._rank, **numbers, **fields}) + "\n"
@@ -137,13 +137,13 @@ _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 
 def _before_program() -> None:
-    """Run in the rank before its program: make it end with this process (even by kill -9), not by SIGHUP."""
+    """Run in the rank before its program: ignore SIGHUP, and end when this process ends, even by kill -9."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def main(folder: str, first: str, templates: str) -> int:
-    """Run a rank. `templates` is JSON with [literal text, variable, literal text, ...] for each argument."""
+    """Run a rank. `templates` is JSON: a list [literal text, variable, literal text, ...] per argument."""
     argv = [
         "".join(os.environ[part] if number % 2 else part for number, part in enumerate(parts))
         for parts in json.loads(templates)

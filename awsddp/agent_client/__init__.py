@@ -1,1 +1,1 @@
-"""The client of the agent on nodes: sends requests, and validates and merges responses."""
+"""The client for the nodes' agents: sends requests, and validates and merges responses."""

@@ -18,7 +18,7 @@ from awsddp.util.parallel import results_or_raise
 ANSWER_S = 60.0
 """Timeout of a request."""
 EVENTS_REQUEST_BYTES = 16 << 20
-"""How many bytes of a node's event files are fetched per request while a job is followed."""
+"""How many bytes of a node's event files each request fetches while a job is followed."""
 
 
 class NameTaken(UsageError):
@@ -42,14 +42,14 @@ def encode_request(request: Request[Any]) -> bytes:
 
 
 def is_response_complete(output: bytes | bytearray, *, count: int = 1) -> bool:
-    """Return True if a node's output has complete responses to `count` requests other than follow."""
+    """Return True if a node's output has complete responses to `count` requests other than `Follow`."""
     return output.endswith(b"\n") and not output.endswith(MAGIC) and output.count(MAGIC) >= count
 
 
 def parse_response(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes = b"") -> Answer:
     """Return the validated response to `request` in the output of `node` (model/node_answers.py).
 
-    Raises the error that the node reports; NodeError for a missing or invalid response.
+    Raises the error that the node reports, or NodeError for a missing or invalid response.
     """
     _, magic, payload = stdout.partition(MAGIC)
     if not magic or not payload.strip():
@@ -67,7 +67,7 @@ def parse_response(stdout: bytes, *, request: Request[Answer], node: int, stderr
 
 
 def _response_type(kind: type[Request[Answer]]) -> type[Answer]:
-    """Return the class of awsddp/model/node_answers.py in a request's type argument."""
+    """Return the class in a request's type argument, which is from awsddp/model/node_answers.py."""
     (name,) = kind.__orig_bases__[0].__args__  # type: ignore[attr-defined]
     response: type[Answer] = getattr(node_answers, name.__forward_arg__.rpartition(".")[2])
     return response
@@ -94,7 +94,7 @@ def _check_response(response: Any, request: Request[Any], node: int) -> None:
 
 
 class ProgramOutput(Protocol):
-    """The output of a program that ended on a node."""
+    """The output of a program that has ended on a node."""
 
     @property
     def stdout(self) -> bytes: ...
@@ -122,7 +122,7 @@ class RequestTransport(Protocol):
 def call_nodes(
     fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, Answer]:
-    """Send each node its request and return the responses.
+    """Send each node its request, and return the responses.
 
     Raises NodeError, or the error that a node reports.
     """
@@ -133,7 +133,7 @@ def call_nodes(
 def call_each_node(
     fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, Answer | AwsddpError]:
-    """Send each node its request, and return the response or the error of each node."""
+    """Send each node its request, and return each node's response or error."""
     sequences = {node: [request] for node, request in requests.items()}
     outcomes = call_nodes_in_sequence(fleet, sequences, timeout_s=timeout_s)
     return {node: outcome for node, (outcome,) in outcomes.items()}
@@ -144,8 +144,8 @@ def call_nodes_in_sequence(
 ) -> dict[int, list[Any]]:
     """Send each node a sequence of requests in one round trip.
 
-    Returns, by node, the response or the error of each request. The requests after a request that fails are
-    still served.
+    Returns a dict that maps each node to each request's response or error. If a request fails, the requests
+    after it are still served.
     """
     output = {node: bytearray() for node in requests}
 
@@ -161,7 +161,7 @@ def call_nodes_in_sequence(
 def call_nodes_separately(
     fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float
 ) -> dict[int, Answer | AwsddpError]:
-    """Do what `call_each_node` does, with separate agent processes.
+    """Do what `call_each_node` does, but with separate agent processes.
 
     Meant for calls while other threads use the persistent agent processes.
     """

@@ -1,4 +1,4 @@
-"""Merge the reports of a job's nodes into one JobRecord; encode and decode job.json."""
+"""Merge the reports from a job's nodes into one JobRecord; encode and decode job.json."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +18,11 @@ _STATE_ORDER = ("running", "waiting", "failed", "cancelled", "interrupted", "suc
 
 
 def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
-    """Merge the reports of a job, by node.
+    """Merge the reports on a job; `reports` maps each node to its report.
 
     The state is taken from a report on the whole job, preferably a final one, or from the other nodes if the
-    first node is lost. The exit of a rank is taken from the report of its own node. Raises NotFoundError if
-    there is no report.
+    first node is lost. A rank's exit is taken from its own node's report. Raises NotFoundError if there is no
+    report.
     """
     if not reports:
         raise NotFoundError("job not found on any node", "", "awsddp jobs")
@@ -60,7 +60,7 @@ def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
 
 
 def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[int]) -> Saving | None:
-    """Return the merged state of the nodes' uploads to S3, or None if no node uploads."""
+    """Merge the states of the nodes' uploads to S3. Return None if no node uploads."""
     uploads = [report.saving for report in reports.values() if report.saving is not None]
     if not uploads:
         return None
@@ -79,9 +79,9 @@ def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[i
 def sanitize_cause(cause: Cause, *, job: str) -> Cause:
     """Return a cause from a node, made safe to display.
 
-    `next` is not taken from the untrusted node, but from the table of causes by `kind`; `next` is empty for
-    an unknown kind, or if the node sent no next step. The explanation is reduced to one line, and the tail is
-    split into lines, so that neither can look like output of awsddp.
+    `next` is not taken from the untrusted node, but looked up by `kind` in the table of causes; `next` is
+    empty for an unknown kind, or if the node sent no next step. The explanation is reduced to one line, and
+    the tail is split into lines, so that neither can look like awsddp's own output.
     """
     from awsddp.agent.diagnosis.causes import TABLE
     from awsddp.agent.diagnosis.job_causes import JOB_TABLE
@@ -96,7 +96,7 @@ def sanitize_cause(cause: Cause, *, job: str) -> Cause:
 
 
 def find_slowest_rank(progress: Sequence[RankProgress]) -> int | None:
-    """Return the rank furthest behind the best rank in steps or steps per second.
+    """Return the rank that is furthest behind the best rank in steps or in steps per second.
 
     Return None if all ranks are within 10 % of the best.
     """
@@ -111,7 +111,7 @@ def find_slowest_rank(progress: Sequence[RankProgress]) -> int | None:
 
 
 def merge_jobs(reports: Mapping[int, Iterable[NodeJob]], *, results: str = "runs") -> tuple[JobRecord, ...]:
-    """Merge the reports of all jobs, by node, and return the jobs, oldest first."""
+    """Merge the reports that each node sent on all jobs, and return the jobs, oldest first."""
     by_job: dict[str, dict[int, NodeJob]] = {}
     for node, node_jobs in reports.items():
         for job in node_jobs:
@@ -123,12 +123,12 @@ def merge_jobs(reports: Mapping[int, Iterable[NodeJob]], *, results: str = "runs
 
 
 def encode_job(job: JobRecord) -> bytes:
-    """Return a job encoded as job.json, which is also the document of `train`."""
+    """Return a job encoded as job.json, which is also the JSON document that `train` prints."""
     return msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
 
 
 def decode_job(data: bytes) -> JobRecord:
-    """Return the job in the content of a job.json. Raises ConfigError if the content is invalid."""
+    """Return the job that a job.json's content describes. Raises ConfigError if the content is invalid."""
     try:
         return msgspec.json.decode(data, type=JobRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -136,7 +136,7 @@ def decode_job(data: bytes) -> JobRecord:
 
 
 def _report_order(report: NodeJob) -> tuple[bool, bool, int]:
-    """Return a sort key: reports on the whole job first, then final reports, then by state."""
+    """Return a key that sorts reports on the whole job first, then final reports, then by state."""
     return not report.complete, report.state in ACTIVE, _STATE_ORDER.index(report.state)
 
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
-"""How long the first node waits for the agents of the other nodes."""
+"""How long the first node waits for the other nodes' agents."""
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 
 
 def check_spec(spec: JobSpec, *, nodes: int) -> None:
-    """Check a job on `nodes` nodes for an unset secret, an unknown launcher and invalid placeholders.
+    """Check a job on `nodes` nodes for unset secrets, an unknown launcher and invalid placeholders.
 
     Raises ConfigError, UsageError.
     """
@@ -51,11 +51,11 @@ def make_launch_requests(
     facts: "Mapping[str, Fact] | None" = None,
     after: Sequence[str] = (),
 ) -> dict[int, Launch]:
-    """Return, by node, the request that launches the node's part of the job once the jobs `after` have ended.
+    """Return {node: request} to launch each node's part of the job once the jobs `after` have ended.
 
-    `hosts` are the nodes of `ranks`, in any order. `facts` are fields that nodes store and report with the
-    job (commit, dirty, resumed, instance_type, price_usd_per_hour); the options of `requested_spec` are
-    added. The environment of the processes contains the values of the job's secrets. Raises UsageError for
+    `hosts` are the nodes that `ranks` run on, in any order. `facts` are fields that nodes store and report
+    with the job (commit, dirty, resumed, instance_type, price_usd_per_hour); the options of `requested_spec`
+    are added. The processes' environment contains the values of the job's secrets. Raises UsageError for
     invalid placeholders or a missing script, ConfigError for a secret that is not set on this machine.
     """
     from awsddp.agent_client.launchers import launcher
@@ -111,7 +111,7 @@ def make_launch_requests(
 
 
 def _facts(spec: JobSpec, requested_spec: JobSpec | None) -> "dict[str, Fact]":
-    """Return the facts of a job from its settings, with texts of limited length."""
+    """Return the facts about a job that its settings give, with texts of limited length."""
     script, args = _bounded(spec.job.script or ""), map(_bounded, spec.job.args[:_MOST_ARGS])
     launcher, save_to = spec.job.launcher_name, spec.job.save_to
     options = {} if requested_spec is None else {"options": job_arguments(requested_spec)}
@@ -119,7 +119,7 @@ def _facts(spec: JobSpec, requested_spec: JobSpec | None) -> "dict[str, Fact]":
 
 
 def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
-    """Return the limits of torch's elastic agent, or None for a launcher without an elastic agent."""
+    """Return the limits for torch's elastic agent, or None for a launcher without an elastic agent."""
     if spec.job.launcher_name != "torchrun":
         return None
     return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
@@ -128,16 +128,17 @@ def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
 def list_job_ports() -> list[int]:
     """Return all ports that a job may use.
 
-    Ask only the first node of a job which of these ports are taken, because local nodes may share a machine,
-    where concurrent checks would conflict.
+    Ask only a job's first node which of these ports are taken, because local nodes may share a machine, where
+    concurrent checks would conflict.
     """
     return [port for slot in range(SLOTS) for port in _ports(slot)]
 
 
 def choose_slot(responses: Mapping[int, node_answers.Slots], *, first: int) -> int:
-    """Return the lowest slot that no node uses and whose ports are free on the node `first`.
+    """Return the lowest slot that no node uses and whose ports are free on node `first`.
 
-    `responses` are the responses to `messages.Slots`, by node. Raises ConfigError if there is no such slot.
+    `responses` maps each node to its response to `messages.Slots`. Raises ConfigError if there is no such
+    slot.
     """
     used = {slot for response in responses.values() for slot in response.used}
     taken = set(responses[first].taken)
@@ -152,13 +153,13 @@ def choose_slot(responses: Mapping[int, node_answers.Slots], *, first: int) -> i
 
 
 def _ports(slot: int) -> tuple[int, int]:
-    """Return the MASTER_PORT of a slot, and the slot's port for the agents."""
+    """Return a slot's MASTER_PORT, and its port for the agents."""
     port = FIRST_PORT + 10 * slot
     return port, port + 1
 
 
 def _bounded(text: str) -> str:
-    """Return a text of limited length, with bytes that are not UTF-8 replaced."""
+    """Return a text truncated to a limited length, with bytes that are not UTF-8 replaced."""
     return text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Parse, merge and label the log streams of nodes, and write the logs to local files.
+"""Parse, merge and label the nodes' log streams, and write the logs to local files.
 
 Labels are added per chunk, because a loop over lines is 20 times slower.
 """
@@ -23,14 +23,14 @@ _PROGRESS_SECONDS = 1.0
 """The interval at which a line that overwrites itself, such as a progress bar, is shown."""
 _LONGEST_LINE = 32 << 20
 _MAGIC_WITHIN = 1 << 20
-_FRAME_BYTES = 16 << 20  # a document of 10,000 ranks has 2 MB
+_FRAME_BYTES = 16 << 20  # a document with 10,000 ranks has 2 MB
 _LINE_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A frame of a node's stream; see agent/log_stream.py for `kind`."""
+    """A frame in a node's stream; see agent/log_stream.py for `kind`."""
 
     kind: bytes
     rank: int
@@ -39,7 +39,7 @@ class Frame:
 
 
 class Stream:
-    """Parses the stream of one follow request into frames."""
+    """Parses the response to one `Follow` request into frames."""
 
     def __init__(self, who: str = "a node") -> None:
         self._who = who
@@ -82,7 +82,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a rank's log, without its newline, and the node of the rank."""
+    """A line of a rank's log, without its newline, and the rank's node."""
 
     rank: int
     node: int
@@ -93,7 +93,7 @@ _LABEL = re.compile(rb"\[rank (\d+) @ node(\d+)\] (.*)")
 
 
 def parse_lines(labelled: bytes) -> list[LogLine]:
-    """Parse the output of a Labeller."""
+    """Parse a Labeller's output."""
     matches = (_LABEL.match(line) for line in labelled.split(b"\n") if line)
     return [
         LogLine(rank=int(match[1]), node=int(match[2]), text=match[3].decode("utf-8", "replace"))
@@ -103,7 +103,7 @@ def parse_lines(labelled: bytes) -> list[LogLine]:
 
 
 def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
-    """Return the last `count` lines of a Merger's output, with about equally many lines of each rank."""
+    """Return the last `count` lines of a Merger's output, with about equally many lines from each rank."""
     lines: dict[bytes, deque[bytes]] = {}
     for line in (line for piece in pieces for line in piece.splitlines(keepends=True)):
         lines.setdefault(line.partition(b"]")[0], deque(maxlen=count)).append(line)
@@ -116,21 +116,21 @@ def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
 
 
 class Labeller:
-    """Prepends the label of a rank to each line of the rank's log.
+    """Prepends a rank's label to each line of the rank's log.
 
     A line is returned when it is complete. An unfinished line is returned when the node reports that the rank
-    paused in this line (for example after a prompt), or when the line has 32 MB. If a line overwrites itself
-    with \\r, its latest state is returned about once a second.
+    paused in this line (for example after a prompt), or when the line reaches 32 MB. If a line overwrites
+    itself with \\r, its latest state is returned about once a second.
     """
 
     def __init__(self, label: bytes) -> None:
         self._label = label
         self._chunks: list[bytes] = []  # the pieces of the unfinished line, joined only once
-        self._since = 0.0  # when the unfinished line began, or when a part of the line was returned
-        self._broken = False  # True if the beginning of the next line was already returned
+        self._since = 0.0  # when the unfinished line began, or when part of it was returned
+        self._broken = False  # True if the next line's beginning was already returned
 
     def feed(self, data: bytes, *, now: float) -> bytes:
-        """Add bytes of the rank and return the lines that they complete, labelled."""
+        """Add bytes from the rank's log, and return the lines that they complete, labelled."""
         if not self._chunks:
             self._since = now
         end = data.rfind(b"\n") + 1
@@ -155,7 +155,7 @@ class Labeller:
         return self._partial(body)
 
     def _progress(self, now: float) -> bytes:
-        """Return a line over 32 MB, or the latest complete state of a line that overwrites itself, if due."""
+        """Return a line over 32 MB or, if due, the latest complete state of a line that overwrites itself."""
         if sum(map(len, self._chunks)) >= _LONGEST_LINE:
             return self.pause(now=now)
         if now - self._since < _PROGRESS_SECONDS or not any(b"\r" in chunk for chunk in self._chunks):
@@ -185,12 +185,12 @@ class Labeller:
 
 @dataclass(eq=False)
 class Merger:
-    """Writes the complete logs of a job to a local folder, and returns them labelled and merged for display.
+    """Writes a job's complete logs to a local folder, and returns them labelled and merged for display.
 
-    `feed` takes the streams of the nodes, over any number of connections; each byte of a rank's log is
-    written and displayed once. `nodes` has the node of each rank; `folder` is the folder of the logs
-    (rank3.log); `shown_ranks` are the ranks to display (None: all); `documents` has the latest report of each
-    node. With `tail`, the display begins that many lines before the end of each log, and nothing is written.
+    `feed` takes the nodes' streams, over any number of connections; each byte of a rank's log is written and
+    displayed once. `nodes` has each rank's node; `folder` is the folder for the logs (rank3.log);
+    `shown_ranks` are the ranks to display (None: all); `documents` has each node's latest report. With
+    `tail`, the display begins that many lines before the end of each log, and nothing is written.
     """
 
     nodes: Mapping[int, int]
@@ -212,15 +212,15 @@ class Merger:
         }
 
     def has_ended(self, node: int) -> bool:
-        """Return True if the part of the job on `node` has ended and the node has sent all of its logs."""
+        """Return True if the job's part on `node` has ended and the node has sent all of its logs."""
         return node in self._ended
 
     def clear_ended(self) -> None:
-        """Mark all nodes as not ended, so that they are followed again from their offsets."""
+        """Mark all nodes as not ended, so that following them resumes at their offsets."""
         self._ended.clear()
 
     def replay(self) -> Iterator[bytes]:
-        """Yield the lines of existing local files; afterwards `attach` returns the offsets of their ends."""
+        """Yield the lines of existing local files; afterwards, `attach` returns the files' end offsets."""
         for rank, labeller in self._labellers.items():
             path = self._path(rank)
             if not path.exists():
@@ -233,14 +233,14 @@ class Merger:
                     yield self._label(rank, labeller, data)
 
     def attach(self, node: int) -> dict[int, int]:
-        """Start a stream of `node`, and return the offsets for its follow request."""
+        """Start a stream from `node`, and return the offsets for its `Follow` request."""
         self._streams[node] = Stream(f"node{node}")
         return {rank: offset for rank, offset in self._offsets.items() if self.nodes[rank] == node}
 
     def feed(self, node: int, data: bytes) -> bytes:
-        """Process bytes of `node`'s stream and return the labelled lines that they complete.
+        """Process bytes from `node`'s stream, and return the labelled lines that they complete.
 
-        Raises NodeError for an invalid stream or missing bytes, ConfigError if the folder cannot be written.
+        Raises NodeError for an invalid stream or missing bytes, or ConfigError if `folder` is not writable.
         """
         try:
             return b"".join(self._process(node, frame) for frame in self._streams[node].feed(data))
@@ -273,7 +273,7 @@ class Merger:
         return self._log(node, frame)
 
     def _log(self, node: int, frame: Frame) -> bytes:
-        """Write and display the new bytes of a frame of a rank's log."""
+        """Write and display the new bytes in a frame of a rank's log."""
         if self.tail and not self._offsets[frame.rank]:
             self._offsets[frame.rank] = frame.offset
         overlap = self._offsets[frame.rank] - frame.offset
@@ -303,7 +303,7 @@ class Merger:
 
 
 def _unfinished(data: bytes) -> int:
-    """Return how many bytes at the end of `data` (0 to 3) begin a UTF-8 character without completing it."""
+    """Return how many bytes (0 to 3) at the end of `data` begin a UTF-8 character without completing it."""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     decoder.decode(data[-3:])
     return len(decoder.getstate()[0])

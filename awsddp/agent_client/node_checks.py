@@ -1,6 +1,6 @@
 """Probe nodes and check the results.
 
-Values without a fixed limit are compared among the nodes.
+Values without a fixed limit are compared between the nodes.
 """
 
 import re
@@ -22,7 +22,7 @@ DIAL_S = 2.0
 """Timeout of a connection between two nodes."""
 MOST_SKEW_S = 2.0
 LEAST_BYTES = 1_000_000_000
-"""Free bytes that a node needs on its disk and in its memory."""
+"""How many free bytes a node needs on its disk and in its memory."""
 ALIKE = 0.75
 """Memory sizes count as equal if they differ by less than this factor."""
 SLOW = 1 / 3
@@ -51,7 +51,7 @@ def replace_command(node: Node) -> str:
 
 
 def node_check(node: Node, name: str, ok: bool | None, value: str, expected: str = "") -> Check:
-    """Return a check of a node. If the check failed, its hint is to replace the node."""
+    """Return a check of a node. If the check has failed, its hint is to replace the node."""
     hint = replace_command(node) if ok is False else ""
     return Check(name=name, node=node.node, ok=ok, value=value, expected=expected, hint=hint)
 
@@ -71,7 +71,7 @@ def preflight(
     prepared: Mapping[int, PreparedNode],
     launches: Mapping[int, messages.Launch],
 ) -> None:
-    """Check the nodes of a job before the job is launched: connections, GPUs, disk, memory, clock.
+    """Check a job's nodes before the job is launched: connections, GPUs, disk, memory, clock.
 
     Raises NodeError with the failed checks.
     """
@@ -100,7 +100,7 @@ def probe_nodes(
     ports: tuple[int, ...] = (),
     thorough: bool = False,
 ) -> Probes:
-    """Send a probe request to each node. `ports` are the job's ports on the job's first node."""
+    """Send a probe request to each node. `ports` are the job's ports on its first node."""
     numbers = {node.node: node for node in nodes}
     requests = {
         number: messages.Probe(
@@ -144,7 +144,7 @@ def quick_checks(probes: Probes) -> list[Check]:
     checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.unanswered.items())]
     client_time = sum(probes.request_times) / 2
     ahead = {node: answer.time - client_time for node, answer in probes.answers.items()}
-    middle = statistics.median([0.0, *ahead.values()])  # over all clocks, including this machine's
+    middle = statistics.median([0.0, *ahead.values()])  # across all clocks, including this machine's
     for node, answer in sorted(probes.answers.items()):
         checks += _gpus(probes, node)
         for name, free in (("disk", answer.disk_free), ("memory", answer.memory_free)):
@@ -155,7 +155,7 @@ def quick_checks(probes: Probes) -> list[Check]:
 
 
 def thorough_checks(probes: Probes) -> list[Check]:
-    """Return the checks that need a thorough probe: ECC, Xid, NVLink, and if the nodes are alike."""
+    """Return the checks that need a thorough probe: ECC, Xid, NVLink, and whether the nodes are alike."""
     checks = []
     for node, answer in sorted(probes.answers.items()):
         for name, problems in _gpu_problems(answer).items() if answer.smi else ():
@@ -164,7 +164,7 @@ def thorough_checks(probes: Probes) -> list[Check]:
 
 
 def _gpus(probes: Probes, node: int) -> list[Check]:
-    """Return the check of the driver's GPU count, or [] for a node with no GPUs or rehearsed GPUs."""
+    """Return the check of the driver's GPU count, or [] for a node with no GPUs or with simulated ones."""
     prepared, answer = probes.prepared[node], probes.answers[node]
     if prepared.driver is None:
         return []
@@ -181,7 +181,7 @@ def _clock(probes: Probes, node: int, offset: float) -> Check:
 
 
 def _gpu_problems(answer: ProbeResult) -> dict[str, list[str]]:
-    """Return the problems of a node's GPUs by name of the check."""
+    """Return {name of the check: problems} for a node's GPUs."""
     gpus, links = list(enumerate(answer.smi or ())), answer.links_down
     times = {xid: f" ({count} times)" if count > 1 else "" for xid, count in Counter(answer.xids).items()}
     return {
@@ -195,7 +195,7 @@ def _gpu_problems(answer: ProbeResult) -> dict[str, list[str]]:
 def _equality_checks(probes: Probes) -> list[Check]:
     """Return a failed check for each property in which a node differs from the majority.
 
-    If several values are equally frequent, the greatest value is expected.
+    If several values are equally frequent, the greatest of them is the expected value.
     """
     if len(probes.answers) < 2:
         return []
@@ -221,7 +221,7 @@ def _equality_checks(probes: Probes) -> list[Check]:
 
 
 def _memory(probes: Probes, size: int) -> str:
-    """Return a node's memory as text. Nearly equal sizes give the same text, as they vary between boots."""
+    """Return a node's memory as text. Nearly equal sizes give the same text, as sizes vary between boots."""
     usual = statistics.median_high(answer.memory_size for answer in probes.answers.values())
     return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
@@ -232,13 +232,13 @@ def _models(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def slow_nodes(rates: Mapping[int, float]) -> list[int]:
-    """Return the nodes whose rate is 0 or less than a third of the median (of two nodes, the faster rate)."""
+    """Return nodes whose rate is 0, or below a third of the median (with two nodes, of the faster rate)."""
     usual = statistics.median_high(rates.values())
     return [node for node, rate in sorted(rates.items()) if rate < usual * SLOW or not rate]
 
 
 def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[Check]:
-    """Return the checks of a measured rate (MB/s): one check for each slow node, one for all other nodes."""
+    """Return the checks of a measured rate (MB/s): one for each slow node, and one for all other nodes."""
     usual, slow = statistics.median_high(rates.values()), slow_nodes(rates)
     checks = [
         _check(probes, node, name, False, f"{rates[node]:.1f} MB/s", f"about {usual:.1f} MB/s")
@@ -251,9 +251,9 @@ def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[C
 
 
 def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
-    """Return the checks of the connections between nodes; `dials` are the responses to `dial` by node.
+    """Return the checks of the connections between nodes; `dials` maps nodes to their responses to `dial`.
 
-    The failed pairs are blamed on as few nodes as possible: repeatedly on the node that has the most failed
+    The failed pairs are blamed on as few nodes as possible: each time on the node that has the most failed
     pairs left.
     """
     failed = {(node, peer): why for node, results in dials.items() for peer, _, why in results if why}
@@ -302,7 +302,7 @@ _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
 class GroupProgress:
-    """The ranks of a process group, and the last reported step of each rank, in the order of the reports."""
+    """A process group's ranks, and each rank's last reported step, in the order in which ranks reported."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
@@ -316,16 +316,16 @@ class GroupProgress:
 
     @property
     def gbyte_s(self) -> float | None:
-        """The bus bandwidth (GB/s), or None unless all ranks have timed an all-reduce."""
+        """The bus bandwidth (GB/s), or None if not all ranks have timed an all-reduce."""
         if any(step.at != "reduced" for step in self.steps.values()):
             return None
         return min(step.gbyte_s for step in self.steps.values())
 
 
 def group_check(probes: Probes, group: GroupProgress) -> Check:
-    """Return the check of a process group, with the ranks that are furthest behind and why.
+    """Return the check of a process group, with the ranks that are furthest behind, and the reason.
 
-    If those ranks are all on one node, and other ranks got further, the check is a check of that node.
+    If those ranks are all on one node and other ranks got further, that node is what the check is about.
     """
     if group.gbyte_s is not None:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")

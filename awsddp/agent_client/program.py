@@ -8,7 +8,7 @@ from pathlib import Path
 
 from awsddp import agent
 
-# The modules of the agent in import order; the last one has main().
+# The agent's modules in import order; the last one has main().
 _MODULES = (
     "messages",
     "diagnosis.job_causes",
@@ -23,7 +23,7 @@ _MODULES = (
     "cancel",
     "main",
 )
-# The modules of agent/s3/uploader.py, which runs in a separate Python.
+# The modules for agent/s3/uploader.py, which runs in a separate Python.
 UPLOADER_MODULES = (
     *("messages", "diagnosis.job_causes", "job_folder", "s3.checkpoints", "file_tree", "manifest"),
     *("s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
@@ -52,7 +52,7 @@ def agent_program() -> tuple[list[str], bytes]:
 
 
 def node_program(python: str, modules: tuple[str, ...], document: object) -> tuple[list[str], bytes]:
-    """Return the command and stdin of a separate program on a node, as `agent_program` does for the agent.
+    """Return the command and stdin for a separate program on a node, as `agent_program` does for the agent.
 
     `python` is the program's interpreter. The last of `modules` has main(), which reads `document`.
     """
@@ -69,7 +69,7 @@ def pack(modules: tuple[str, ...]) -> bytes:
 
 
 def module_source(name: str) -> str:
-    """Return the source of a module of the agent, such as "s3.store", without docstrings and comments."""
+    """Return the source of an agent module, such as "s3.store", without docstrings and comments."""
     source = Path(agent.__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8")
     return _NOT_SENT.sub(lambda match: (match[1] or "") + "\n" * match[0].count("\n"), source)
 

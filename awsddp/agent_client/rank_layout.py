@@ -1,4 +1,4 @@
-"""Lay out the ranks of a job over nodes, with their environment and arguments. No I/O on nodes."""
+"""Lay out a job's ranks over nodes, with their environment and arguments. No I/O on nodes."""
 
 import os
 import posixpath
@@ -31,9 +31,9 @@ PLACEHOLDERS = {
     "resume": "",
     "data": "",
 }
-"""Placeholders of a job, each with the rank's environment variable that has the value ("": no variable)."""
+"""A job's placeholders, each with the rank's environment variable that has its value ("": no variable)."""
 DATA = "awsddp/data"
-"""The folder of data sets in the home folder of a node."""
+"""The folder for data sets in a node's home folder."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 """Matches the names of variables that hold a secret."""
 _NAMES = "|".join(name for name, variable in PLACEHOLDERS.items() if variable)
@@ -43,7 +43,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One process of a job. `node` is the number of its node in the cluster, `node_rank` that in the job."""
+    """One of a job's processes. `node` is its node's number in the cluster, `node_rank` that in the job."""
 
     rank: int
     local_rank: int
@@ -56,7 +56,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The address and the name of a job's rendezvous."""
+    """The address and name of a job's rendezvous."""
 
     job: str
     master_addr: str
@@ -65,11 +65,11 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A node of a job: its record, the facts from its preparation, and the project folder (absolute path).
+    """One of a job's nodes: its record, facts from its preparation, and the project folder (absolute path).
 
-    `gpus` are the indices of the GPUs that the job may use (empty: all); `resume` is the path of the
-    checkpoint; `sources` are the folders in the project folder from which packages are imported; `data` are
-    the names of the data sets on the node.
+    `gpus` are the indices of the GPUs that the job may use (empty: all); `resume` is the checkpoint's path;
+    `sources` are the folders in the project folder that packages are imported from; `data` are the names of
+    the data sets on the node.
     """
 
     node: Node
@@ -123,7 +123,7 @@ def make_hosts(
     folder: str,
     resume: str | None,
 ) -> list[Host]:
-    """Return the hosts of a job; `prepared` is by node number.
+    """Return a job's hosts. The keys of `prepared` are node numbers.
 
     `folder` is the job's project folder, `resume` the job's checkpoint; both are relative to REMOTE_DIR.
     """
@@ -152,7 +152,7 @@ def layout_ranks(
     world_size: int | None = None,
     nproc_per_node: int | None = None,
 ) -> tuple[Rank, ...]:
-    """Return `world_size` ranks distributed over `nodes`, contiguous by node and equally many on each.
+    """Return `world_size` ranks, with consecutive ranks on each of `nodes` and equally many on each node.
 
     `gpus` is the number of GPUs per node for the job; 0 sets no limit. Without a world size all nodes are
     used; if the world size is small, only the first nodes are used. Raises UsageError with values that fit.
@@ -184,7 +184,7 @@ def layout_ranks(
 
 
 def layout_on_nodes(requested: JobSection, gpu_counts: Mapping[int, int]) -> tuple[Rank, ...]:
-    """Return the ranks of a job; `gpu_counts` are the GPUs of each node. Raises UsageError."""
+    """Return a job's ranks; `gpu_counts` has each node's number of GPUs. Raises UsageError."""
     gpus = _select_gpus(requested.on, gpu_counts)
     return layout_ranks(
         list(gpus)[: requested.max_nodes],
@@ -211,10 +211,10 @@ def _select_gpus(text: str | None, gpu_counts: Mapping[int, int]) -> Mapping[int
 
 
 def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
-    """Return the number of ranks, and the reason for it, as text: "4 ranks: 2 nodes x 2 GPUs".
+    """Return the number of ranks and the reason for it as text: "4 ranks: 2 nodes x 2 GPUs".
 
-    `gpus` is the number of GPUs per node. `on_ec2` is the number of ranks per node on EC2, which the text
-    mentions if it differs.
+    `gpus` is the number of GPUs per node. `on_ec2` is the number of ranks per node on EC2; the text mentions
+    it if it differs.
     """
     nodes, per_node = ranks[0].nnodes, ranks[0].local_world_size
     options = {f"job.{key}": getattr(job.job, key) for key in ("world_size", "nproc_per_node")}
@@ -228,9 +228,9 @@ def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: in
 
 
 def sort_for_torchrun(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
-    """Return `ranks` renumbered in the order in which torch's rendezvous sorts nodes, which is by address.
+    """Return `ranks` renumbered in the order into which torch's rendezvous sorts nodes, which is by address.
 
-    torch compares addresses as text, so that 10.0.0.10 is before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
+    torch compares addresses as text, so 10.0.0.10 comes before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
     """
     nodes = sorted({rank.node for rank in ranks}, key=addresses.__getitem__)
     reordered = sorted(ranks, key=lambda rank: (nodes.index(rank.node), rank.local_rank))
@@ -266,7 +266,7 @@ def _shape(
 
 
 def rank_environment(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, str]:
-    """Return the variables of a single rank; `folder` is the job's folder on the node.
+    """Return a single rank's environment variables; `folder` is the job's folder on the node.
 
     Names and values are those of torchrun's workers in torch 2.13
     (torch/distributed/elastic/agent/server/local_elastic_agent.py, _start_workers).
@@ -293,11 +293,11 @@ def rank_environment(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict
 
 
 def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tuple[str, ...], str]:
-    """Return the command that runs `script` on a node, and the prefix of the script's path ("./" or "").
+    """Return the command that runs `script` on a node, and the prefix for the script's path ("./" or "").
 
-    The command is `python`, or depends on the first line "#!", the suffix .sh and the x bit of the script.
-    "./" is needed because Python reads "-c.py" as an option. After `job.prefix`, Python is looked up on PATH,
-    because a container has its own Python.
+    The command for a .py file is `python`; for other scripts, it depends on the "#!" line, the suffix .sh and
+    the x bit. "./" is needed because Python reads "-c.py" as an option. After `job.prefix`, Python is looked
+    up on PATH, because a container has its own Python.
     """
     command: tuple[str, ...] = (posixpath.basename(python) if spec.job.prefix else python,)
     path = Path(spec.sync.workdir) / script
@@ -317,7 +317,7 @@ def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tup
 
 
 def default_environment(local_world_size: int) -> dict[str, str]:
-    """Return default variables, which the node's environment overrides, as torchrun does."""
+    """Return torchrun's default variables, which the node's environment overrides, as under torchrun."""
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **({"OMP_NUM_THREADS": "1"} if local_world_size > 1 else {}),

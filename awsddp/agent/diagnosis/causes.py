@@ -1,4 +1,4 @@
-"""Explain the end of a rank: a table of causes, and the conditions that select a row."""
+"""Explain why a rank ended, with a table of causes and the conditions that select a row."""
 
 from __future__ import annotations
 
@@ -201,8 +201,8 @@ ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
 """Kinds that another rank's fault may have caused."""
 
 _HANDLED = frozenset({"file_not_found", "import_error", "no_metadata", "permission"})
-"""Kinds of exceptions that programs often handle: not the cause if another exception follows."""
-_MORE_LINES = 8  # errors of NCCL and torch.load continue after the exception's line
+"""Kinds of exceptions that programs often handle; if another exception follows, they are not the cause."""
+_MORE_LINES = 8  # the errors that NCCL and torch.load raise continue after the exception's line
 _PLACE = re.compile(r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _OOM = re.compile(r"Killed process (\d+) \(([^)]*)\).*?anon-rss:(\d+)kB")
 _NOT_FINITE = r"(?i)\bloss\b.*\b(nan|inf)\b|\bnan\b.*\bloss\b|returned nan values"
@@ -216,9 +216,9 @@ _BAD_CHECKPOINT = (
 class Evidence:
     """The evidence of why a rank ended.
 
-    `exit_code` is -N for signal N, `text` the end of the rank's log, `loss` the last loss in its metrics.
-    `oom_kills` counts the processes that the kernel killed for memory while the job ran; `kernel` returns the
-    kernel's log from the time of the job.
+    `exit_code` is -N for signal N, `text` is the end of the rank's log, `loss` is the last loss in its
+    metrics. `oom_kills` counts the processes that the kernel killed for lack of memory while the job ran;
+    `kernel` returns the kernel's log since the job started.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ def _match_row(evidence: Evidence) -> Cause:
 
 
 def _match_conditions(row: Row, evidence: Evidence) -> dict[str, str] | None:
-    """Return the values for a row's texts, or None if one of the row's conditions does not hold."""
+    """Return the values to insert into a row's texts, or None if one of its conditions does not hold."""
     values: dict[str, str] = {}
     for condition, text in row.conditions.items():
         matched = CONDITIONS[condition](evidence, text)
@@ -299,13 +299,13 @@ def _search(pattern: str, text: str) -> dict[str, str] | None:
 
 
 def _kernel(evidence: Evidence, pattern: str) -> dict[str, str] | None:
-    """Search the kernel's log, if the rank used a GPU or was ended by a signal."""
+    """Search the kernel's log if the rank used a GPU or was ended by a signal."""
     is_relevant = evidence.signal or re.search("CUDA|NCCL|cuda", evidence.error_text)
     return _search(pattern, evidence.kernel()) if is_relevant else None
 
 
 def _signal(evidence: Evidence, name: str) -> dict[str, str] | None:
-    """Match if the signal `name` ended the rank without an exception; `place` is its last line of code."""
+    """Match if signal `name` ended the rank without an exception; `place` is the rank's last line of code."""
     if evidence.signal != signal.Signals[name] or evidence.exception:
         return None
     frames = _PLACE.findall(evidence.text)

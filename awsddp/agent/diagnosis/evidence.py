@@ -13,7 +13,7 @@ from awsddp.agent.metrics import read_rows
 
 LINES = 20
 _BYTES = 64 * 1024
-_FULL_BYTES = 64 * 1024  # free space below which a disk counts as full
+_FULL_BYTES = 64 * 1024  # a disk with less free space than this counts as full
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _STAMP = re.compile(r"^\[ *(\d+\.\d+)\] (.*)$", re.MULTILINE)
 _SYNTAX = re.compile("(Syntax|Indentation|Tab)Error: ")
@@ -23,15 +23,15 @@ _GROUP = "Exception Group Traceback"
 _MARGIN = re.compile(r"^ *(?:\| |\+ (?=Exception Group))", re.MULTILINE)
 _MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
-"""Escape sequences for terminals: colours, cursor movements, links."""
+"""Terminal escape sequences: colours, cursor movements, links."""
 _FRAME = (" ", "\t", "│", "╭", "╰")
-"""The first characters of lines in a traceback; the library rich, which typer uses, draws boxes."""
+"""The characters with which lines in a traceback begin; the library rich, which typer uses, draws boxes."""
 _REHEARSED = re.compile(r"rehearsal: \d+ x .+ simulated: ")  # templates/rehearse_gpu
-_WIDTH = 2000  # the most characters of a line that are kept
+_WIDTH = 2000  # how many characters of a line are kept
 
 
 def read_tail(path: Path, begin: int = 0) -> str:
-    """Return the end of the log `path` without colours and without the bytes before `begin`.
+    """Return the end of the log at `path`, without colours and without the bytes before `begin`.
 
     Invalid UTF-8 is replaced.
     """
@@ -45,7 +45,7 @@ def read_tail(path: Path, begin: int = 0) -> str:
 
 
 def read_error_file(path: Path) -> str:
-    """Return the traceback in an error file of torch's @record, or "" if there is none.
+    """Return the traceback in an error file that torch's @record wrote, or "" if there is none.
 
     https://docs.pytorch.org/docs/stable/elastic/errors.html
     """
@@ -57,9 +57,9 @@ def read_error_file(path: Path) -> str:
 
 
 def last_lines(text: str) -> list[str]:
-    """Return the last 20 lines of `text`. If a line was overwritten with \\r, its last version is returned.
+    """Return the last 20 lines of `text`. For a line overwritten with \\r, return its last version.
 
-    The line about simulated GPUs that a rehearsal prints is left out.
+    The line that a rehearsal prints about simulated GPUs is left out.
     """
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     lines = [line for line in lines if not _REHEARSED.match(line)]
@@ -69,16 +69,16 @@ def last_lines(text: str) -> list[str]:
 
 
 def find_exceptions(text: str) -> list[str]:
-    """Return the line of the last exception with a traceback in `text`, then the earlier ones of its chain.
+    """Return the lines of the last exception with a traceback in `text` and of earlier ones in its chain.
 
-    Exceptions that Python ignored are left out. An exception of a thread counts only if the main thread has
-    none. Both rules also hold for the exceptions that are chained to such an exception, and for members of an
-    ExceptionGroup, which Python prints after the group with a margin. Within a process group torch puts
+    Exceptions that Python ignored are left out. An exception in another thread counts only if the main thread
+    has none. Both rules also hold for the exceptions that are chained to such an exception, and for members
+    of an ExceptionGroup, which Python prints after the group, with a margin. In a process group, torch puts
     "[rank2]: " before each line.
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
-    chains: list[tuple[bool, list[str]]] = []  # (True for a thread, its exceptions)
+    chains: list[tuple[bool, list[str]]] = []  # (True if a thread other than the main one, its exceptions)
     origin = ""
     for block in blocks:
         heading = before.rpartition("\n")[0].rstrip().rpartition("\n")[2]
@@ -119,9 +119,9 @@ def describe_full_disk(*paths: Path) -> str:
 
 
 def read_last_loss(path: Path, rank: int, *, first: int) -> Any:
-    """Return the last `loss` of a rank in a file of metrics, or None if there is none.
+    """Return a rank's last `loss` in a metrics file, or None if there is none.
 
-    A row without `rank` belongs to the rank `first`.
+    A row without `rank` belongs to rank `first`.
     """
     losses = [row["loss"] for row in read_rows(path) if "loss" in row and row.get("rank", first) == rank]
     return losses[-1] if losses else None

@@ -1,4 +1,4 @@
-"""Find the ranks that make a job hang, from the stacks and collectives of all nodes (stacks.py).
+"""Find the ranks that make a job hang, from the stacks and collectives that all nodes send (stacks.py).
 
 This module does no I/O.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Frame = tuple[str, int, str]  # file, line, function
 
 RECENT_SECONDS = 5.0
-"""If a collective began within this time the job may be slow, and not stuck."""
+"""If a collective began within this time, the job may be slow rather than stuck."""
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
 _INITS = (" in init_process_group", " in _new_group_with_tag")
@@ -46,7 +46,7 @@ class InFlight(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """A rank: its main process, and the children of that process in which user code runs (`workers`).
+    """A rank: its main process, and that process's children in which user code runs (`workers`).
 
     `joined` and `records` are used only for the diagnosis; they are not shown.
     """
@@ -65,10 +65,10 @@ class RankState(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """The ranks of a job that are `behind` the others, an `explanation`, and the state of all `ranks`.
+    """A job's ranks that are `behind` the others, an `explanation`, and the state of all `ranks`.
 
-    The explanation up to its first colon is a sentence without lines of code. `moving` is true if a
-    collective began so recently that the job may be slow and not stuck.
+    Up to its first colon, the explanation is a sentence without lines of code. `moving` is true if a
+    collective began so recently that the job may be slow rather than stuck.
     """
 
     silent_s: float | None
@@ -86,8 +86,8 @@ def diagnose(
 ) -> Diagnosis:
     """Return the diagnosis of a job.
 
-    `layout` has a row [rank, local rank, node] for each rank; `answers` are by node; `exit_codes` are those
-    of the ranks that have ended.
+    `layout` has a row [rank, local rank, node] for each rank. `answers` maps each node to its answer, and
+    `exit_codes` each rank that has ended to its exit code.
     """
     ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
     behind, explanation = _find_behind(ranks)
@@ -126,7 +126,7 @@ def _rank(rank: int, node: int, answer: NodeStacks | None, exit_code: object) ->
 def _process_state(process: Process, answer: NodeStacks, *, in_folder_only: bool = False) -> ProcessState:
     """Return the state of a process.
 
-    With `in_folder_only`, `where` is None unless the process runs code of the project folder.
+    With `in_folder_only`, `where` is None unless the process runs code from the project folder.
     """
     frames, thread, workdir = _main_thread(process.stacks), "", answer.workdir
     if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
@@ -148,7 +148,7 @@ def _main_thread(text: str) -> list[Frame]:
 
 
 def _last_thread(text: str, workdir: str) -> list[Frame]:
-    """Return the frames of the newest thread that runs code of the project folder."""
+    """Return the frames of the newest thread that runs code from the project folder."""
     threads = map(_frames, _THREAD.split(text)[1:-1])
     return next((thread for thread in threads if any(_is_own(frame[0], workdir) for frame in thread)), [])
 
@@ -160,12 +160,12 @@ def _frames(thread: str) -> list[Frame]:
     starts = [
         at for at, frame in enumerate(frames) if frame[0].endswith(_BOOTSTRAP) and frame[2] == "_bootstrap"
     ]
-    # The frames before _bootstrap are those of the parent that forked.
+    # The frames before _bootstrap belong to the parent that forked.
     return frames[starts[-1] + 1 :] if starts else frames
 
 
 def _format_frame(frame: Frame, workdir: str) -> str:
-    """Return a frame as "train.py:12 in step"; the path of a library's file is relative to site-packages."""
+    """Return a frame as "train.py:12 in step"; a library file's path is relative to site-packages."""
     path, line, function = frame
     if workdir and path.startswith(f"{workdir}/"):
         path = path[len(workdir) + 1 :]
@@ -177,7 +177,8 @@ def _format_frame(frame: Frame, workdir: str) -> str:
 def _innermost(frames: list[Frame], workdir: str, *, in_folder_only: bool) -> Frame | None:
     """Return the innermost frame in the project folder, or None if there is none.
 
-    Without `in_folder_only`, then fall back to the innermost frame outside of libraries, or of all frames.
+    Without `in_folder_only`, fall back to the innermost frame outside of libraries, or else to the innermost
+    frame.
     """
     candidates = [frame for frame in frames if _is_own(frame[0], workdir)]
     if not (candidates or in_folder_only):
@@ -202,7 +203,7 @@ def _in_flight(records: Mapping[str, GroupRecords]) -> InFlight | None:
 
 
 def _find_behind(ranks: list[RankState]) -> tuple[list[int], str]:
-    """Return the ranks that the others wait for, and an explanation."""
+    """Return the ranks that the others are waiting for, and an explanation."""
     for state, verbs in _STATES.items():
         affected = [rank for rank in ranks if rank.state == state]
         if affected and len(affected) < len(ranks):
@@ -246,7 +247,7 @@ def _sentence(text: str) -> str:
 
 
 def _is_waiting(rank: RankState) -> bool:
-    """Return True if a rank is in a collective, or waits for others to join the process group."""
+    """Return True if a rank is in a collective or waits for others to join the process group."""
     return bool(rank.collective) or any(_COLLECTIVE in frame for frame in rank.stack)
 
 
@@ -269,9 +270,9 @@ def _judge_by_start(ranks: list[RankState]) -> tuple[list[int], str] | None:
 
 
 def _judge_by_records(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose by the collectives that torch recorded.
+    """Diagnose a job from the collectives that torch recorded.
 
-    In each group, compare first the operations, and then the number of each rank's last collective.
+    In each group, first compare the operations, then the number of each rank's last collective.
     """
     groups = {name for rank in ranks for name in rank.records}
     for group in sorted(groups, key=lambda name: name != "default_pg"):
@@ -284,7 +285,7 @@ def _judge_by_records(ranks: list[RankState]) -> tuple[list[int], str] | None:
 
 
 def _judge_by_difference(members: list[RankState], group: str) -> tuple[list[int], str] | None:
-    """Find the first collective for which ranks called different operations; the minority counts as wrong."""
+    """Find the first collective in which ranks called different operations; the minority counts as wrong."""
     calls_of_ranks = [(rank, {call.number: call[1:3] for call in _records(rank, group)}) for rank in members]
     for number in sorted({number for _, numbers in calls_of_ranks for number in numbers}):
         called = [(rank, numbers[number]) for rank, numbers in calls_of_ranks if number in numbers]
@@ -315,7 +316,7 @@ def _records(rank: RankState, group: str) -> Sequence[Collective]:
 
 
 def _judge_by_stacks(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose by the stacks alone: ranks outside a collective are behind if others are in a collective."""
+    """Diagnose from the stacks alone: ranks outside a collective are behind if others are in one."""
     others = [rank for rank in ranks if not _is_waiting(rank)]
     return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 
@@ -331,7 +332,7 @@ def _format_others(ranks: list[RankState], behind: list[RankState]) -> str:
 
 
 def _format_waiting(ranks: list[RankState]) -> str:
-    """Return where ranks wait, the most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
+    """Return where ranks wait, most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
     places: dict[str, list[RankState]] = {}
     for rank in ranks:
         collective = rank.collective
@@ -343,7 +344,7 @@ def _format_waiting(ranks: list[RankState]) -> str:
 
 
 def _format_places(ranks: list[RankState]) -> str:
-    """Return the current frames of ranks, each once, with the frames of children in which user code runs."""
+    """Return the ranks' current frames, each once, and those of their children in which user code runs."""
     texts = []
     for rank in ranks:
         worker_frames = sorted({worker.where for worker in rank.workers if worker.where})

@@ -1,7 +1,7 @@
-"""Serve requests for the stacks of a rank: runs in each rank before the user's program, as `sitecustomize`.
+"""Serve requests for a rank's stacks. Runs in each rank before the user's program, as `sitecustomize`.
 
-A thread waits for requests at a named pipe and writes the response. The thread needs the GIL; if the GIL is
-never released, the handler of SIGUSR2 still writes the stacks. The helper must not affect the program: it
+A thread waits for requests on a named pipe and writes the responses. The thread needs the GIL; if the GIL is
+never released, the SIGUSR2 handler can still write the stacks. The helper must not affect the program: it
 imports only modules that the interpreter has loaded, ignores its own failures, and then imports the next
 sitecustomize.
 """
@@ -19,7 +19,7 @@ def _start() -> None:
     try:
         faulthandler.register(_signal.SIGUSR2, file=open(f"{name}.signal", "w"), all_threads=True)  # noqa: SIM115, PTH123 (open for good; pathlib is slow to import)
         os.mkfifo(f"{name}.request", 0o600)
-    except FileExistsError:  # the pipe of an earlier process with this pid
+    except FileExistsError:  # the pipe of an earlier process that had this pid
         pass
     except (OSError, RuntimeError, ValueError):
         return
@@ -29,7 +29,7 @@ def _start() -> None:
 def _serve(name: str) -> None:
     while True:
         try:
-            request = os.open(f"{name}.request", os.O_RDONLY)  # blocks until a request comes
+            request = os.open(f"{name}.request", os.O_RDONLY)  # blocks until a request arrives
             while os.read(request, 64):
                 pass
             os.close(request)
@@ -39,7 +39,7 @@ def _serve(name: str) -> None:
 
 
 def _answer(name: str) -> None:
-    """Write the stacks of all threads, a line "--", the rank in the default group, and torch's records."""
+    """Write all threads' stacks, a line "--", the rank in the default group, and torch's records."""
     with open(f"{name}.part", "w") as file:  # noqa: PTH123
         faulthandler.dump_traceback(file, all_threads=True)
         file.write(f"--\n{_rank()}\n")
@@ -72,7 +72,7 @@ def _import_next_sitecustomize() -> None:
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = this_module  # Python looks this module up at the end of its import
+        sys.modules["sitecustomize"] = this_module  # at the end of the import, Python looks this module up
 
 
 if __name__ == "sitecustomize":

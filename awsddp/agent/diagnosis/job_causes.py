@@ -1,4 +1,4 @@
-"""Causes of a job's end other than the end of a rank, and the data types of all causes."""
+"""Causes of a job's end other than a rank's end, and the data types for all causes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A row of a table of causes. `retryable`: the same command may succeed without a change.
+    """A row in a table of causes. `retryable`: the same command may succeed without any change.
 
-    `conditions` holds patterns by the name of the condition (causes.py). Rows without conditions, such as
-    those in JOB_TABLE, are selected by their kind.
+    `conditions` maps names of conditions (causes.py) to patterns. Rows without conditions, such as those in
+    JOB_TABLE, are selected by their kind.
     """
 
     kind: str
@@ -47,7 +47,7 @@ def rows(table: str) -> tuple[Row, ...]:
 class Cause(NamedTuple):
     """Why a job, or one of its ranks, ended.
 
-    `values` are the values that were inserted into the texts. A cause of an old awsddp may have no kind.
+    `values` are the values that were inserted into the texts. A cause from an old awsddp may have no kind.
     """
 
     kind: str = "unknown"
@@ -88,7 +88,7 @@ LOSSES = ("node_lost", "spot_interruption", "instance_retired")
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
 """Kinds for a rank that waited for another rank."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
-"""Kinds for a rank that waited for another until a timeout; the other rank may still run."""
+"""Kinds for a rank that waited for another rank until a timeout; the other rank may still be running."""
 
 
 def cause_of(row: Row, values: Mapping[str, str | float]) -> Cause:
@@ -109,13 +109,13 @@ def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | 
 
 
 def with_node(request: Launch, node: int | None, cause: Cause) -> Cause:
-    """Return a cause with its node and that node's instance."""
+    """Return a copy of the cause with its node and that node's instance."""
     launch_node = next((entry for entry in request.nodes if entry.node == node), None)
     return cause._replace(node=node, instance_id=launch_node.instance_id if launch_node else None)
 
 
 def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
-    """Return `cause`, or for a rendezvous timeout the first master_unreachable in `causes`, if any."""
+    """Return `cause`, or, for a rendezvous timeout, the first master_unreachable (if any) in `causes`."""
     unreachable = next((other for other in causes if other.kind == "master_unreachable"), None)
     if cause.kind != "rendezvous_timeout" or unreachable is None:
         return cause
@@ -124,7 +124,7 @@ def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
 
 
 def explain_early_exit(cause: Cause, early_exits: str) -> Cause:
-    """Return the cause of a rank that waited for ranks that had ended with exit code 0.
+    """Return the cause for a rank that waited for ranks that had ended with exit code 0.
 
     `early_exits` is a sentence that names the ranks that had ended.
     """

@@ -1,7 +1,7 @@
-"""Collect the stacks of a job's processes on this node, and torch's records of collectives.
+"""Collect the stacks of a job's processes on this node, and the collectives that torch recorded.
 
-All processes get a request at once, each through its helper (helper.py). A process that does not respond gets
-SIGUSR2, if it handles that signal. For a stopped process only the state is returned.
+A request is sent to all processes at once, to each through its helper (helper.py). A process that does not
+respond is sent SIGUSR2, if it handles that signal. For a stopped process, only the state is returned.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from awsddp.agent.messages import Launch, Stacks
 
 DUMP = "hang.json"
-"""The file in the run folder with the stacks that were collected before the job ended."""
+"""The file in the run folder that holds the stacks collected before the job ended."""
 _RESPONSE_SECONDS = 1.5
 _SIGNAL_SECONDS = 0.5
 _MAX_PROCESSES = 256
-_MAX_TEXT = 24_000  # maximum characters of the stacks of one process
-_MAX_TOTAL_TEXT = 1_000_000  # maximum characters of the stacks of all processes
-_MAX_RECORDS = 60  # how many of the last records of a process group are kept
-_MAX_SOURCES = 1000  # maximum lines of code, including the lines of libraries
-_MAX_LINE = 200  # maximum characters of a line of code
-_MAX_FILE = 1 << 20  # maximum bytes of a source file
+_MAX_TEXT = 24_000  # maximum length of one process's stacks
+_MAX_TOTAL_TEXT = 1_000_000  # maximum length of all processes' stacks
+_MAX_RECORDS = 60  # how many of a process group's last records are kept
+_MAX_SOURCES = 1000  # maximum number of code lines, including those of libraries
+_MAX_LINE = 200  # maximum length of a code line
+_MAX_FILE = 1 << 20  # maximum size of a source file in bytes
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 
 @as_json_list
 class Collective(NamedTuple):
-    """A recorded collective: its number in the group, its operation, its sizes, and whether it is over."""
+    """A recorded collective: its number in the group, its operation, its sizes, and whether it has ended."""
 
     number: int
     operation: str
@@ -49,17 +49,17 @@ class Collective(NamedTuple):
 
 
 class GroupRecords(NamedTuple):
-    """The last collectives of a process group; `age` is the time (s) since the last one began."""
+    """A process group's last collectives; `age` is how many seconds ago the last one began."""
 
     age: float
     records: list[Collective]
 
 
 class Process(NamedTuple):
-    """A process of a rank.
+    """One of a rank's processes.
 
     `state` is the state as in proc(5). `stacks` is faulthandler's text, or "" if the process did not respond.
-    `joined` is true if the process is in torch's default group. `records` are by process group.
+    `joined` is true if the process is in torch's default group. `records` maps process groups to records.
     """
 
     pid: int
@@ -77,10 +77,11 @@ class Process(NamedTuple):
 
 
 class NodeStacks(NamedTuple):
-    """The processes of a job on a node.
+    """A job's processes on a node.
 
-    `workdir` is the project folder with links resolved, `silent_s` the time since a rank of the node last
-    wrote to its log, `sources` the lines of code in the stacks by "file:line", without those of libraries.
+    `workdir` is the project folder with links resolved, `silent_s` is how many seconds ago a rank on the node
+    last wrote to its log, and `sources` maps "file:line" to the line of code, for the lines in the stacks
+    that are not in libraries.
     """
 
     workdir: str
@@ -97,7 +98,7 @@ read_stacks = make_reader(NodeStacks, processes=list_reader(_read_process))
 
 
 def stacks(request: Stacks | Launch) -> NodeStacks:
-    """Return the processes of a job on this node, with their stacks. The function waits for at most 2 s."""
+    """Return a job's processes on this node, with their stacks. Waits for at most 2 s."""
     folder = JobFolder(request.job)
     rank_processes = [process for process in list_processes(folder.run) if process.rank is not None]
     requests = [_StackRequest(process, folder.stacks) for process in rank_processes[:_MAX_PROCESSES]]
@@ -118,7 +119,7 @@ def stacks(request: Stacks | Launch) -> NodeStacks:
 
 
 def read_sources(workdir: str, stacks: str) -> dict[str, str]:
-    """Return the unindented lines of code in `stacks` by "file:line", without the lines of libraries."""
+    """Return {"file:line": unindented line of code} for the lines in `stacks` that are not in libraries."""
     lines: dict[str, str] = {}
     for file, line in list(dict.fromkeys(_FRAME.findall(stacks)))[:_MAX_SOURCES]:
         path = Path(workdir, file)
@@ -128,7 +129,7 @@ def read_sources(workdir: str, stacks: str) -> dict[str, str]:
 
 
 def seconds_since_output(folder: JobFolder) -> float:
-    """Return the seconds since a rank of this node last wrote to its log."""
+    """Return how many seconds ago a rank on this node last wrote to its log."""
     times = [path.stat().st_mtime for path in folder.logs.glob("*.log")]
     return round(max(0.0, time.time() - max(times)), 3) if times else 0.0
 
@@ -156,7 +157,7 @@ def list_processes(run: Path) -> list[Process]:
 
 
 class _StackRequest:
-    """A request for the stacks of a process: sent first through the process's helper, then as SIGUSR2."""
+    """A request for a process's stacks, sent first through the process's helper, then as SIGUSR2."""
 
     def __init__(self, process: Process, folder: Path) -> None:
         self.process = process
@@ -165,7 +166,7 @@ class _StackRequest:
         self._dump_start: int | None = None  # None: the signal was not sent
 
     def send(self) -> bool:
-        """Send a request to the helper. Return False if the process has no helper that listens."""
+        """Send a request to the helper. Return False if no helper is listening in the process."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._name.with_suffix(".answer").unlink()
@@ -175,7 +176,7 @@ class _StackRequest:
         return True
 
     def read_response(self) -> bool:
-        """Read the helper's response. Return True if it is complete, or if the process has ended."""
+        """Read the helper's response. Return True if the response is complete or the process has ended."""
         try:
             text = self._name.with_suffix(".answer").read_text("utf-8", "replace")
         except OSError:
@@ -230,7 +231,7 @@ def _truncate(selected: list[Process]) -> list[Process]:
 
 
 def _handles_sigusr2(pid: int) -> bool:
-    """Return True if a process has a handler for SIGUSR2. Without one the signal would end the process."""
+    """Return True if a process has a SIGUSR2 handler. Without a handler, the signal would end the process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
     except OSError:
@@ -240,7 +241,7 @@ def _handles_sigusr2(pid: int) -> bool:
 
 
 def parse_flight_records(traces: Iterable[str]) -> dict[str, GroupRecords]:
-    """Return the last collectives in dumps of torch's flight recorder (JSON), by process group."""
+    """Return {process group: last collectives} from dumps of torch's flight recorder (JSON)."""
     groups: dict[str, GroupRecords] = {}
     for trace in traces:
         with contextlib.suppress(ValueError, KeyError, TypeError):

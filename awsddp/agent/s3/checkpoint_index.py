@@ -1,11 +1,11 @@
-"""Select the newest complete checkpoint in S3 from the lists of all nodes. This module does no I/O.
+"""Select the newest complete checkpoint in S3 from the lists that all nodes write. Does no I/O.
 
 A job has these keys in S3:
 
-PREFIX/JOB/job.json      the job and the newest complete checkpoint, by the first node; readers start here
-PREFIX/JOB/nodeK.json    by node K: the pages that list its files, folders with pending files, true if ended
+PREFIX/JOB/job.json      the job and its newest complete checkpoint, from the first node; readers start here
+PREFIX/JOB/nodeK.json    from node K: its list's pages, its folders with pending files, true if ended
 PREFIX/JOB/lists/...     pages that list saved files with the keys of their parts, and links (list_pages.py)
-PREFIX/JOB/node0/...     a file at its path in the results folder; later versions are node0/...~2 and so on
+PREFIX/JOB/node0/...     a file, at its path in the results folder; later versions are node0/...~2 and so on
 PREFIX/JOB/parts/...     the parts of an append-only file, to be truncated to their sizes and joined
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Rows = Mapping[str, Mapping[str, Any]]
 
 _QUIET_SCANS = 2
-"""The number of scans of every node during which a folder must stay unchanged to count as complete."""
+"""A folder counts as complete if it has stayed unchanged during this many scans by every node."""
 
 
 class CheckpointIndex:
@@ -35,7 +35,7 @@ class CheckpointIndex:
     def update(
         self, documents: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]
     ) -> None:
-        """Update the checkpoint from nodeK.json of all nodes ({}: not read yet) and the rows listed there."""
+        """Update the checkpoint from all nodes' nodeK.json ({}: not read yet) and the rows listed there."""
         named_paths = {_path_in_node(links.get(f"node{node}/{LATEST}", "")) for node in documents}
 
         def rank(checkpoint: Mapping[str, Any]) -> tuple[bool, bool, float]:
@@ -70,7 +70,7 @@ class CheckpointIndex:
     def _is_quiet(
         self, checkpoint: CheckpointPath, folder_files: Rows, documents: Mapping[int, Mapping[str, Any]]
     ) -> bool:
-        """Return True if no node has changed the checkpoint's folders for _QUIET_SCANS scans."""
+        """Return True if no node has changed the checkpoint's folders in the last _QUIET_SCANS scans."""
         scans = {node: document.get("look", -1) for node, document in documents.items()}
         is_pending = any(
             _may_contain(pending, f"node{node}/{tree}/")
@@ -97,7 +97,7 @@ def _may_contain(pending: str, folder: str) -> bool:
 
 
 def _path_in_node(result: str) -> str:
-    """Return a results path without its node."""
+    """Return a results path without its node's folder."""
     return result.partition("/")[2]
 
 

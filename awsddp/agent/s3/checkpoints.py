@@ -1,4 +1,4 @@
-"""Find the checkpoints among results, by the same rules for the client and for S3.
+"""Find the checkpoints among results, with the same rules for the client and for S3.
 
 This is what each library writes; the last file that rank 0 writes is named last (transformers 5.23,
 accelerate 1.15, deepspeed 0.19.8):
@@ -45,16 +45,16 @@ _PART = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|meta|.*[_-](model|optim)_states)(_\d+)?\.pth?"
     r"|((diffusion_)?pytorch_|adapter_)?model(-\d+-of-\d+|_\d+)?\.safetensors"
 )
-"""Files that are not a checkpoint by themselves: parts of checkpoint folders, and Hugging Face's weights."""
+"""Files that are no checkpoints by themselves: parts of checkpoint folders, and Hugging Face's weights."""
 _PART_FOLDER = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
 _FILES_NEXT_TO_TAGS = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
 _OPTIMIZER_KEYS = (b"optim", b"param_groups")
 _MAX_BYTES = 16_000_000
-"""The most bytes of a pickle, or of a header, that are read."""
+"""How many bytes of a pickle or a header are read at most."""
 
 
 class CheckpointPath(NamedTuple):
-    """A checkpoint: its path in the results of a node, and the folders (`trees`) that belong to it."""
+    """A checkpoint: its path in a node's results, and the folders (`trees`) that belong to it."""
 
     name: str
     trees: tuple[str, ...] = ()
@@ -70,9 +70,9 @@ class CheckpointPath(NamedTuple):
 def find_checkpoints(
     paths: Iterable[str], latest_targets: Collection[str] = ()
 ) -> dict[CheckpointPath, list[str]]:
-    """Return the checkpoints among the files of all nodes (paths without the node), with the files of each.
+    """Return the checkpoints among all nodes' files (paths without the node), each with its files.
 
-    `latest_targets` are the targets of links at LATEST. The content of files is not checked here, but by
+    `latest_targets` are the targets of links at LATEST. The files' content is checked not here, but by
     `find_flaw`.
     """
     files = set(paths)
@@ -113,22 +113,22 @@ def find_checkpoints(
 def checkpoint_sort_key(
     name: str, modified: float, *, is_weights: bool, named: Collection[str]
 ) -> tuple[bool, bool, float]:
-    """Return the sort key of a checkpoint; the best checkpoint sorts last.
+    """Return a checkpoint's sort key; the best checkpoint sorts last.
 
-    LATEST, or its target in `named`, is preferred to all others. After that, a checkpoint with an optimizer
-    is preferred, and then the newest.
+    LATEST, or its target in `named`, is preferred to all others. Next come the checkpoints with an optimizer,
+    and among equals the newest is preferred.
     """
     return name == LATEST or name in named, not is_weights, modified
 
 
 def parent_folders(path: str) -> Iterator[str]:
-    """Yield the parent folders of a path, the nearest first."""
+    """Yield a path's parent folders, nearest first."""
     while path := dirname(path):
         yield path
 
 
 def find_flaw(path: Path, name: str) -> str:
-    """Return the flaw of a checkpoint file named `name`, or "" if none is known. Raises OSError.
+    """Return the flaw of the checkpoint file `name`, or "" if no flaw is known. Raises OSError.
 
     "torn": the file is not a checkpoint, or it is truncated (for example because a rank was killed while it
     saved). "weights": the file holds a model without an optimizer.
@@ -147,12 +147,12 @@ def find_flaw(path: Path, name: str) -> str:
             return "torn" if name.endswith(".tar") and not begin.startswith(b"\x80") else ""
     except OSError:
         raise
-    except Exception:  # the file is truncated or of another kind
+    except Exception:  # the file is truncated or is no checkpoint
         return "torn"
 
 
 def _trees(folder: str, inside: Mapping[str, set[str]]) -> tuple[str, ...]:
-    """Return the folders that belong to the checkpoint in a folder, or () if the checkpoint is incomplete."""
+    """Return the folders that belong to a folder's checkpoint, or () if the checkpoint is incomplete."""
     names, tags, whole = inside[folder], _deepspeed_tags(folder, inside), (folder,)
     is_sharded = ".metadata" in inside.get(f"{folder}/optimizer_0", ())
     has_optimizer = bool(tags) or is_sharded or not names.isdisjoint(("optimizer.pt", "optimizer.bin"))
@@ -168,7 +168,7 @@ def _trees(folder: str, inside: Mapping[str, set[str]]) -> tuple[str, ...]:
 
 
 def _deepspeed_tags(folder: str, inside: Mapping[str, set[str]]) -> list[str]:
-    """Return the names of DeepSpeed's folders TAG in a folder with a file `latest`."""
+    """Return the names of DeepSpeed's TAG folders in a folder with a file `latest`."""
     names = inside.get(folder, set())
     if "latest" not in names:
         return []
@@ -189,7 +189,7 @@ def _flaw_of_zip(file: BinaryIO) -> str:
 
 
 def _flaw_of_safetensors(file: BinaryIO) -> str:
-    """Compare the size of a file with its header, which is the header's length in 8 bytes and then JSON."""
+    """Compare a file's size with its header, which consists of its own length (8 bytes) and JSON."""
     length = int.from_bytes(file.read(8), "little")
     size = file.seek(0, 2)
     if length > _MAX_BYTES:
@@ -201,5 +201,5 @@ def _flaw_of_safetensors(file: BinaryIO) -> str:
 
 
 def _flaw_of_pickle(data: bytes) -> str:
-    """Return "weights", or "" if a pickle contains a key of an optimizer's state."""
+    """Return "weights", or "" if the pickle contains a key of an optimizer's state."""
     return "" if any(key in data for key in _OPTIMIZER_KEYS) else "weights"

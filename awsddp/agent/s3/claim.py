@@ -1,4 +1,4 @@
-"""Claim the name of a job in S3 before the job starts, and check all rights that uploading needs."""
+"""Claim a job's name in S3 before the job starts, and check all permissions that uploading needs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 _CLAIM_S = 900.0
-"""After how long a claimed name is free again if the claimed job never started."""
+"""How long a claimed name stays claimed if its job never starts."""
 _ROLE_PAUSES_S = (0.5, 1.0, 2.0)
-"""Pauses between requests for the role. If the token comes late, botocore sends requests without a token."""
+"""Pauses between requests for the role. If the token is late, botocore sends requests without a token."""
 _ROLE_S = 10.0
 """How long to retry; each request to a metadata service that does not respond takes 30 s to time out."""
 _TRIAL = ".awsddp"
@@ -27,7 +27,7 @@ _TRIAL = ".awsddp"
 
 
 def open_store(order: Mapping[str, Any]) -> Store:
-    """Return the store of an order, with only the rights of the node's role.
+    """Return the store for an order, with only the permissions of the node's role.
 
     boto3 is in ~/awsddp/boto3 if the image has none that is new enough. Raises ImportError if there is none.
     """
@@ -36,7 +36,7 @@ def open_store(order: Mapping[str, Any]) -> Store:
     providers = session.get_component("credential_provider").providers
     providers[:] = [provider for provider in providers if provider.METHOD == "iam-role"]
     deadline = time.monotonic() + _ROLE_S
-    for pause_s in _ROLE_PAUSES_S:  # botocore caches credentials, and asks again if it has none
+    for pause_s in _ROLE_PAUSES_S:  # botocore caches credentials, and requests them again if it has none
         if session.get_credentials() is not None or time.monotonic() > deadline:
             break
         time.sleep(pause_s)
@@ -44,7 +44,7 @@ def open_store(order: Mapping[str, Any]) -> Store:
 
 
 def try_claim(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Claim the name of the order's job at its S3 URI, and return the outcome (`NameClaimResult`)."""
+    """Claim the order's job name at its S3 URI, and return the outcome (`NameClaimResult`)."""
     try:
         store = open_store(order)
     except ImportError as error:
@@ -75,7 +75,7 @@ def try_claim(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request that needs each right, then claim the name."""
+    """Send a request that needs each permission, then claim the name."""
     region = store.get_region(top.bucket)
     if region and region != order["region"]:
         return {"code": "region", "what": region}
@@ -89,7 +89,7 @@ def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> di
         return {"code": ""}
     similar_names = store.list_folders(
         top, name=order["job"].rstrip("0123456789")
-    )  # the client picks a free one
+    )  # the client picks a free name
     return {"code": "taken", "names": [name for name in similar_names if NAME.fullmatch(name)]}
 
 
@@ -122,7 +122,7 @@ def _is_old(claimed_at: object) -> bool:
 
 
 def _check_abort(store: Store, top: S3Uri) -> None:
-    """Check the right to abort uploads, using an upload that does not exist. Raises ClientError if denied."""
+    """Check the permission to abort uploads, with an upload that does not exist. Raises ClientError."""
     from botocore.exceptions import ClientError
 
     try:

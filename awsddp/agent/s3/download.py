@@ -1,10 +1,11 @@
-"""Copy data sets to this node, from S3 and Hugging Face, until the files match the listing of the source.
+"""Copy data sets from S3 and Hugging Face to this node, until the files match the source's listing.
 
-This module is a separate program that runs under the Python of the image (storage/datasets.py sends it). The
-program reads the request from stdin and prints lines of JSON: progress, and finally the result or the error.
+This module is a separate program that runs under the image's Python (storage/datasets.py sends it). The
+program reads the request from stdin and prints lines of JSON: the progress, and finally the result or the
+error.
 
 ~/awsddp/data/NAME         the data; ~/awsddp/data is a link if an instance store has enough space
-~/awsddp/data/.NAME.json   the stamp of the data: its source, and the size and ETag of each copied path
+~/awsddp/data/.NAME.json   the data's stamp: its source, and the size and ETag of each copied path
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MAX_LISTINGS = 3
 """How many times a bucket is listed if it changes while it is copied."""
 _BATCH_FILES = 2000
 _SENT_BY_CLIENT = "folder"
-"""The source in the stamp of data that a client sends."""
+"""The source that the stamp of a client's data names."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = "Changed"
 _AGAIN = "awsddp train   # again: it goes on"
@@ -58,7 +59,7 @@ class CopyError(Exception):
 
 
 def main(stdin: BinaryIO) -> int:
-    """Copy the data of the request on stdin, and print the result. Returns 0, even after an error."""
+    """Copy the data that the request on stdin names, and print the result. Returns 0, even after an error."""
     request = json.loads(stdin.read(int(stdin.readline())))
     sys.path.insert(0, request["packages"])
     progress = _Progress()
@@ -124,14 +125,14 @@ class _Progress:
 
 
 def _store(request: Mapping[str, Any], *, unsigned: bool = False) -> Store:
-    """Return the store of a request. Raises ImportError if boto3 is missing or too old in this Python."""
+    """Return the store for a request. Raises ImportError if boto3 is missing or too old in this Python."""
     payer = request.get("payer", False)
     return Store(region=request["region"], endpoint=request["endpoint"], payer=payer, unsigned=unsigned)
 
 
 @contextlib.contextmanager
 def _raise_refusals(uri: S3Uri) -> Iterator[None]:
-    """Raise CopyError if S3 refuses a request or cannot be reached, or an object has changed."""
+    """Raise CopyError if S3 refuses a request or cannot be reached, or if an object has changed."""
     from botocore.exceptions import BotoCoreError, ClientError
     from s3transfer.exceptions import RetriesExceededError
 
@@ -152,7 +153,7 @@ def _raise_refusals(uri: S3Uri) -> Iterator[None]:
 
 
 def _copy_files(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
-    """Replace the folder's content with the files of the request, whose paths the client has checked.
+    """Replace the folder's content with the files that the request names; the client has checked their paths.
 
     Raises CopyError, OSError.
     """
@@ -225,7 +226,7 @@ def list_objects(
 
 
 def map_paths(uri: S3Uri, objects: Iterable[S3Object]) -> dict[str, S3Object]:
-    """Return the objects by their paths below `uri`. Raises CopyError for a key that cannot be a path.
+    """Return {path below `uri`: object}. Raises CopyError for a key that cannot be a path.
 
     Keys that end with "/" stand for folders, and are left out.
     """
@@ -247,7 +248,7 @@ def map_paths(uri: S3Uri, objects: Iterable[S3Object]) -> dict[str, S3Object]:
 
 
 def _path_problem(path: str) -> str:
-    """Return why a path is not allowed, or "" if it is allowed."""
+    """Return the reason why a path is not allowed, or "" if it is allowed."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "a part of it is empty, '.' or '..'"
@@ -259,9 +260,10 @@ def _path_problem(path: str) -> str:
 
 
 def _make_data_folder(folder: Path, need: int) -> None:
-    """Make the folder of all data, on an instance store if `need` bytes fit on the one with most free space.
+    """Make the folder for all data, on the instance store with most free space if `need` bytes fit there.
 
-    A stop of the instance empties instance stores; then the target of the link is made again. Raises OSError.
+    Stopping the instance empties its instance stores; afterwards the link's target is made again. Raises
+    OSError.
     """
     if folder.is_symlink():
         _make_folder(Path(os.readlink(str(folder))))  # noqa: PTH115
@@ -277,7 +279,7 @@ def _make_data_folder(folder: Path, need: int) -> None:
 
 
 def _instance_stores(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
-    """Return the mount points of instance stores."""
+    """Return the mount points of the instance stores."""
     mount_points = []
     for line in mounts.read_text("utf-8", "replace").splitlines():
         path = Path(line.split()[1].replace("\\040", " "))
@@ -299,7 +301,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
-    """Raise CopyError if `top` or the folder of one of `data_paths` is a link, which could point anywhere."""
+    """Raise CopyError if `top` or a folder on one of `data_paths` is a link, which could point anywhere."""
     base = resolve_links(top.parent) / top.name
     for folder in {posixpath.dirname(path) for path in data_paths} | {""}:
         path = top / folder
@@ -308,7 +310,7 @@ def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
 
 
 class Stamp:
-    """The stored state of a folder of data: the source, the copied files, and if the folder is `whole`."""
+    """A data folder's stored state: the source, the copied files, and whether the folder is `whole`."""
 
     def __init__(self, top: Path) -> None:
         self._top, self._path = top, top.with_name(f".{top.name}.json")
@@ -326,7 +328,7 @@ class Stamp:
             self.write()
 
     def write(self) -> None:
-        """Write the stamp. The longer this takes, the less often `add` writes the stamp. Raises OSError."""
+        """Write the stamp. The longer a write takes, the less often `add` writes. Raises OSError."""
         began, new = time.monotonic(), self._path.with_suffix(".new")
         document = {"source": self.source, "whole": self.whole, "files": self.files}
         new.write_text(json.dumps(document), "utf-8")
@@ -335,7 +337,7 @@ class Stamp:
         self._next = now + 20 * (now - began)
 
     def reset(self, source: str) -> None:
-        """Remove the folder, which holds data of another source, and write an empty stamp. Raises OSError."""
+        """Remove the folder, whose data has another source, and write an empty stamp. Raises OSError."""
         shutil.rmtree(str(self._top), ignore_errors=True)
         self.source, self.whole, self.files = source, False, {}
         self.write()
@@ -348,7 +350,7 @@ def _update_folder(
     progress: _Progress,
     make_store: Callable[..., Store],
 ) -> None:
-    """Download objects that differ, until the folder matches the listing of `uri`.
+    """Download objects that differ, until the folder matches the objects listed at `uri`.
 
     Raises CopyError, OSError.
     """
@@ -411,7 +413,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def _remove(top: Path, removed: Mapping[str, int]) -> None:
-    """Remove copied files that the source no longer has, except changed ones, and then empty folders."""
+    """Remove unchanged copied files that the source no longer has, and then remove empty folders."""
     for path, size in removed.items():
         if _has_size(top / path, size):
             (top / path).unlink()
@@ -422,7 +424,7 @@ def _remove(top: Path, removed: Mapping[str, int]) -> None:
 def _download_hugging_face(
     name: str, revision: str, top: Path, request: dict[str, Any], progress: _Progress
 ) -> None:
-    """Download a data set with Hugging Face's program `hf`, once for each revision.
+    """Download a data set with Hugging Face's program `hf`, once per revision.
 
     `hf` is installed into its own environment if it is missing. Raises CopyError.
     """

@@ -1,7 +1,7 @@
-"""A list in S3 that is split into pages, so that no object exceeds the maximum size of a document.
+"""A list in S3 that is split into pages, so that no object exceeds a document's maximum size.
 
-A document names the pages, with [key, size, ETag] for each page. A changed page is written to a key that the
-document does not name, so that the published list stays readable until the next list is published.
+A document names the pages, each as [key, size, ETag]. A changed page is written to a key that the document
+does not name, so that the published list stays readable until the next list is published.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Page:
 
 
 class Pages:
-    """The rows of a list, each with a kind and a name. The keys of the pages begin with `prefix`."""
+    """A list's rows, each with a kind and a name. The pages' keys begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -45,7 +45,7 @@ class Pages:
         self._page_of: dict[tuple[str, str], _Page] = {}
 
     def set(self, kind: str, name: str, row: object) -> None:
-        """Add a row, or replace the row of this kind and name."""
+        """Add a row, or replace the row that has this kind and name."""
         text = json.dumps(row)
         page = self._page_of.get((kind, name))
         if page is not None and page.rows[kind, name] == text:
@@ -69,7 +69,7 @@ class Pages:
             page.is_written = False
 
     def write(self, store: Store, uri: S3Uri) -> list[list[Any]]:
-        """Write the changed pages, and return [key, size, ETag] of all pages.
+        """Write the changed pages, and return [key, size, ETag] for every page.
 
         Raises ClientError, BotoCoreError, or ValueError if the list exceeds MOST_PAGES.
         """
@@ -84,7 +84,7 @@ class Pages:
         return [page.next for page in self._pages if page.next is not None]
 
     def rewrite_missing(self, objects: Mapping[str, tuple[int, str]]) -> None:
-        """Mark a page for the next `write` if its (size, ETag) in `objects`, by key, differs or is absent."""
+        """Mark pages for the next `write` if `objects`, {key: (size, ETag)}, lacks them or differs."""
         for page in self._pages:
             if page.next is not None and objects.get(page.next[0]) != tuple(page.next[1:]):
                 page.is_written = False
@@ -96,7 +96,7 @@ class Pages:
 
 
 def _estimate_length(kind: str, name: str, row: str) -> int:
-    """Return the estimated length of a row in a page. In JSON, a character takes up to 6 bytes, rarely 12."""
+    """Return a row's estimated length in a page. In JSON, a character takes up to 6 bytes, rarely 12."""
     return len(row) + 6 * len(name) + len(kind) + 8
 
 
@@ -107,7 +107,7 @@ class PageReader:
         self._read: dict[tuple[Any, ...], Any] = {}
 
     def read(self, store: Store, uri: S3Uri, page_list: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
-        """Return the rows of the pages that a document names, by kind and name.
+        """Return {kind: {name: row}} from the pages that a document names.
 
         Raises ObjectChanged if a page was replaced, ValueError, ClientError, BotoCoreError.
         """

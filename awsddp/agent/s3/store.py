@@ -1,4 +1,4 @@
-"""Upload, download and list objects of S3, on nodes and on clients. No file is left incomplete.
+"""Upload, download and list S3 objects, on nodes and clients. No file is left incomplete.
 
 This module requires boto3. s3transfer transfers large objects, and botocore retries requests. A reader gets
 exactly the object that a list names, or else `ObjectChanged` is raised:
@@ -28,9 +28,9 @@ _Item = TypeVar("_Item")
 ATTEMPTS = 10
 CONCURRENCY = 16
 _THREADS = 8
-"""How many parts of large objects are transferred at once; with more threads one Python is slower."""
+"""How many parts of large objects are transferred at once. With more threads, one Python is slower."""
 DATA_FOLDER = ".data"
-"""The folder with data that clients send to nodes, next to the folders of the jobs."""
+"""The folder for data that clients send to nodes, next to the jobs' folders."""
 _ACTIVE_STATES = ("claimed", "waiting", "running")
 _DAY, _WEEK = timedelta(days=1), timedelta(days=7)
 MOST_BYTES = 2 << 20
@@ -48,7 +48,7 @@ PARTIAL_FOLDER = ".awsddp-parts"
 
 
 class S3Uri(NamedTuple):
-    """A bucket, and a prefix without slashes at its ends. The prefix "" means the whole bucket."""
+    """A bucket, and a prefix without a slash at either end. The prefix "" means the whole bucket."""
 
     bucket: str
     prefix: str
@@ -78,7 +78,7 @@ class S3Object(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A JSON object of S3 as it was read, not yet parsed."""
+    """A JSON document as it was read from S3, not yet parsed."""
 
     body: bytes
     etag: str
@@ -106,12 +106,12 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def signature(secret: str, launch: str, name: str, body: bytes) -> str:
-    """Return the signature that a node of a launch gives a document: an HMAC with the launch's secret."""
+    """Return the signature for a document from a launch's node: an HMAC with the launch's secret."""
     return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()
 
 
 class ObjectChanged(Exception):
-    """An object is no longer as listed, because it was replaced or deleted."""
+    """An object is no longer as listed because it was replaced or deleted."""
 
 
 class Upload(Protocol):
@@ -121,16 +121,16 @@ class Upload(Protocol):
         """Return True if the upload has ended."""
 
     def cancel(self) -> object:
-        """Cancel the upload, unless it has ended. The upload of a small file that is running continues."""
+        """Cancel the upload, unless it has ended. If a small file's upload is already running, it goes on."""
 
     def result(self) -> Any:
-        """Wait for the end of the upload. Raises the error of a failed upload."""
+        """Wait for the upload to end. If it failed, raises its error."""
 
 
 def node_session() -> Any:
-    """Return a botocore session for a node, with retries for a busy metadata service.
+    """Return a botocore session for a node. The session retries if the metadata service is busy.
 
-    By default botocore sends only one request with a timeout of 1 s, after which it has no role.
+    By default, botocore sends only one request, with a timeout of 1 s, and then does without a role.
     """
     import botocore.session
 
@@ -141,7 +141,7 @@ def node_session() -> Any:
 
 
 class Store:
-    """A thread-safe client of S3 for one caller.
+    """A thread-safe S3 client for one caller.
 
     `session` is a botocore session, or None to use the node's role from the instance metadata. `endpoint` is
     None for AWS. With `payer` the caller pays for requests to requester-pays buckets. Raises ImportError if
@@ -193,12 +193,12 @@ class Store:
         self._transfers.shutdown()
 
     def _record_etag(self, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: object) -> None:
-        """Record the ETag of an upload's response, which s3transfer drops."""
+        """Record the ETag in the response to an upload, because s3transfer drops it."""
         if "ETag" in parsed:
             self._etags[context["awsddp"]] = parsed["ETag"].strip('"')
 
     def list(self, uri: S3Uri, *, name: str = "") -> Iterator[S3Object]:
-        """Yield the objects whose keys begin with `uri` and `name`. Raises botocore's ClientError."""
+        """Yield the objects whose keys begin with `uri` followed by `name`. Raises botocore's ClientError."""
         pages = self.client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=uri.bucket, Prefix=uri.key(name), **self._payer):
             for item in page.get("Contents", ()):
@@ -215,7 +215,7 @@ class Store:
                 yield item["Prefix"][:-1].rpartition("/")[2]
 
     def get_region(self, bucket: str) -> str | None:
-        """Return the region of a bucket, "" if there is no such bucket, or None if S3 returns no region.
+        """Return a bucket's region, "" if there is no such bucket, or None if S3 returns no region.
 
         Refusals also contain the region: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
         """
@@ -230,14 +230,14 @@ class Store:
         return "" if metadata["HTTPStatusCode"] == 404 else region
 
     def read(self, uri: S3Uri, name: str) -> Any:
-        """Return the JSON of an object, or None if there is no object. Raises ClientError, ValueError."""
+        """Return an object's JSON, or None if there is no object. Raises ClientError, ValueError."""
         document = self.document(uri, name)
         return None if document is None else document.parse()
 
     def document(self, uri: S3Uri, name: str) -> Document | None:
-        """Return an object, or None if there is no object.
+        """Return an object's document, or None if there is no object.
 
-        A caller who may list only some prefixes gets AccessDenied for a missing object:
+        A caller with permission to list only some prefixes gets AccessDenied for a missing object:
         https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
         Raises ClientError, or ValueError if the object is larger than MOST_BYTES.
         """
@@ -264,7 +264,7 @@ class Store:
     def _get(
         self, parameters: Mapping[str, Any], check: Callable[[Mapping[str, Any]], int]
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Return a response and as many bytes of its body as `check` returns. Retries a truncated body."""
+        """Return a response and as many bytes of its body as `check` says. Retries after a truncated body."""
         from s3transfer.exceptions import RetriesExceededError
         from s3transfer.utils import S3_RETRYABLE_DOWNLOAD_ERRORS
 
@@ -294,7 +294,7 @@ class Store:
         """Write a document and return its ETag.
 
         If `instead_of` is given and is not the document's current ETag ("": the document must not exist),
-        nothing is written and None is returned. `sign` returns the signature of a name and a body. Raises
+        nothing is written and None is returned. `sign` returns the signature for a name and a body. Raises
         ClientError, or ValueError if the document is too large.
         """
         from botocore.exceptions import ClientError
@@ -319,11 +319,11 @@ class Store:
         return str(response["ETag"]).strip('"')
 
     def abort(self, uri: S3Uri, *, ended_jobs: Container[str] | None = None) -> None:
-        """Abort incomplete uploads below `uri`, as far as the caller has the right. Raises BotoCoreError.
+        """Abort incomplete uploads below `uri`, if the caller has the permission. Raises BotoCoreError.
 
-        With `ended_jobs`, `uri` contains jobs and data. Then abort only the uploads of those jobs, of other
-        jobs that have ended, and uploads that are old, because the state of a job that was lost with its
-        cluster remains "running".
+        With `ended_jobs`, `uri` contains jobs and data. Then abort only uploads that are old or belong to
+        those jobs or to other jobs that have ended. Old ones are aborted because the state of a job that was
+        lost with its cluster remains "running".
         """
         from botocore.exceptions import ClientError
 
@@ -341,9 +341,9 @@ class Store:
                     self.client.abort_multipart_upload(Bucket=uri.bucket, **parameters)
 
     def _is_abandoned(self, uri: S3Uri, key: str, started: datetime, over: Container[str]) -> bool:
-        """Return True if an upload of awsddp will not be continued. Raises ClientError, ValueError.
+        """Return True if an upload by awsddp will not be continued. Raises ClientError, ValueError.
 
-        The upload of data may take days over a slow connection, so it counts as abandoned after a week.
+        An upload of data can take days over a slow connection, so it counts as abandoned after a week.
         """
         name, age = key[len(uri.key("")) :].partition("/")[0], datetime.now(started.tzinfo) - started
         if name == DATA_FOLDER:
@@ -361,7 +361,7 @@ class Store:
         on_bytes: Callable[[int], None] = lambda count: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> Upload:
-        """Start the upload of a file, in parts if the file is large. `on_end` is called in another thread.
+        """Start to upload a file, in parts if it is large. `on_end` is called in another thread.
 
         After the upload, `pop_etag` returns its ETag. The upload's `result` raises OSError, ClientError,
         BotoCoreError.
@@ -385,13 +385,13 @@ class Store:
         return future
 
     def pop_etag(self, uri: S3Uri, name: str) -> str:
-        """Remove and return the ETag of the last upload to a name. Raises KeyError."""
+        """Return and remove the stored ETag of the last upload to a name. Raises KeyError."""
         return self._etags.pop((uri.bucket, uri.key(name)))
 
     def upload_files(
         self, files: Mapping[str, Path], uri: S3Uri, on_bytes: Callable[[int], None] = lambda count: None
     ) -> dict[str, str]:
-        """Upload files to names below `uri`, several at once, and return their ETags by name.
+        """Upload files to names below `uri`, several at once, and return {name: ETag}.
 
         Raises OSError, ClientError, BotoCoreError.
         """
@@ -436,7 +436,7 @@ class Store:
         partial_folder.rmdir()
 
     def run_each(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> Iterator[_Item]:
-        """Call `work` for several items at once, and yield the items in order, each when its call has ended.
+        """Call `work` for several items at once. Yield the items in order, each when its call has ended.
 
         After an error no more calls are started; the error is raised when the running calls have ended.
         `work` must not call `run_each` of this store.
@@ -476,7 +476,7 @@ class Store:
                     on_bytes(file.write(self._download_small(bucket, s3_object)))
 
     def read_object(self, uri: S3Uri, s3_object: S3Object) -> bytes:
-        """Return a small object, whose key is relative to `uri`. Raises ObjectChanged, ClientError."""
+        """Return a small object's bytes; its key is relative to `uri`. Raises ObjectChanged, ClientError."""
         with _raise_changed(s3_object.key):
             return self._download_small(uri.bucket, s3_object._replace(key=uri.key(s3_object.key)))
 
@@ -492,7 +492,7 @@ class Store:
         ).result()
 
     def _download_small(self, bucket: str, s3_object: S3Object) -> bytes:
-        """Return the bytes of an object, or only those that its digest covers.
+        """Return an object's bytes, or, if it has a digest, only those that the digest covers.
 
         Raises ObjectChanged, ClientError.
         """
@@ -533,7 +533,7 @@ def _remember_key(params: Mapping[str, Any], context: dict[str, Any], **_: objec
 
 
 class _TransferSubscriber:
-    """Receives the progress (in bytes) and the end of a transfer, and pins a download to the listed object.
+    """Receives a transfer's progress (in bytes) and its end, and pins a download to the listed object.
 
     s3transfer reports a negative count before it sends bytes again.
     """

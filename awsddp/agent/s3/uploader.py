@@ -1,9 +1,9 @@
-"""Upload a node's results of a job to S3 while the job runs (keys: checkpoint_index.py).
+"""Upload a job's results on one node to S3 while the job runs (keys: checkpoint_index.py).
 
 The uploader is a separate process in a Python with boto3, at the lowest priority. Failures are retried while
-the job runs and for half an hour after the job's end. The watchdog sees from the name of the process that the
-machine is in use, and a shutdown waits for the process. An uploader that is started again continues from its
-list in S3.
+the job runs and for half an hour after the job's end. The watchdog sees from the process's name that the
+machine is in use, and a shutdown waits for the process. An uploader that is restarted continues from its list
+in S3.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ if TYPE_CHECKING:
     from awsddp.agent.manifest import ManifestEntry
     from awsddp.agent.s3.store import Store, Upload
 
-    Stamp = tuple[int, int, int, int]  # size, times of modification and change (ns), inode
+    Stamp = tuple[int, int, int, int]  # size, modification time and change time (ns), inode
 
 _MAX_OPEN = 64
 """How many files are open for upload at once."""
 _PARTS_AT_ONCE = 8
-"""How many parts of a file are sent before it is the turn of the next file."""
+"""How many of a file's parts are sent before it is the next file's turn."""
 _SHORT_PARTS, _MAX_PARTS = 500, 4000
-"""The number of parts of a file after which the part size doubles, and the maximum number of parts."""
+"""The number of parts after which a file's part size doubles, and the maximum number of parts."""
 _MAX_LOAD = 0.05
-"""The maximum share of one core that scans take, and the maximum share that writing lists takes."""
+"""The maximum share of one core that scans take, and the maximum share that writing the lists takes."""
 _LIST_S = 1.0
 """The minimum interval between two writes of a list, and of saving.json."""
 _TICK_S = 0.2
-"""The interval at which the uploader checks for finished uploads and for the end of the job."""
+"""The interval at which the uploader checks whether uploads have finished or the job has ended."""
 _BATCH_S = 0.02
 """How long finished uploads are collected before other uploads start."""
 _LATE_S = 1800.0
-"""How long failures are retried, and open files waited for, after the job's end or a later success."""
+"""How long failures are retried, and open files are waited for, after the job's end or a later success."""
 _HURRY_S = 90.0
-"""The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s."""
+"""The same limit when the machine shuts down, which awsddp-jobs.service delays by at most 120 s."""
 _OTHER_NODES_S = 90.0
 """How long the first node waits for another node whose list does not change."""
 _SLOWEST_S = 60.0
@@ -109,7 +109,7 @@ def _set_disk_priority(scheduling_class: str) -> None:
 
 
 def _is_alone(folder: JobFolder) -> bool:
-    """Acquire the job's uploader lock for the life of this process. Return False if the lock is taken."""
+    """Acquire the job's uploader lock for this process's lifetime. Return False if the lock is taken."""
     descriptor = os.open(str(folder.path / "saver.lock"), os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +120,7 @@ def _is_alone(folder: JobFolder) -> bool:
 
 
 class _File:
-    """A result. `parts` ([key, size, ETag, digest]) in S3 hold the file's content at the stamp `saved`."""
+    """A result. Its `parts` in S3, [key, size, ETag, digest], hold the content at the stamp `saved`."""
 
     def __init__(self) -> None:
         self.parts: list[list[Any]] = []
@@ -137,11 +137,11 @@ class _File:
 
     @property
     def length(self) -> int:
-        """The number of bytes that are saved."""
+        """The number of saved bytes."""
         return sum(size for _, size, *_ in self.parts)
 
     def key(self, result: str, version: int) -> str:
-        """Return the unique key of a version. Bytes of the name that are not Unicode are escaped."""
+        """Return a version's unique key. Bytes in the name that are not valid UTF-8 are escaped."""
         name = result.replace("\\", r"\\").encode("utf-8", "backslashreplace").decode()
         return f"{name}~{version + 1}" if version or re.search(r"~\d+$", name) else name
 
@@ -150,7 +150,7 @@ class _File:
         self.sent_bytes += count
 
     def switch_version(self, version: int) -> None:
-        """Switch from the previous version's keys to the keys of the version that was uploaded."""
+        """Switch from the previous version's keys to the uploaded version's keys."""
         self.left[self.version] = time.monotonic()
         self.left.pop(version, None)
         self.version = version
@@ -169,7 +169,7 @@ class _File:
 
 
 class _Sending(NamedTuple):
-    """A file being uploaded: the upload, the key's version, the state at the start, the open file `held`."""
+    """A file being uploaded: its upload, its key's version, its state at the start, its open file `held`."""
 
     upload: Upload
     version: int
@@ -253,7 +253,7 @@ class Uploader:
             self._pause()
 
     def step(self) -> bool:
-        """Do those of these that are due: scan, upload, write the lists. Return True if everything is done.
+        """Scan, upload and write the lists, each if it is due. Return True if everything is done.
 
         Raises the error of a failed upload.
         """
@@ -295,7 +295,7 @@ class Uploader:
         return not self._sending and not self._growing
 
     def _on_term(self, *_: object) -> None:
-        """Handle a shutdown of the machine: set the deadline for the remaining uploads."""
+        """Handle the machine's shutdown: set the deadline for the remaining uploads."""
         self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
         self._wake.put(None)
 
@@ -305,7 +305,7 @@ class Uploader:
     # ---- the state of an earlier process
 
     def _recover(self) -> None:
-        """Continue from the list of an earlier uploader of this launch, if there is one."""
+        """Continue from the list that an earlier uploader of this launch wrote, if there is one."""
         document = self._read_signed(f"node{self._node}.json")
         if document is not None:
             self._generation, self._scans = document["generation"] + 1, document["look"]
@@ -332,7 +332,7 @@ class Uploader:
             return {}
 
     def _version_of(self, result: str, parts: list[list[Any]]) -> int:
-        """Return the version of the keys of a file's parts."""
+        """Return the version that the keys of a file's parts have."""
         file, key = _File(), parts[0][0]
         name = key if not parts[0][3] else dirname(key).partition("/")[2]
         suffix = re.search(r"~(\d+)$", name)
@@ -390,14 +390,14 @@ class Uploader:
         self._scan_at = time.monotonic() + pause_s
 
     def _lost_files(self, skipped: Iterable[ManifestEntry]) -> str:
-        """Return a text on files that the next job wrote before they were saved, or "" if there are none."""
+        """Return a text on files that the next job wrote to before they were saved, or "" if none."""
         files = ((line, self._files.get(line.home)) for line in skipped if line.home)
         return "; ".join(
             f"{line.path}: {line.why}" for line, file in files if file is not None and not file.saved
         )
 
     def _is_due(self, line: ManifestEntry) -> bool:
-        """Record the current stamp of a file. Return True if the file is to be uploaded now."""
+        """Record a file's current stamp. Return True if the file is to be uploaded now."""
         result, file, stamp = line.home, self._files.setdefault(line.home, _File()), _stamp(line)
         is_known, file.current = file.current == stamp, stamp
         if file.saved == stamp and not (self._is_over and _is_append_only(result) and file.checked != stamp):
@@ -443,7 +443,7 @@ class Uploader:
         return failure
 
     def _start_file(self, line: ManifestEntry, file: _File) -> None:
-        """Start the upload of a file, to another key if the current key is listed, so that its object stays.
+        """Start to upload a file. If the current key is listed, use another one, so that its object is kept.
 
         The file stays open, so that the upload succeeds even if the job removes or replaces the file.
         """
@@ -468,7 +468,7 @@ class Uploader:
         return min(free, default=max(file.version, *file.left, 0) + 1)
 
     def _named_keys(self) -> set[str] | None:
-        """Return the keys of the checkpoints in the current and next job.json; None if it cannot be read."""
+        """Return the checkpoint keys in the current and next job.json, or None if it cannot be read."""
         if self._is_first:
             named_keys = checkpoint_keys(self._published[1]) if self._published else set()
         else:
@@ -484,7 +484,7 @@ class Uploader:
         return named_keys | {dirname(key).partition("/")[2] for key in named_keys}
 
     def _cancel_outdated(self) -> None:
-        """Cancel uploads whose files were written to since the start, which would mix old and new data.
+        """Cancel uploads whose files were written to after the start, as these would mix old and new data.
 
         The upload of a file that was only replaced or removed goes on, because the open file is unchanged. If
         a file was truncated, its request ends late, because S3 waits for more bytes; the uploader does not
@@ -501,7 +501,7 @@ class Uploader:
             os.close(sending.held)
 
     def _collect_finished(self) -> BaseException | None:
-        """Record finished uploads, except of files that have changed. Return the last error."""
+        """Record finished uploads, except those of files that have changed. Return the last error."""
         failure: BaseException | None = None
         for result, sending in list(self._sending.items()):
             if not sending.upload.done():
@@ -593,7 +593,7 @@ class Uploader:
         return parts
 
     def _finish_parts(self, file: _File, part: _Growing) -> None:
-        """Record the sent parts of a growing file. A rewritten file is sent again from the beginning."""
+        """Record a growing file's sent parts. A rewritten file is sent again from the beginning."""
         line = part.line
         try:
             file.parts = part.future.result()
@@ -612,14 +612,14 @@ class Uploader:
         self._mark_saved(line.home, file)
 
     def _reset_file(self, result: str, file: _File) -> None:
-        """Discard the saved parts of a file, whose next upload uses other keys."""
+        """Discard a file's saved parts. The file's next upload uses other keys."""
         if file.parts:
             file.switch_version(self._free_version(result, file))
         file.parts, file.saved, file.current = [], None, None
         self._changed.add(result)
 
     def _forget_removed(self, removed: set[str]) -> None:
-        """Remove files that the job has removed from the list. Their keys are not reused immediately."""
+        """Remove from the list the files that the job has removed. Their keys are not reused immediately."""
         # A file that was just saved is listed first, because it may be a checkpoint.
         for result in removed - self._changed:
             if self._files[result].current or self._files[result].saved:
@@ -663,7 +663,7 @@ class Uploader:
         return all_done
 
     def _write_list(self) -> dict[str, Any]:
-        """Write the pages of the list, and return the content of nodeK.json, which names them."""
+        """Write the list's pages, and return the content for nodeK.json, which names the pages."""
         for result in self._changed:
             file = self._files.get(result)
             if file is not None and file.saved is not None:
@@ -684,7 +684,7 @@ class Uploader:
         }
 
     def _verify(self) -> None:
-        """Compare the listed files and the lists with the objects in S3. Those that differ are sent again."""
+        """Compare the listed files and the lists with the objects in S3, and send again those that differ."""
         keys_by_result = {result: [part[0] for part in file.parts] for result, file in self._files.items()}
         prefixes = {
             "lists/",
@@ -732,7 +732,7 @@ class Uploader:
     # ---- the state of the job, on the first node
 
     def _update_index(self, own_document: Mapping[str, Any]) -> None:
-        """Update the checkpoint index with this node's list, and at intervals with the other nodes' lists."""
+        """Update the checkpoint index from this node's list and, at intervals, the other nodes' lists."""
         now = time.monotonic()
         interval_s = _TICK_S if self._is_over else self._order["beat_s"]
         if self._other_nodes and now - self._lists_read_at >= interval_s:
@@ -750,7 +750,7 @@ class Uploader:
         self._index.update(documents, rows["files"], rows["links"])
 
     def _read_lists(self, now: float) -> None:
-        """Read the lists of the other nodes. If a list changes during the read, its old version is used."""
+        """Read the other nodes' lists. If a list changes during the read, its old version is used."""
         for node, reader in self._readers.items():
             document = self._read_signed(f"node{node}.json")
             if document is None or document == self._node_documents.get(node):
@@ -820,12 +820,12 @@ def _check_parts(stream: BinaryIO, parts: Iterable[Sequence[Any]], result: str) 
 
 
 def _key_prefix(key: str) -> str:
-    """Return the prefix with which a key is listed together with its neighbours."""
+    """Return the prefix under which a key is listed together with its neighbours."""
     return "/".join(key.split("/")[: 2 if key.startswith("parts/") else 1]) + "/"
 
 
 def _folders(results: Iterable[str]) -> list[str]:
-    """Return the folders of files. If there are too many, parent folders, ending in "/", replace some."""
+    """Return the files' folders. If there are too many, parent folders, ending in "/", replace some."""
     folders = {dirname(result) for result in results}
     while len(folders) > _MAX_FOLDERS:
         deepest = max(folder.count("/") for folder in folders)
@@ -838,7 +838,7 @@ def _parent(folder: str) -> str:
 
 
 def _open_path(held: int) -> Path:
-    """Return a path to an open file. The path is valid even if the file was removed."""
+    """Return a path to an open file, which is valid even if the file has been removed."""
     return Path(f"/proc/self/fd/{held}")
 
 

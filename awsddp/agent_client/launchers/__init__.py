@@ -1,4 +1,4 @@
-"""Launchers: the processes that the agent on a node starts for its ranks."""
+"""Launchers, which define the processes that the agent on a node starts for its ranks."""
 
 from collections.abc import Sequence
 from typing import Protocol

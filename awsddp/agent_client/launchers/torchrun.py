@@ -18,7 +18,7 @@ _LAST_CALL_SECONDS = 30
 def processes(
     spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
 ) -> tuple[Process, ...]:
-    """Return torch's agent of `host`, which runs agent/torchrun_worker.py for each of its ranks."""
+    """Return torch's agent for `host`, which runs agent/torchrun_worker.py for each of the host's ranks."""
     folder, first = host.folder(rendezvous.job), ranks[0]
 
     def templates(texts: Sequence[str]) -> list[list[str]]:
@@ -39,11 +39,11 @@ def processes(
             argv=(*_agent(spec, len(ranks), host, rendezvous, first.nnodes), python, *worker),
             environment={
                 # A shared store outlives a rendezvous round and passes its keys to the next round. Restarts
-                # on several nodes then hang or use addresses of ended ranks:
+                # on several nodes then hang, or use the addresses of ended ranks:
                 # https://github.com/pytorch/pytorch/issues/135712
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 **host.environment(rendezvous.job, spec.env.variables),
-                # Time between TERM and KILL for torch's workers. It is longer than the grace of their ranks.
+                # Time between TERM and KILL for torch's workers. It is longer than their ranks' grace.
                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(parse_duration(spec.job.grace)) + 5),
             },
             log=f"launcher{host.node.node}.log",
@@ -67,7 +67,7 @@ def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes:
 
 
 def _rendezvous_conf(spec: JobSpec, *, is_first: bool) -> str:
-    """Return the --rdzv-conf with which torch gives up a node after `job.heartbeat_timeout` instead of 15 s.
+    """Return the --rdzv-conf that makes torch give up a node after `job.heartbeat_timeout`, not after 15 s.
 
     https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
     """
