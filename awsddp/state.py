@@ -277,7 +277,7 @@ class ClusterFolder:
             )
 
     def find_lock_holder(self) -> str | None:
-        """Return the name of the command on this machine that holds the lock, or None if it is free."""
+        """Return a string that names the lock's holder on this machine, or None if the lock is free."""
         with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
             if not try_lock(stream, fcntl.LOCK_SH):
                 return _read_holder(stream)
@@ -393,7 +393,7 @@ class ClusterHistory(Frozen):
 
     @property
     def instance_ids(self) -> set[str]:
-        """The ids of all instances that the cluster ever had."""
+        """The ids of all instances that the cluster has ever had."""
         return {key for row in self.rows if row.event == "launched" for key in row.instances}
 
 

@@ -1,4 +1,4 @@
-"""Cluster, Plan and Job: the objects of the Python API.
+"""Cluster, Plan and Job: the Python API's objects.
 
 These objects do not print or handle signals: progress goes to `on_event`, and failures raise the same errors
 as on the command line. Methods import modules when they are called, so that `status`, for example, loads only
@@ -67,7 +67,7 @@ class Cluster:
 
     @cached_property
     def session(self) -> Session:
-        """The name and settings of the cluster; the settings are loaded on first use."""
+        """The cluster's name and settings; the settings are loaded on first use."""
         return Session(
             name=self.name,
             local=self.local,
@@ -77,7 +77,7 @@ class Cluster:
 
     @property
     def spec(self) -> ClusterSpec:
-        """The settings of the cluster, from keywords, variables and awsddp.toml. Raises ConfigError."""
+        """The cluster's settings, from keywords, variables and awsddp.toml. Raises ConfigError."""
         return self.session.spec
 
     @property

@@ -310,7 +310,7 @@ def _stream_reports(
     *,
     timeout_s: float,
 ) -> None:
-    """Start the ranks of `groups` and add their reports to the groups."""
+    """Start the groups' ranks, and add each rank's reports to its group."""
     group_of = {rank.node: group for group in groups for rank in group.ranks}
     unparsed = dict.fromkeys(commands, b"")
 

@@ -127,7 +127,7 @@ def _search(session: Session) -> "Iterator[list[_Search]]":
 
 
 def _search_target(session: Session, target: Target) -> _Search:
-    """Search all regions of a target, or only the requested region. No region needs to be configured."""
+    """Search all of a target's regions, or only the requested region. No region needs to be configured."""
     from awsddp.aws.client import OPEN_REGION
     from awsddp.aws.clusters import find_everywhere
     from awsddp.aws.plan_facts import list_enabled_regions

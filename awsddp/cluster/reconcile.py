@@ -147,7 +147,7 @@ def _open_ssh(cluster: LocatedCluster, own_listing: ClusterListing, change: Reco
 def _changed_fields(
     session: Session, record: Record, change: Reconciliation, *, is_launch: bool
 ) -> dict[str, Any]:
-    """Return the fields of the record that a change sets."""
+    """Return the record's fields that a change sets."""
     # A launch records the new size itself once AWS accepts it, so that a refused launch changes nothing.
     size = min(record.nodes, change.spec.cluster.nodes) if is_launch else change.spec.cluster.nodes
     applied = {

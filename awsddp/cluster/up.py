@@ -56,7 +56,7 @@ def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
 
 
 def build_environment(cluster: LocatedCluster) -> LocatedCluster:
-    """Build the environment of [env] on the nodes, and record it for later jobs; return the cluster.
+    """On the nodes, build the environment that [env] describes; record it for later jobs; return the cluster.
 
     Raises ConfigError, and NodeError, for example if the nodes differ in torch, CUDA, driver or GPUs.
     """
@@ -101,7 +101,7 @@ def _launch_missing(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> 
 def _finish_launch(cluster: LocatedCluster) -> LocatedCluster:
     """Finish an interrupted launch, or wait until AWS lists the prepared instances; return the cluster.
 
-    Accepts the temporary host key of the interrupted launch, because the next launch has another key.
+    Accepts the interrupted launch's temporary host key, because the next launch has another key.
     """
     from awsddp.aws.instances import launched_numbers, resume_launch, wait_running
 
@@ -127,7 +127,7 @@ def _finish_launch(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def _terminate_others(cluster: LocatedCluster) -> LocatedCluster:
-    """Refresh the listing, and terminate other clusters of this name.
+    """Refresh the listing, and terminate other clusters with this name.
 
     Two machines may launch at the same time, before AWS lists the other machine's cluster. Both then keep the
     cluster that was created first. Raises ConfigError if this machine's cluster was terminated.

@@ -79,7 +79,7 @@ def end_ranks(
 
 
 def end_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
-    """End a job that runs or waits, with its grace, and return the job as the nodes report it afterwards."""
+    """End a running or waiting job, with its grace, and return the job as the nodes report it afterwards."""
     if job.state not in ACTIVE:
         return job
     grace = connected.session.job_spec.job.grace

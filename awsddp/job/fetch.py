@@ -71,8 +71,7 @@ def fetch(
     refetch: bool = False,
     start: Callable[[], object],
 ) -> FetchDocument:
-    """Fetch the results of a job (`JobRegistry.resolve_name`; the last by default); return the `fetch`
-    document.
+    """Fetch a job's results (`JobRegistry.resolve_name`; default: the last job); return the `fetch` document.
 
     No node is needed for results that are already fetched, unless `refetch`. `start` is called to start nodes
     that stopped with results (it raises an exception to refuse); the document then has `started`. Results are
@@ -112,7 +111,7 @@ def fetch(
 
 
 def _has_no_live_node(session: Session) -> bool:
-    """Return True if AWS lists no live node of the cluster."""
+    """Return True if AWS lists no live nodes in the cluster."""
     try:
         with find_cluster(session) as cluster:
             return cluster.listing is None or not cluster.listing.live

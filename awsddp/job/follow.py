@@ -274,7 +274,7 @@ class JobFollower:
         }
 
     def _report_restarts(self) -> None:
-        """Report each new restart of the ranks, with its reason."""
+        """Report each time the ranks restart, with the reason."""
         restarts = max(
             (document.restarts for document in self.merger.documents.values()), key=len, default=()
         )
@@ -343,7 +343,7 @@ class JobFollower:
 
 
 def _end_of(node: Node) -> tuple[str, str]:
-    """Return the kind of cause for an instance that does not run, and the reason that EC2 reports."""
+    """Return the kind of cause for an instance that is not running, and the reason that EC2 reports."""
     from awsddp.aws.clusters import find_end_cause
 
     kind, why = find_end_cause(node)

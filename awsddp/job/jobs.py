@@ -75,8 +75,8 @@ def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | 
 
     The oldest job comes first; `since` has the same meaning as in `make_jobs_document`. Unreachable nodes are
     reported, and so is an ended cluster. If an error prevents the nodes from reporting, it is raised with the
-    document as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster of
-    this name; for the name `default`, unless it is configured, this is raised only if there are no jobs
+    document as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster
+    with this name; for the name `default`, unless it is configured, this is raised only if there are no jobs
     either. Raises UsageError.
     """
     bill = None

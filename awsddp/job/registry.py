@@ -23,9 +23,8 @@ MAX_LISTED_JOBS = 5
 class JobView(Frozen):
     """A job with its results folder and its cluster's history (None: no ledger names the job).
 
-    `launched` is the time of the launch in ISO format. `reported` is True if the nodes have just reported the
-    job. `share` is the job's share of its nodes' price: below 1.0 if other jobs ran on the nodes at the same
-    time.
+    `launched` is the launch time in ISO format. `reported` is True if the nodes have just reported the job.
+    `share` is the job's share of its nodes' price: below 1.0 if other jobs ran on the nodes at the same time.
     """
 
     job: JobRecord
@@ -79,7 +78,7 @@ class JobRegistry:
 
     @cached_property
     def jobs(self) -> list[JobView]:
-        """All jobs, the oldest first."""
+        """All jobs, oldest first."""
         clusters = list(list_cluster_histories(self._session.home))
         views = [view for cluster in clusters for view in self.jobs_of_cluster(cluster)]
         known_views = {(view.folder, view.job.nodes) for view in views}
@@ -94,11 +93,11 @@ class JobRegistry:
 
     @property
     def own_jobs(self) -> list[JobView]:
-        """The jobs of the session's cluster, the oldest first."""
+        """The jobs on the session's cluster, oldest first."""
         return self.jobs_of_cluster(read_cluster_history(self._session.folder))
 
     def jobs_of_cluster(self, history: ClusterHistory) -> list[JobView]:
-        """Return the jobs of a cluster, the oldest first.
+        """Return a cluster's jobs, oldest first.
 
         A job that was last seen active on a cluster that has ended was interrupted.
         """

@@ -140,7 +140,7 @@ def _launch_on_nodes(
 ) -> tuple[list[Node], dict[int, Launch]]:
     """Start the job under a name that is not in `refused`; return its nodes and their launch requests.
 
-    Raises NameTaken, after adding the name to `refused`, if a node already has a job of that name.
+    Raises NameTaken, after adding the name to `refused`, if a node already has a job with that name.
     """
     connected, launches, sending = _make_requests(connected, ranks, listing, checkpoint, refused)
     nodes = [node for node in connected.cluster.nodes if node.node in launches]

@@ -1,4 +1,4 @@
-"""why: report where each rank of a job is, and which ranks are behind."""
+"""why: report where each of a job's ranks is, and which ranks are behind."""
 
 import contextlib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ STACKS_S = 8.0
 
 
 def why(session: Session, job: str | None = None) -> WhyDocument:
-    """Return where each rank of a job is, and which ranks are behind; by default for the last started job.
+    """Report where each of a job's ranks is and which ranks are behind; by default, for the last started job.
 
     If the job is not running, the document has the job's end as `result`, and the ranks' last stacks if nodes
     wrote them. Raises NotFoundError, NodeError.

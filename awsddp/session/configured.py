@@ -12,7 +12,7 @@ from awsddp.settings.spec import FILE, ClusterSpec
 from awsddp.settings.verbs import command_arguments
 from awsddp.state import Record
 
-# A change of these keys applies to running nodes and needs no launch.
+# A change to these keys applies to running nodes and needs no launch.
 KEYS_WITHOUT_LAUNCH = (
     JUMP_KEY,
     "network.ssh_cidr",
@@ -37,7 +37,7 @@ def with_record_settings(session: Session, record: Record | None) -> Session:
 def report_differences(session: Session, cluster_spec: ClusterSpec, record: Record) -> None:
     """Report where awsddp.toml differs from the cluster, and the `up` command that applies awsddp.toml.
 
-    `cluster_spec` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
+    `cluster_spec` is the cluster's spec. Raises ConfigError for an invalid `cluster.gpus`.
     """
     changed = find_differences(session.spec, cluster_spec)
     if changed.keys() & set(TYPE_KEYS) and is_of_type(session.spec, record.instance_type):

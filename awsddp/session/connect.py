@@ -1,4 +1,4 @@
-"""Connect to the nodes of a cluster, publish their addresses and list their jobs."""
+"""Connect to a cluster's nodes, publish their addresses, and list their jobs."""
 
 import contextlib
 import os

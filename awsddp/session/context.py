@@ -57,7 +57,7 @@ class Session:
 
     @property
     def spec(self) -> ClusterSpec:
-        """The settings of the cluster, from options, variables and awsddp.toml. Raises ConfigError."""
+        """The cluster's settings, from options, environment variables and awsddp.toml. Raises ConfigError."""
         return self._specs[0]
 
     @property
@@ -86,11 +86,11 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedCluster:
-    """The cluster of a session: its target, its record, and what AWS lists there.
+    """A session's cluster: its target, its record, and what AWS lists there.
 
     `aws_client` is None if the target is the local cloud and the local cloud is not running. `local_record`
     is None if this machine has no record of the cluster. `listing` is None if AWS lists nothing;
-    `other_listings` are clusters of the same name and owner with another id, which exist if two machines
+    `other_listings` are clusters with the same name and owner but another id, which exist if two machines
     launched at the same time; `other_session_listings` are clusters with this name that other sessions of the
     caller's role created, if nothing else is listed. `searched_places` are the places that were searched, by
     the names that messages show. `nodes` are usable nodes; `excluded` nodes exist but cannot be used now.
@@ -123,7 +123,7 @@ class LocatedCluster:
 
     @property
     def own_listing(self) -> ClusterListing | None:
-        """The listing, or None if its id is not that of the record."""
+        """The listing, or None if its id differs from the record's."""
         is_own = (
             self.listing is not None
             and self.local_record is not None

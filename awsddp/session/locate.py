@@ -1,4 +1,4 @@
-"""Find a cluster: its target, what AWS lists there, and clusters of the same name elsewhere.
+"""Find a cluster: its target, what AWS lists there, and clusters with the same name elsewhere.
 
 A cluster's target (local cloud, region, account) is taken from its record, not from the current settings.
 """
@@ -47,7 +47,7 @@ def aws_client_for(
 
 
 def find_owner(aws: "AwsClient", record: Record | None) -> str:
-    """Return the owner of a cluster: the caller if there is no record, otherwise the owner in the record.
+    """Return a cluster's owner: the owner in the record or, if there is no record, the caller.
 
     The login may have changed since the record was written. In a local cloud the owner is always the caller.
     Raises CloudError, ConfigError.
@@ -98,7 +98,7 @@ def resolve_key_file(spec: ClusterSpec) -> Path:
 
 
 def resolve_target(session: Session, record: Record | None) -> Target:
-    """Return the target of a record; no setting changes the target, but --profile selects another login.
+    """Return a record's target; no setting changes the target, but --profile selects another login.
 
     If there is no record, returns the target in the settings. Raises ConfigError if the command line names
     another target than the record.

@@ -67,7 +67,7 @@ def complete_commands(session: Session, text: str, *, job: JobRecord | None = No
     Each command gets the global options that select the cluster. A command at the start of a line also gets
     the current command line's options that its verb reads, except those that it already sets. With `job`,
     `train` gets that job's options, script and arguments, and becomes `run` if the current verb is `run`. A
-    command after a `down` on the same line gets the cluster's settings. Commands of the AWS CLI get the local
+    command after a `down` on the same line gets the cluster's settings. AWS CLI commands get the local
     cloud's variables if the cluster is in the local cloud.
     """
     return "\n".join(
@@ -220,7 +220,7 @@ def _resume_option(session: Session, job: JobRecord) -> str | None:
 
 @contextlib.contextmanager
 def completing_errors(session: Session) -> Iterator[None]:
-    """Complete the labels and commands of an error that is raised in the context."""
+    """Complete the labels and commands in an error that is raised in the context."""
     try:
         yield
     except AwsddpError as error:

@@ -53,7 +53,7 @@ def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
 def _make_checkpoints(
     job: str, results: Path, match: CheckpointPath, files: list[Path]
 ) -> Iterator[tuple["Checkpoint", list[Path]]]:
-    """Yield checkpoints with their files: each file is a checkpoint; a folder has the files of all nodes."""
+    """Yield checkpoints with their files: each file is a checkpoint; a folder has all nodes' files."""
     if not match.trees:
         for path in files:
             yield Checkpoint(job=job, parts=(path,)), [path]

@@ -55,7 +55,7 @@ _PASSED_PREFIXES = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "
 
 
 class _DownloadResult(msgspec.Struct, frozen=True):
-    """The answer of agent/s3/download.py."""
+    """The answer from agent/s3/download.py."""
 
     copied: Amount = 0
     bytes: Amount = 0
@@ -213,7 +213,7 @@ class _SentFiles:
     """The list of a local folder's files that are in a bucket; `rows` has each path's file stamp and ETag.
 
     The list is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages, and is signed
-    with a `secret` of this machine because others may write to the bucket.
+    with this machine's `secret` because others may write to the bucket.
     """
 
     def __init__(self, store: Store, parent: S3Uri, name: str, *, secret: str) -> None:

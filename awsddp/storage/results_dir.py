@@ -70,7 +70,7 @@ MAX_EVENT_BYTES = 16 << 20
 
 
 def write_loss_plot(target: Path) -> None:
-    """Write loss.svg with the loss of node 0, if its metrics have a loss."""
+    """Write loss.svg with node 0's loss, if its metrics have a loss."""
     from awsddp.storage import loss_plot
 
     rows = read_metrics(target)

@@ -50,7 +50,7 @@ _JOB_SUBFOLDER = re.compile(r"parts|lists|node\d+")
 _MAX_NAMED = 10
 """The maximum number of files, nodes or jobs that a message names."""
 _REPORTS = 200
-"""How often the progress of a transfer is reported."""
+"""How often a transfer's progress is reported."""
 
 
 class FilesChanged(AwsddpError, exit_code=1, kind="changing", retryable=True):
@@ -431,7 +431,7 @@ def _find_started_job(session: Session, uri: S3Uri) -> JobRecord | None:
 
 
 def _entry(path: str, **more: object) -> dict[str, object]:
-    """Return the manifest entry of a result."""
+    """Return a result's manifest entry."""
     return {"path": _staging_path(path), "home": path, "size": 0, **more}
 
 

@@ -29,7 +29,7 @@ from awsddp.model.node_answers import Nanoseconds, NodeJob, check_job, convert_a
 from awsddp.model.records import NodeNumber, ShortText, Text
 
 FORMAT = 2
-"""The value of the field `save` in job.json."""
+"""The value of the `save` field in job.json."""
 MAX_READS = 3
 """How often a document or file is read again if it changes while it is read."""
 _MAX_FILES = 1_000_000
