@@ -1,4 +1,4 @@
-"""End a job when a client requests it, or when another node of the job is lost."""
+"""End a job when a client requests it, or when the job loses another node."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def resolve_links(path: Path) -> Path:
 
 
 def readlink(path: Path) -> Path:
-    """Return the target of a link, resolved by one step only, as an absolute path."""
+    """Return a link's target, resolved by one step only, as an absolute path."""
     target = os.readlink(str(path))  # noqa: PTH115 (Path.readlink came with Python 3.9)
     return Path(os.path.normpath(str(resolve_links(path.parent) / target)))
 

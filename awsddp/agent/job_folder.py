@@ -1,7 +1,7 @@
 """A job's folder on a node: the job's files and document, and whether the job's agent is running.
 
 ~/.awsddp/jobs/JOB/  job.json       the launch request; it holds the job's secret (0600)
-                     state.json     this node's document of the job, replaced atomically
+                     state.json     this node's document about the job, replaced atomically
                      lock           held while the agent runs (a pid could be reused by another process)
                      cancel.json    how the job is to end, written before the agent is signalled
                      snapshot.json  the stamps of the project folder's files before the ranks started
@@ -9,12 +9,12 @@
                      worker.py      started for each rank by torchrun's elastic agent (torchrun_worker.py)
                      workers.jsonl  notes by worker.py on how the ranks started and ended
                      reserve        a file that is removed to make space for the last state.json
-                     samples.json   the resource use of the ranks (samples.py)
+                     samples.json   the ranks' resource use (samples.py)
                      saving.json    the progress of the upload to S3 (s3/uploader.py)
-                     saver.log      the errors of the uploader
-                     saver.json     the command of the uploader, with the secret that signs its lists (0600)
+                     saver.log      the uploader's errors
+                     saver.json     the uploader's command, with the secret that signs its lists (0600)
                      saver.lock     held while the uploader runs
-                     helper/        the sitecustomize of the ranks (diagnosis/helper.py)
+                     helper/        the ranks' sitecustomize (diagnosis/helper.py)
                      stacks/        requests to the helpers and responses (diagnosis/stacks.py)
                      run/           AWSDDP_RUN_DIR
 """
@@ -133,7 +133,7 @@ class Document(Fields):
 
 
 class Ending(OmitsUnset):
-    """The content of cancel.json, how a job is to end: its final state, the grace (s) and the cause.
+    """The content of cancel.json, which says how a job is to end: the final state, grace (s) and cause.
 
     If a client reports that the first node is gone, `lost` says why, and `kind` is the kind of the cause;
     `cause` is then None. The agent that reads cancel.json may be from another version of awsddp.
@@ -170,7 +170,7 @@ class JobFolder:
         self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:
-        """Return the log of `rank`."""
+        """Return the log of rank `rank`."""
         return self.logs / f"rank{rank}.log"
 
     def log_sizes(self) -> dict[str, int]:

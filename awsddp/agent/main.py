@@ -77,7 +77,7 @@ def _load_modules(packed: str | None) -> None:
 
 
 def state(_: State) -> dict[str, list[Document]]:
-    """Return all jobs' documents. That of a running job includes its ranks' progress and resource use."""
+    """Return all jobs' documents. A running job's document includes its ranks' progress and resource use."""
     return {"jobs": [_with_metrics(folder) for folder in list_job_folders()]}
 
 

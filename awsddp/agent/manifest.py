@@ -90,7 +90,7 @@ def sample(path: Path, size: int) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file. Raises OSError."""
+    """Return a file's SHA-256. Raises OSError."""
     sha256 = hashlib.sha256()
     with open_file(path) as file:
         for block in iter(lambda: file.read(1 << 20), b""):
@@ -373,7 +373,7 @@ class _ResultsList:
         self._lines.append(line)
 
     def _results_path(self, path: Path) -> str | None:
-        """Return the results path of a path without links, or None if the path is not fetched."""
+        """Return the results path for a path without links, or None if the path is not fetched."""
         for root, result_path in self._roots:
             if path == root or root in path.parents:
                 return os.path.normpath(f"{result_path}/{path.relative_to(root)}")

@@ -167,8 +167,8 @@ class State(Request["node_answers.Jobs"]):
 class Follow(Request["None"]):
     """Stream the logs of the node's ranks as frames (log_stream.py). `offsets` has each log's start (bytes).
 
-    Without `to_the_end` the stream ends at the current end of the logs. With `tail`, only the last `tail`
-    lines of a log at offset 0 are sent.
+    Without `to_the_end`, the stream ends at the logs' current end. With `tail`, only the last `tail` lines of
+    a log at offset 0 are sent.
     """
 
     job: str
@@ -190,7 +190,7 @@ class Cancel(Request["node_answers.NodeJob"]):
 
 
 class Lost(Request["node_answers.ReportReceived"]):
-    """Report that `node`, another node of the job, is gone, and `why`; `kind` is the kind of the cause."""
+    """Report that the job's node `node` is gone and `why`; `kind` is the kind of the cause."""
 
     module = "cancel"
     job: str
@@ -239,7 +239,7 @@ class Probe(Request["node_answers.ProbeResult"]):
 
 
 class Dial(Request["node_answers.DialResult"]):
-    """Connect to `peers`, (node, address, port) of other nodes, once all nodes have responded to `Probe`."""
+    """Connect to `peers`, the other nodes' (node, address, port), once all have responded to `Probe`."""
 
     module = "probe"
     peers: Sequence[tuple[int, str, int]]
@@ -247,7 +247,7 @@ class Dial(Request["node_answers.DialResult"]):
 
 
 class LaunchNode(Fields):
-    """A node of a job."""
+    """One of a job's nodes."""
 
     node: int
     private_ip: str

@@ -2,7 +2,7 @@
 
 Both sides begin with a challenge. A proof is an HMAC over both challenges, the sender's role and the line, so
 that neither a replay nor a reflection is valid. Lines are not encrypted: others cannot read the traffic
-between instances of a VPC, and no line contains a secret.
+between instances in a VPC, and no line contains a secret.
 """
 
 from __future__ import annotations

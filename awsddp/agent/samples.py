@@ -1,4 +1,4 @@
-"""The CPU, GPU and network use of this node's ranks, sampled every 10 s."""
+"""Sample the CPU, GPU and network use of this node's ranks every 10 s."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Agent:
         self._requested = requested
 
     def _run_once(self) -> None:
-        """Wait for one event or the next check of the deadlines, and handle it."""
+        """Wait for an event or the next check of the deadlines, and handle it."""
         is_busy = self._ranks.stopping or self._is_alone  # if alone, the first node opens its port soon
         now = self._exchange(0.02 if is_busy else self._poll_s)
         if self._requested != self._forwarded:
@@ -172,7 +172,7 @@ class Agent:
         return self._coordinator is None and not self._peers.joined
 
     def _exchange(self, poll_s: float) -> float:
-        """Handle the events of the next `poll_s` seconds, and return the time."""
+        """Handle all events during the next `poll_s` seconds, and return the time."""
         events = self._selector.select(poll_s)
         now = time.monotonic()
         # If this process was suspended, the silence is not the peers' fault.
@@ -202,7 +202,7 @@ class Agent:
     # ---- messages to the first node, and orders from it
 
     def _request_end(self) -> None:
-        """Ask the first node to end the job, and stop this node's ranks at once."""
+        """Ask the first node to end the job, and stop this node's ranks immediately."""
         requested = self._forwarded = self._requested
         assert requested is not None
         if requested.lost is not None:  # a client has reported that the first node is gone
@@ -322,7 +322,7 @@ class Agent:
 
 
 def ending_of_shutdown(request: Launch, file: Path = _SHUTDOWN_FILE) -> Ending:
-    """Return how the job ends if this node is shut down for the reason in `file`."""
+    """Return how the job ends if this node is shut down for the reason that is given in `file`."""
     try:
         reason, _, at = file.read_text(encoding="ascii", errors="replace").strip().partition(" ")
     except OSError:

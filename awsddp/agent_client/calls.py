@@ -47,7 +47,7 @@ def is_response_complete(output: bytes | bytearray, *, count: int = 1) -> bool:
 
 
 def parse_response(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes = b"") -> Answer:
-    """Return the validated response to `request` in the output of `node` (model/node_answers.py).
+    """Return the validated response to `request` in `node`'s output (model/node_answers.py).
 
     Raises the error that the node reports, or NodeError for a missing or invalid response.
     """
@@ -177,9 +177,9 @@ def call_nodes_separately(
 def _outcomes(
     node: int, requests: Sequence[Request[Any]], output: bytes, end: ProgramOutput | NodeError
 ) -> list[Any]:
-    """Return the responses or errors in a node's output, in the order of `requests`."""
+    """Return the responses or errors in a node's output, in the same order as `requests`."""
     _, *payloads = output.split(MAGIC, len(requests))
-    unparsed = b"" if payloads else output  # the text of an error
+    unparsed = b"" if payloads else output  # an error's text
     outputs = [MAGIC + payload for payload in payloads] + [unparsed] * (len(requests) - len(payloads))
     return [_outcome(node, request, text, end) for request, text in zip(requests, outputs, strict=True)]
 

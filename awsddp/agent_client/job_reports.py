@@ -77,7 +77,7 @@ def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[i
 
 
 def sanitize_cause(cause: Cause, *, job: str) -> Cause:
-    """Return a cause from a node, made safe to display.
+    """Return a cause that a node sent, made safe to display.
 
     `next` is not taken from the untrusted node, but looked up by `kind` in the table of causes; `next` is
     empty for an unknown kind, or if the node sent no next step. The explanation is reduced to one line, and

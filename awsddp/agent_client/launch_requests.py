@@ -51,7 +51,7 @@ def make_launch_requests(
     facts: "Mapping[str, Fact] | None" = None,
     after: Sequence[str] = (),
 ) -> dict[int, Launch]:
-    """Return {node: request} to launch each node's part of the job once the jobs `after` have ended.
+    """Return {node: request}, to launch each node's part of the job once the jobs in `after` have ended.
 
     `hosts` are the nodes that `ranks` run on, in any order. `facts` are fields that nodes store and report
     with the job (commit, dirty, resumed, instance_type, price_usd_per_hour); the options of `requested_spec`
@@ -111,7 +111,7 @@ def make_launch_requests(
 
 
 def _facts(spec: JobSpec, requested_spec: JobSpec | None) -> "dict[str, Fact]":
-    """Return the facts about a job that its settings give, with texts of limited length."""
+    """Return the facts about a job from its settings, with texts truncated to a limited length."""
     script, args = _bounded(spec.job.script or ""), map(_bounded, spec.job.args[:_MOST_ARGS])
     launcher, save_to = spec.job.launcher_name, spec.job.save_to
     options = {} if requested_spec is None else {"options": job_arguments(requested_spec)}

@@ -35,7 +35,7 @@ Dial = tuple[int, int, str]
 class Probes:
     """The nodes' responses to `probe`, and the time on this machine before and after (Unix time).
 
-    `unanswered` holds the errors of the nodes that did not respond.
+    `unanswered` holds the errors for the nodes that did not respond.
     """
 
     nodes: Mapping[int, Node]
@@ -309,7 +309,7 @@ class GroupProgress:
         self.steps = {rank.rank: RankStep(rank=rank.rank) for rank in ranks}
 
     def record(self, step: RankStep) -> None:
-        """Record a step of a rank. Steps that follow the rank's all-reduce are ignored."""
+        """Record a rank's step. Steps that follow the rank's all-reduce are ignored."""
         if self.steps[step.rank].at != "reduced":
             del self.steps[step.rank]
             self.steps[step.rank] = step

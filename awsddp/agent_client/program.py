@@ -1,4 +1,4 @@
-"""Pack the modules of awsddp/agent into the program that is sent to nodes."""
+"""Pack the modules in awsddp/agent into the program that is sent to nodes."""
 
 import bz2
 import functools
@@ -29,7 +29,7 @@ UPLOADER_MODULES = (
     *("s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
 )
 _PACKAGE = "awsddp.agent"
-# Nodes store no copy of the program, because the copy could be outdated. The source is sent first on stdin.
+# Nodes store no copy of the program, because a copy could be outdated. The source is sent first on stdin.
 _BOOT = """\
 import bz2, json, sys, types
 stdin = sys.stdin.buffer

@@ -89,7 +89,7 @@ class Host:
         """Return the environment that all ranks of the job have on the node.
 
         The user's `variables` override everything except the run folder, the checkpoint, the data, the GPUs,
-        and PYTHONPATH, to which the folders of the job's packages are appended. NCCL treats `=nic` as an
+        and PYTHONPATH, which the folders of the job's packages are appended to. NCCL treats `=nic` as an
         exact name, `nic` as a prefix
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
         """
@@ -154,8 +154,8 @@ def layout_ranks(
 ) -> tuple[Rank, ...]:
     """Return `world_size` ranks, with consecutive ranks on each of `nodes` and equally many on each node.
 
-    `gpus` is the number of GPUs per node for the job; 0 sets no limit. Without a world size all nodes are
-    used; if the world size is small, only the first nodes are used. Raises UsageError with values that fit.
+    `gpus` is the job's number of GPUs per node; 0 sets no limit. Without a world size, all nodes are used; if
+    the world size is small, only the first nodes are used. Raises UsageError with values that fit.
     """
     limits = dict.fromkeys(nodes, gpus) if isinstance(gpus, int) else gpus
     default_ranks = min((limits[node] for node in nodes if limits[node]), default=CPU_RANKS_PER_NODE)
@@ -268,7 +268,7 @@ def _shape(
 def rank_environment(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, str]:
     """Return a single rank's environment variables; `folder` is the job's folder on the node.
 
-    Names and values are those of torchrun's workers in torch 2.13
+    The names and values are those that torchrun's workers have in torch 2.13
     (torch/distributed/elastic/agent/server/local_elastic_agent.py, _start_workers).
     """
     return {

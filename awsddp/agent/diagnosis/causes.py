@@ -214,7 +214,7 @@ _BAD_CHECKPOINT = (
 
 
 class Evidence:
-    """The evidence of why a rank ended.
+    """The evidence for why a rank ended.
 
     `exit_code` is -N for signal N, `text` is the end of the rank's log, `loss` is the last loss in its
     metrics. `oom_kills` counts the processes that the kernel killed for lack of memory while the job ran;

@@ -1,4 +1,4 @@
-"""Evidence of why a rank ended: its log, its last exception, its loss, a full disk, the kernel's log."""
+"""Evidence for why a rank ended: its log, its last exception, its loss, a full disk, the kernel's log."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def find_exceptions(text: str) -> list[str]:
 
 
 def _exception_line(block: str) -> str | None:
-    """Return the line with the exception after the frames of a traceback."""
+    """Return the line with the exception, which follows a traceback's frames."""
     for line in block.split("\n")[1:]:
         if line and not line.startswith(_FRAME):
             return line.strip()[:_WIDTH]
@@ -128,7 +128,7 @@ def read_last_loss(path: Path, rank: int, *, first: int) -> Any:
 
 
 def run_command(command: list[str], *, seconds: float) -> str | None:
-    """Return the stdout of a command, or None if the command fails or takes longer than `seconds`."""
+    """Return a command's stdout, or None if the command fails or takes longer than `seconds`."""
     try:
         completed = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=seconds

@@ -84,7 +84,7 @@ def diagnose(
     *,
     exit_codes: Mapping[int, int | None],
 ) -> Diagnosis:
-    """Return the diagnosis of a job.
+    """Diagnose a job.
 
     `layout` has a row [rank, local rank, node] for each rank. `answers` maps each node to its answer, and
     `exit_codes` each rank that has ended to its exit code.
@@ -124,7 +124,7 @@ def _rank(rank: int, node: int, answer: NodeStacks | None, exit_code: object) ->
 
 
 def _process_state(process: Process, answer: NodeStacks, *, in_folder_only: bool = False) -> ProcessState:
-    """Return the state of a process.
+    """Return a process's state.
 
     With `in_folder_only`, `where` is None unless the process runs code from the project folder.
     """
@@ -143,7 +143,7 @@ _ENDING = " (a thread; the main program has ended and waits for it)"
 
 
 def _main_thread(text: str) -> list[Frame]:
-    """Return the frames of the main thread, oldest first: faulthandler writes the newest thread first."""
+    """Return the main thread's frames, oldest first. faulthandler writes the newest thread first."""
     return _frames(_THREAD.split(text)[-1]) if text else []
 
 

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 def rows(table: str) -> tuple[Row, ...]:
     """Parse a table of rows "kind (retryable): explanation", each with indented conditions and a `next` step.
 
-    Patterns of the same condition are alternatives. A line that begins with # is a comment.
+    Patterns for the same condition are alternatives. A line that begins with # is a comment.
     """
     table_rows: list[Row] = []
     for line in table.splitlines():
@@ -99,12 +99,12 @@ def cause_of(row: Row, values: Mapping[str, str | float]) -> Cause:
 
 
 def cause_of_kind(kind: str, **values: str | float) -> Cause:
-    """Return the cause that the row `kind` of JOB_TABLE describes, with `values` inserted into its texts."""
+    """Return the cause that the row `kind` in JOB_TABLE describes, with `values` inserted into its texts."""
     return cause_of(next(row for row in JOB_TABLE if row.kind == kind), values)
 
 
 def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | float) -> Cause:
-    """Return a cause of JOB_TABLE that arose on `node`, or on no particular node if `node` is None."""
+    """Return a cause from JOB_TABLE that arose on `node`, or on no particular node if `node` is None."""
     return with_node(request, node, cause_of_kind(kind, **values))
 
 

@@ -137,7 +137,7 @@ def seconds_since_output(folder: JobFolder) -> float:
 def list_processes(run: Path) -> list[Process]:
     """Return the living processes that have the job's run folder in their environment.
 
-    Workers of torchrun's elastic agent are left out: they wait for the ranks.
+    The workers of torchrun's elastic agent are left out, because they only wait for the ranks.
     """
     run_variable = b"AWSDDP_RUN_DIR=" + os.fsencode(str(run))
     worker = os.fsencode(str(run.parent / "worker.py"))

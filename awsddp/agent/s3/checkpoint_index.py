@@ -6,7 +6,7 @@ PREFIX/JOB/job.json      the job and its newest complete checkpoint, from the fi
 PREFIX/JOB/nodeK.json    from node K: its list's pages, its folders with pending files, true if ended
 PREFIX/JOB/lists/...     pages that list saved files with the keys of their parts, and links (list_pages.py)
 PREFIX/JOB/node0/...     a file, at its path in the results folder; later versions are node0/...~2 and so on
-PREFIX/JOB/parts/...     the parts of an append-only file, to be truncated to their sizes and joined
+PREFIX/JOB/parts/...     an append-only file's parts, which readers truncate to their sizes and join
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ accelerate 1.15, deepspeed 0.19.8):
 - Lightning: *.ckpt; a sharded checkpoint is a folder *.ckpt/, either of torch.distributed.checkpoint with
   meta.pt written last (FSDPStrategy.save_checkpoint), or of DeepSpeed.
 - DeepSpeed: TAG/*_model_states.pt, with ZeRO TAG/*_optim_states.pt, and latest, which names TAG
-  (DeepSpeedEngine.save_checkpoint); rank 0 writes `latest` without waiting for the files of the other ranks.
+  (DeepSpeedEngine.save_checkpoint); rank 0 writes `latest` without waiting for the other ranks' files.
   load_checkpoint() takes the folder that holds `latest`.
 """
 
@@ -72,8 +72,8 @@ def find_checkpoints(
 ) -> dict[CheckpointPath, list[str]]:
     """Return the checkpoints among all nodes' files (paths without the node), each with its files.
 
-    `latest_targets` are the targets of links at LATEST. The files' content is checked not here, but by
-    `find_flaw`.
+    `latest_targets` are the targets of links at LATEST. The files' content is not checked here; `find_flaw`
+    does that.
     """
     files = set(paths)
     inside: defaultdict[str, set[str]] = defaultdict(set)

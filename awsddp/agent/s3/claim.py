@@ -94,7 +94,7 @@ def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> di
 
 
 def _claim(store: Store, job_uri: S3Uri, order: Mapping[str, Any]) -> bool:
-    """Claim a job's name, or take over the claim of a job that never started. Return True if claimed."""
+    """Claim a job's name, or take over the claim from a job that never started. Return True if successful."""
     job = {"job": order["job"], "save": 2, "by": order["by"], "launch": order["launch"]}
     job |= {"state": "claimed", "at": time.time()}
     instead_of = ""

@@ -262,8 +262,7 @@ def _path_problem(path: str) -> str:
 def _make_data_folder(folder: Path, need: int) -> None:
     """Make the folder for all data, on the instance store with most free space if `need` bytes fit there.
 
-    Stopping the instance empties its instance stores; afterwards the link's target is made again. Raises
-    OSError.
+    Stopping the instance empties its instance stores; the link's target is then made again. Raises OSError.
     """
     if folder.is_symlink():
         _make_folder(Path(os.readlink(str(folder))))  # noqa: PTH115

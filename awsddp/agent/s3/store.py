@@ -54,11 +54,11 @@ class S3Uri(NamedTuple):
     prefix: str
 
     def key(self, name: str) -> str:
-        """Return the key of `name` below the prefix."""
+        """Return the key for `name` below the prefix."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def join(self, name: str) -> S3Uri:
-        """Return the URI of `name` below the prefix."""
+        """Return the URI for `name` below the prefix."""
         return self._replace(prefix=self.key(name))
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def signature(secret: str, launch: str, name: str, body: bytes) -> str:
-    """Return the signature for a document from a launch's node: an HMAC with the launch's secret."""
+    """Return the signature that a launch's node adds to a document: an HMAC with the launch's secret."""
     return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()
 
 

@@ -187,7 +187,7 @@ class _Growing(NamedTuple):
 
 
 class Uploader:
-    """Uploads this node's results of a job; on the first node it also publishes the whole job's state."""
+    """Uploads a job's results on this node; on the first node, it also publishes the whole job's state."""
 
     def __init__(self, order: Mapping[str, Any], folder: JobFolder, store: Store) -> None:
         self._order, self._folder, self._store = order, folder, store
@@ -255,7 +255,7 @@ class Uploader:
     def step(self) -> bool:
         """Scan, upload and write the lists, each if it is due. Return True if everything is done.
 
-        Raises the error of a failed upload.
+        If an upload has failed, raises its error.
         """
         if not self._is_over and self._folder.document().final:
             self._is_over, self._scan_at = True, -math.inf
@@ -302,7 +302,7 @@ class Uploader:
     def _wake_up(self, *_: object) -> None:
         self._wake.put(None)
 
-    # ---- the state of an earlier process
+    # ---- an earlier process's state
 
     def _recover(self) -> None:
         """Continue from the list that an earlier uploader of this launch wrote, if there is one."""
@@ -356,7 +356,7 @@ class Uploader:
     def _write(self, name: str, document: object) -> None:
         self._store.write(self._uri, name, document, sign=self._signature)
 
-    # ---- the files of this node
+    # ---- this node's files
 
     def _upload_results(self) -> BaseException | None:
         """Collect finished uploads, scan if a scan is due, and start uploads. Return the last error."""
@@ -486,9 +486,9 @@ class Uploader:
     def _cancel_outdated(self) -> None:
         """Cancel uploads whose files were written to after the start, as these would mix old and new data.
 
-        The upload of a file that was only replaced or removed goes on, because the open file is unchanged. If
-        a file was truncated, its request ends late, because S3 waits for more bytes; the uploader does not
-        wait for such a request.
+        If a file was only replaced or removed, its upload continues, because the open file is unchanged. If a
+        file was truncated, its request ends late, because S3 waits for more bytes; the uploader does not wait
+        for such a request.
         """
         for result, sending in list(self._sending.items()):
             if not sending.upload.done() and not _is_same(sending.info, os.fstat(sending.held)):
@@ -729,7 +729,7 @@ class Uploader:
         self._reported_error = self._error
         self._progress_at = time.monotonic() + max(_LIST_S, (time.monotonic() - now) / _MAX_LOAD)
 
-    # ---- the state of the job, on the first node
+    # ---- the job's state, on the first node
 
     def _update_index(self, own_document: Mapping[str, Any]) -> None:
         """Update the checkpoint index from this node's list and, at intervals, the other nodes' lists."""

@@ -54,7 +54,7 @@ def processes(
 
 
 def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes: int) -> tuple[str, ...]:
-    """Return the command of torch's agent, up to the program that it starts for each rank."""
+    """Return the command for torch's agent, up to the program that the agent starts for each rank."""
     return (
         *(host.prepared.ranks_python, "-m", "torch.distributed.run"),
         *("--nnodes", f"{spec.job.min_nodes(nodes)}:{nodes}", "--nproc-per-node", str(count)),
