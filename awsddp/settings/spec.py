@@ -231,7 +231,7 @@ class EnvSection(Section):
     )
     python: str | None = setting(
         None,
-        "Python version for venv or conda; the torch version comes from the file.",
+        "Python version for venv or conda. The packages file sets the torch version.",
         example="3.12",
     )
     setup: tuple[str, ...] = setting(
