@@ -234,7 +234,8 @@ def _models(gpus: Sequence[Gpu]) -> list[str]:
 def slow_nodes(rates: Mapping[int, float]) -> list[int]:
     """Return the nodes whose rate is 0 or less than a third of the median rate.
 
-    With two nodes, the faster one's rate replaces the median."""
+    With two nodes, the faster one's rate replaces the median.
+    """
     usual = statistics.median_high(rates.values())
     return [node for node, rate in sorted(rates.items()) if rate < usual * SLOW or not rate]
 
