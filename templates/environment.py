@@ -166,7 +166,7 @@ def terminate(process):
 
 
 def on_sigterm(number, frame):
-    """End the current command and then this program, as the handler of SIGTERM."""
+    """Handle SIGTERM: end the current command, then this program."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit("SIGTERM ended this build")
 
@@ -195,7 +195,7 @@ def write(path, text, mode=0o644):
 
 @contextlib.contextmanager
 def private_file(path, text):
-    """Write a file that may contain passwords with mode 0600, and remove it when the block ends."""
+    """Write, with mode 0600, a file that may contain passwords; remove it when the block ends."""
     write(path, text, mode=0o600)
     try:
         yield path

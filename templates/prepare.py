@@ -1,6 +1,6 @@
 """Prepare a node and report its facts. Runs on the node as root with the node's python3 (3.8 or newer).
 
-Takes a JSON object as its argument, and prints the response in JSON as the last line. May be repeated.
+Takes a JSON object as its argument, and prints the response in JSON as the last line. Can be repeated.
 
     {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "idle": seconds or null,
      "patience_s", "gpus": expected number, "gpus_patience_s"}
@@ -42,7 +42,7 @@ INSTALL = {
     ],
 }
 GPUS_POLL_S = 1.0
-# This is in CUDA's error until nvidia-fabricmanager has set up the NVSwitches.
+# CUDA's error contains this text until nvidia-fabricmanager has set up the NVSwitches.
 NOT_YET = "system not yet initialized"
 # Reads torch's version from a file, because importing torch takes seconds. Only counting GPUs imports torch.
 TORCH_FACTS = """
@@ -74,7 +74,8 @@ def is_rootless():
 
 
 def run(*argv, timeout_s=60):
-    """Return a command's (exit code, output); the code is 127 if it does not exist, 124 after `timeout_s`."""
+    """Return a command's (exit code, output); the code is 127 if there is no such command, 124 after a
+    timeout."""
     try:
         done = subprocess.run(
             argv,
@@ -276,7 +277,7 @@ def inspect(request):
     if nic:
         path = 'export PATH={}:"$PATH"'.format(shlex.quote(str(Path(facts["python"] or "/bin/sh").parent)))
         write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
-    facts["complaint"] = wait_for_boot(request["patience_s"])  # late, as the boot continues in parallel
+    facts["complaint"] = wait_for_boot(request["patience_s"])  # late, because the boot continues
     facts["rsync"], facts["rsync_said"] = install_rsync()
     if request["gpus"] and facts["python"]:  # after the boot, which starts drivers and their services
         facts.update(count_gpus(facts["python"], request["gpus"], request["gpus_patience_s"]))

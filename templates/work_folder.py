@@ -1,8 +1,7 @@
 """Compare and change a project folder. Runs on a node with its python3 (3.8 or newer, standard library only).
 
-The first argument is the folder's name below ~/awsddp. Reads a record for each of the client's paths, and
-prints the paths that differ, those that may differ, and those that an earlier sync sent but the client lacks
-now:
+The first argument is the folder's name in ~/awsddp. Reads a record for each of the client's paths, and prints
+the paths that differ, those that may differ, and those that an earlier sync sent but the client lacks now:
 
     in:   <kind> <mode> <size> <mtime in ns> <version> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , unsure <sha256> <path> NUL ... , missing <path> NUL ...
@@ -13,7 +12,7 @@ same size and mtime is unsure, unless it was sent with that version and the node
 With the second argument `change` it reads three parts separated by NUL NUL: paths to remove; records of paths
 that equal the client's (both lists separated by NUL); and records that are each followed by `size` bytes, the
 file's or link's content. Paths are removed only if an earlier sync sent them and the node has not changed
-them. Then the third part is written, each path atomically. Errors go to stderr. May be repeated and
+them. Then the third part is written, each path atomically. Errors go to stderr. Can be repeated and
 interrupted.
 """
 

@@ -1,4 +1,4 @@
-"""The nodes' cgroups, below the local cloud's own cgroup: set limits, find and kill processes."""
+"""The nodes' cgroups, under the local cloud's own cgroup: set limits, find and kill processes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ MEMORY_SHARE = 0.9
 SLOW_CPU_US = (5_000, 100_000)
 """The CPU quota that all processes on a slow node share, and the quota's period, in microseconds."""
 TIGHT_BYTES = 96 << 20
-"""The memory that a node may use in addition to its current use if a fault makes it short of memory."""
+"""The memory that a node can use in addition to its current use if a fault makes it short of memory."""
 _DIVIDE_LOCK = threading.Lock()
-"""Held while the memory is divided, because nodes that boot or end at once would get unequal shares."""
+"""Held while the memory is divided, because nodes that boot or end at the same time would otherwise get
+unequal shares."""
 
 
 def list_hierarchies() -> list[Path]:
@@ -42,7 +43,7 @@ def _find_files(paths: CloudPaths, name: str, *file_names: str) -> list[Path]:
 def create(paths: CloudPaths, instance_id: str) -> list[Path]:
     """Create a node's cgroups with their limits and return them.
 
-    All nodes together may use most of the machine's free memory in addition to what they already use, so that
+    All nodes together can use most of the machine's free memory in addition to what they already use, so that
     the machine itself never runs out. Each node gets an equal share: otherwise the kernel kills one node's
     processes because of the memory that another node uses.
     """
@@ -93,7 +94,7 @@ def _used_bytes(folder: Path) -> int:
 
 
 def spare_bytes() -> int:
-    """Return how many bytes of this machine's free memory the local cloud may use."""
+    """Return how many bytes of this machine's free memory the local cloud can use."""
     match = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     return int(int(match[1]) * 1024 * MEMORY_SHARE) if match else 0
 
@@ -149,14 +150,14 @@ def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
 
 
 def limit_memory(paths: CloudPaths, instance_id: str, *, tight: bool) -> None:
-    """Limit a node's memory to little more than the node uses (`tight`), or to the node's share."""
+    """Limit a node's memory to a little more than the node uses (`tight`), or to the node's share."""
     for file in _find_files(paths, instance_id, *MEMORY):
         share = _node_share(file.parent.parent / file.name)
         file.write_text(str(_used_bytes(file.parent) + TIGHT_BYTES if tight else share))
 
 
 def remove(paths: CloudPaths, instance_id: str = "", *, deadline_s: float = 10) -> bool:
-    """Kill the processes in a node's cgroups and remove the cgroups; by default, in the whole local cloud.
+    """Kill the processes in a node's cgroups (by default, in all nodes' cgroups), and remove the cgroups.
 
     Return False if any cgroup is left at the deadline. A cgroup stays busy for a moment after its last
     process ends. A removed node's memory is divided among the others.

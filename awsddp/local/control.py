@@ -59,7 +59,8 @@ def start(
 
     :param auto: a command starts it, rather than the user's `local start`; then it ends once it has no
         instances or clients.
-    :param mode: "loopback" or "records"; None for the existing local cloud's mode, or else the best mode.
+    :param mode: "loopback" or "records"; None for the existing local cloud's mode or, if there is no local
+        cloud, the best mode.
     :param share: the machine's folders to mount read-only in nodes that boot from now on.
     :raises LocalCloudError: this machine cannot run it, or the daemon did not start; `why` is the reason.
     """
@@ -153,7 +154,7 @@ def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> Loca
     """Send a command, if one is given, to the daemon, and return the local cloud's status.
 
     :param command: {"add": the fields of a fault} (faults.py), which is active once this returns, or
-        {"clear": its number, None for all}.
+        {"clear": the fault's number, or None for all faults}.
     :raises UsageError: no such operation, instance, effect or number.
     :raises LocalCloudError: the daemon does not answer.
     """
@@ -205,7 +206,7 @@ def _merge_settings(
 def _read_settings(paths: CloudPaths) -> dict[str, Any]:
     """Return the existing local cloud's settings.
 
-    :raises LocalCloudError: the file is damaged, or of another version.
+    :raises LocalCloudError: the file is damaged, or another version wrote it.
     """
     settings: dict[str, Any] = {}
     with suppress(ValueError):

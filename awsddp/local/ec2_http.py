@@ -68,7 +68,7 @@ class Request:
 
     @property
     def is_dry_run(self) -> bool:
-        """Return True if the caller only checks for permission."""
+        """Return True if the call only checks whether it is permitted."""
         return str(self.parameters.get("DryRun")).lower() == "true"
 
     @cached_property
@@ -99,7 +99,7 @@ class Request:
 
 
 def get_records(backend: Any, name: str) -> dict[str, Any]:
-    """Return a region's records that moto lacks, by id; they are saved with the region's back end."""
+    """Return a region's records that moto does not have, by id; they are saved with the region's back end."""
     records: dict[str, Any] = backend.__dict__.setdefault(name, {})
     return records
 

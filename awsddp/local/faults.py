@@ -35,7 +35,8 @@ NO_CAPACITY = (
 
 
 PLACEMENT_GROUP = "placement-group"
-"""The value of `only` that matches launches into a placement group, and starts of instances in one."""
+"""The value of `only` that matches launches into a placement group, and starts of instances that are in
+one."""
 
 
 class Faults:
@@ -51,7 +52,8 @@ class Faults:
         self._faults = msgspec.json.decode(path.read_bytes(), type=list[Fault]) if path.exists() else []
 
     def apply_command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
-        """Add a fault (`add`: its fields) or clear faults (`clear`: an id or null); return the active faults.
+        """Add a fault (`add`: its fields) or clear faults (`clear`: a number, or null for all); return the
+        active faults.
 
         :raises UsageError: there is no such operation, effect or fault.
         """
@@ -182,7 +184,7 @@ LASTING_EFFECTS = (
     *("full-disk", "oom", "clock", "hostkey"),
 )
 ONE_TIME_EFFECTS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
-"""The effects that happen once, with their options. The only option of a lasting effect is `--for`."""
+"""The effects that happen once, with their options. A lasting effect's only option is `--for`."""
 NOTICE_S = 120.0
 """How many seconds before a spot reclaim EC2 sends the spot notice (the default for `notice_s`)."""
 
@@ -197,8 +199,8 @@ def check_node_fault(options: Mapping[str, Any], instances: Mapping[str, Any], *
 
     :param options: the fault's fields. :param instances: all regions' instances by id, including terminated
         ones.
-    :raises UsageError: there is no such instance or effect, an option is for calls only, or the mode does
-        not have this effect.
+    :raises UsageError: there is no such instance or effect, an option is only for calls, or the mode does not
+        have this effect.
     """
     instance_id, effect = options["operation"], options["effect"]
     if effect not in (*LASTING_EFFECTS, *ONE_TIME_EFFECTS):

@@ -1,4 +1,4 @@
-"""The instances' hosts: records only, or an sshd that needs no root rights; nspawn.py has container hosts.
+"""The instances' hosts: records only, or an sshd without root rights; hosts in containers are in nspawn.py.
 
 Without root rights a host is an sshd on an address of 127.0.0.0/8, and a folder. The folder has `root` (the
 host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and `bin`, which comes
@@ -45,7 +45,8 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """The facts about an instance that its host needs. `rehearsal`: the type whose GPUs torch simulates."""
+    """The facts about an instance that its host needs. `rehearsal`: the instance type whose GPUs torch
+    simulates."""
 
     instance_id: str
     address: str
@@ -111,8 +112,8 @@ class Hosts:
         """Apply the nftables rules from a host's security groups."""
 
     def apply_faults(self, instance_id: str, effects: frozenset[str]) -> bool:
-        """Apply faults (faults.py) to a host and end its other ones; return False if it has not booted
-        yet."""
+        """Apply faults (faults.py) to a host and end the host's other faults; return False if it has not
+        booted yet."""
         return True
 
     def set_host_names(self, names: dict[str, str]) -> None:
@@ -183,9 +184,10 @@ exec setsid '{python}' '{ending}' '{mark}'
 
 
 class LoopbackHosts(Hosts):
-    """All hosts in a local cloud without root rights. They use only the packages of torch's environment."""
+    """All hosts in a local cloud that has no root rights. They use only the packages of torch's
+    environment."""
 
-    ssh_port = 7722  # differs from the system's sshd, and is below the ephemeral ports
+    ssh_port = 7722  # not the system sshd's port, and lower than the ephemeral ports
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
@@ -262,7 +264,7 @@ class LoopbackHosts(Hosts):
         next_condition = _next_condition(self.folder(instance_id))
         if next_condition is None and pid is not None:
             return Condition.UP if loopback_cleanup.has_mark(pid, mark) else Condition.ABSENT
-        is_alive = bool(loopback_cleanup.find_processes(mark))  # while it starts or shuts down too
+        is_alive = bool(loopback_cleanup.find_processes(mark))  # also while it starts or shuts down
         if next_condition is not None:
             return Condition.UP if is_alive else next_condition
         return Condition.STARTING if is_alive else Condition.ABSENT
@@ -313,7 +315,7 @@ def run_user_data(
 ) -> None:
     """Run the user data and write cloud-init's result file.
 
-    :param first: True in the instance's first boot; later boots run `bootcmd` only.
+    :param first: True on the instance's first boot; later boots run `bootcmd` only.
     """
     text = HOST_PATHS.sub(lambda match: f"{root}{match[1]}", user_data.decode(errors="replace"))
     run = partial(_run, environ, console)

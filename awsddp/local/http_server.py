@@ -192,7 +192,7 @@ class EndpointApp:
 
     @contextmanager
     def _stale_view(self, request: Request, fault: Fault | None) -> Iterator[None]:
-        """Within the context of a "stale" fault, hide new resources, and show an earlier state to reads."""
+        """Within the context of a "stale" fault, hide new resources, and show read calls an earlier state."""
         if fault is None or fault.effect != "stale" or request.service != "ec2":
             yield
             return

@@ -5,9 +5,9 @@ common layer hides everything on the machine that is not part of its system (hom
 accounts, secrets) with whiteouts and opaque folders, and adds a small configuration for systemd, sshd and
 cloud-init.
 
-Deep Learning AMIs have torch at /opt/pytorch. A node has an environment from a cache mounted there read-only.
-The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so this Python is mounted
-at /opt/python, and the environment refers to that path.
+Deep Learning AMIs have torch at /opt/pytorch. A node's environment is in a cache that is mounted there
+read-only. The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so this Python
+is mounted at /opt/python, and the environment refers to that path.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def set_python(python: Path, environment: Path) -> None:
 
 
 def install_rehearsal(packages: Path, instance_type: str) -> None:
-    """Install templates/rehearse_gpu into `packages`; torch then simulates the type's GPUs, if known."""
+    """Install templates/rehearse_gpu into `packages`; torch then simulates the type's GPUs, if it has any."""
     shutil.copytree(
         shipped_folder("templates") / "rehearse_gpu", packages / "rehearse_gpu", dirs_exist_ok=True
     )

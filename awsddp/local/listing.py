@@ -10,7 +10,7 @@ from awsddp.local.s3_files import ObjectInfo
 
 
 class Listing:
-    """Descriptions by name, sorted by name. The class is not thread-safe."""
+    """Holds descriptions by name, sorted by name. The class is not thread-safe."""
 
     def __init__(self, described: Mapping[str, ObjectInfo]) -> None:
         self._described = dict(described)

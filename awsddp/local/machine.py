@@ -1,7 +1,8 @@
 """A local cloud's paths and names, and the choice of a mode that this machine can run.
 
 The names of everything outside its folder (namespaces, interfaces, cgroups, machines) contain a short hash of
-AWSDDP_HOME, so that several local clouds can run on one machine, and `sweep` finds all parts of one by name.
+AWSDDP_HOME, so that several local clouds can run on one machine, and `sweep` finds all parts of a local cloud
+by name.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class NspawnHosts(Hosts):
         _format_disk(node / "disk.img", gib=spec.disk_gib, content=self._paths.layer)
         (node / "hosts").write_text(self._hosts)
         (node / "made").touch()
-        (node / "hosts").write_text(self._hosts)  # again: `set_host_names` skips it before `made`
+        (node / "hosts").write_text(self._hosts)  # `set_host_names` skipped it until now
 
     def _command(self, node: Path, spec: HostSpec) -> list[str]:
         settings = json.loads(self._paths.settings.read_text())  # `local start --share` may have changed it
@@ -270,7 +270,8 @@ def find_faketime() -> Path | None:
 
 
 def set_clock(root: Path, *, ahead: bool) -> None:
-    """Set the clock that processes see on a node after later logins: ahead, or correct.
+    """Set the clock that processes see on a node after later logins: a clock that is ahead, or the correct
+    one.
 
     :param root: the node's root folder.
     """

@@ -48,7 +48,7 @@ def image_id(name: str, region: str) -> str:
 
 
 def image_architecture(name: str) -> str:
-    """Return an image's architecture under EC2's name."""
+    """Return EC2's name for an image's architecture."""
     return "arm64" if "ARM64" in name else "x86_64"
 
 
@@ -64,7 +64,7 @@ def list_image_parameters(region: str) -> dict[str, str]:
 
 
 class Call:
-    """A request, with the facts that its checks and handlers need; most of them are about launches."""
+    """A request, with the facts that its checks and handlers need. Most of the facts are about launches."""
 
     def __init__(self, request: Request, backend: Any) -> None:
         self.request, self.backend = request, backend
@@ -137,7 +137,8 @@ class Call:
 
     @property
     def reservation(self) -> CapacityReservation | None:
-        """Return the reservation with capacity for the whole launch: the named one, or else an open one."""
+        """Return the reservation with capacity for the whole launch: the named reservation, or else an open
+        one."""
         reservation_id, reservations = self.named_reservation, get_reservations(self.backend)
         if "InstanceMarketOptions" in self.arguments or (not reservation_id and self.group):
             return None
@@ -172,7 +173,8 @@ USD_PER_VCPU, USD_PER_GIB = 0.0348, 0.0033
 
 
 def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
-    """Return a type's spot price in a zone on a UTC day. A zone differs by up to 10 % from the mean."""
+    """Return a type's spot price in a zone on a UTC day. The price in a zone differs by up to 10 % from the
+    mean."""
     number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16)
     share = SHARE * (0.9 + 0.2 * number / 0xFFFF)
     return _on_demand_price(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]
@@ -188,7 +190,7 @@ def _on_demand_price(instance_type: str) -> float:
 
 
 def spot_prices(call: Call) -> dict[str, Any]:
-    """Answer DescribeSpotPriceHistory, newest first, with the prices valid at StartTime and later prices."""
+    """Answer DescribeSpotPriceHistory with the prices valid at StartTime and later prices, newest first."""
     now = datetime.now(UTC)
     first = max(min(call.arguments.get("StartTime", now - KEPT), now), now - KEPT).date()
     days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
@@ -212,7 +214,7 @@ _UNUSED = ("stopped", "terminated")
 
 
 class CapacityReservation(TaggedEC2Resource):
-    """A capacity reservation, as EC2 describes it. `arguments` are those of the call that created it.
+    """A capacity reservation, as EC2 describes it. `arguments` are the arguments of the call that created it.
 
     `instance_match_criteria` is "open" (used by any launch that matches) or "targeted".
     """
@@ -234,14 +236,15 @@ class CapacityReservation(TaggedEC2Resource):
 
     @property
     def state(self) -> str:
-        """Return the state under EC2's name."""
+        """Return EC2's name for the state."""
         if self.cancelled:
             return "cancelled"
         return "expired" if self.end_date and self.end_date < datetime.now(UTC) else "active"
 
     @property
     def available_instance_count(self) -> int:
-        """Return how many more instances fit into it; stopped and terminated instances use no capacity."""
+        """Return how many more instances the reservation has room for; stopped and terminated instances use
+        no capacity."""
         instances = self.ec2_backend.all_instances()
         states = [row.state for row in instances if row.capacity_reservation_id == self.id]
         used = sum(state not in _UNUSED for state in states)

@@ -22,11 +22,11 @@ TAGS = ("tag-key", "tag:")
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """The part of an operation that is supported.
+    """Describes the supported part of an operation.
 
-    `parameters` has the names as they are sent, without numbers; a name includes everything below it. If it
-    is empty, only the required parameters are supported. `creates` has the resource kinds that the operation
-    creates and tags. `handler` replaces moto's handler.
+    `parameters` has the names as they are sent, without numbers; a name includes all names that it begins. If
+    `parameters` is empty, only the required parameters are supported. `creates` has the resource kinds that
+    the operation creates and tags. `handler` replaces moto's handler.
     """
 
     parameters: tuple[str, ...] = ()

@@ -63,7 +63,7 @@ def _bad_text(names: str, pattern: str, call: Call) -> dict[str, str] | None:
 
 
 def _tags(call: Call) -> list[dict[str, str]]:
-    """Return the tags that a call sets: its own, then those of each tag specification."""
+    """Return the tags that a call sets: its own tags, then those in each tag specification."""
     specs = (call.arguments, *call.arguments.get("TagSpecifications", ()))
     return [{tag.get("Key", ""): tag.get("Value", "") for tag in spec.get("Tags", ())} for spec in specs]
 
@@ -182,7 +182,7 @@ def _unsupported_by_hosts(call: Call) -> dict[str, str] | None:
 
 
 def _cloud_config(data: bytes) -> dict[str, Any]:
-    """Return the cloud-config of user data, or {} if it cannot be parsed; cloud-init reports that itself."""
+    """Return the cloud-config in user data, or {} if it cannot be parsed; cloud-init reports that itself."""
     yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
     config = None
     with suppress(yaml.YAMLError, ValueError):
@@ -220,7 +220,8 @@ def _list_unreserved(call: Call) -> list[Any]:
 
 
 def _full_reservation(call: Call) -> bool:
-    """Return True if a reservation is full or does not match the launch; EC2 has one code for both.
+    """Return True if a reservation is full or does not match the launch; EC2 has the same error code for both
+    cases.
 
     https://github.com/hashicorp/terraform-provider-aws/issues/32458
     """

@@ -92,9 +92,11 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 @dataclass
 class S3Call:
-    """A request. `caller` is the signer's ARN, "" if it is unsigned. `policies` None allows everything.
+    """A request. `caller` is the signer's ARN, or "" if the request is unsigned. If `policies` is None,
+    everything is allowed.
 
-    `bucket_info` is the bucket, once it is known. `is_cut`: a fault cuts the connection within the body.
+    `bucket_info` is the bucket, once it is known. `is_cut`: a fault cuts the connection in the middle of the
+    body.
 
     :raises NotFound: the request matches no operation of S3.
     """

@@ -72,7 +72,7 @@ class KeepAliveHandler(WSGIRequestHandler):
         self.close_connection = self.close_connection or must_close or not self._wait_for_request()
 
     def _respond(self, environ: dict[str, Any]) -> bool:
-        """Send the response; return True if its length is as its head says. Raises ConnectionError."""
+        """Send the response; return True if its length matches its head. Raises ConnectionError."""
         try:
             return self._send(environ, self.server.app)
         except ConnectionError:

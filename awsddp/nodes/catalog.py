@@ -1,7 +1,8 @@
 """The URLs that nodes are allowed to request from the package mirror, and the names that they use for them.
 
-Each granted host has a generated name below `awsddp.invalid` (RFC 6761), and a file that an index page links
-to has a link that this machine signed. All grants come from the user's configuration or from constants below.
+Each granted host has a generated name under `awsddp.invalid` (RFC 6761), and a file that an index page links
+to has a link that this machine signed. All grants come from the user's configuration or from the constants in
+this file.
 """
 
 import base64
@@ -35,9 +36,9 @@ _CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
 
 
 class Catalog:
-    """The grants for one installation. With `everything` all the nodes' downloads are granted, otherwise only
-    local folders and URLs with a login. `key` signs links; it does not change, so that a file keeps its URL
-    and nodes can cache the file.
+    """The grants for one installation. If `everything` is set, all of the nodes' downloads are granted;
+    otherwise only local folders and URLs with a login are. `key` signs links; it does not change, so that a
+    file keeps its URL and nodes can cache the file.
     """
 
     def __init__(self, *, everything: bool, key: bytes) -> None:

@@ -45,7 +45,7 @@ _FORWARDING = (
     "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # what forbids it\n"
     "-o env.packages_from=node   # if nodes have internet access"
 )
-_WINDOW = 8 * 2**20  # bytes in flight; with paramiko's 2 MiB a log has 10 MB/s at 200 ms
+_WINDOW = 8 * 2**20  # bytes in flight; paramiko's 2 MiB allow 10 MB/s at 200 ms
 _FORWARD_WINDOW = 64 * 1024  # small, because there are many connections with small requests
 
 
@@ -159,7 +159,7 @@ def connect(
     Raises NodeFailure immediately for a host key that is not accepted, after a few seconds for a refused
     login, and otherwise at the deadline with the last cause. Raises JumpFailure if the jump host refuses the
     connection. An image may have other host keys until cloud-init installs the launch's temporary key, so a
-    mismatch is retried while only that key is accepted. Before the key matches, no login is sent.
+    mismatch is retried while only that key is accepted. No login is sent before the key matches.
     """
     began = time.monotonic()
     refused_since: float | None = None
@@ -184,7 +184,7 @@ def connect(
                 reported_layer = failure.layer
                 on_event(Event(f"waiting for SSH ({reported_layer})", who=node_name(endpoint.node)))
         stop.wait(pause)
-        longest_pause = 1.0 if login.jump else 0.3  # each attempt over a jump host starts a process
+        longest_pause = 1.0 if login.jump else 0.3  # each attempt through a jump host starts a process
         next_pause = min(longest_pause, next_pause * 1.3)
 
 

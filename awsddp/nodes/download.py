@@ -28,7 +28,7 @@ STAGING_FOLDER = ".part"
 DEDUPLICATE_FROM_BYTES = 1 << 20
 """A file that is at least this large is fetched as a delta if a local file is probably identical to it."""
 SAMPLED_BYTES = 128 << 10
-"""A sample covers the whole of a file up to this size."""
+"""A sample covers all of a file that is not larger than this."""
 VERSIONS = ".awsddp/versions.json"
 """This file records the ctime and inode that each larger file had on its node when it was fetched."""
 _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
@@ -38,7 +38,7 @@ Listed = Mapping[tuple[int, str], ResultFile]
 ListFiles = Callable[[Collection[int]], Listed]
 MatchesSample = Callable[[Path, ResultFile], bool]
 Transfer = Callable[[Sequence[ResultFile], Path, rsync.Progress, threading.Event], None]
-"""Downloads a node's files, with their mtimes, to paths below a folder. Stops once the event is set."""
+"""Downloads a node's files, with their mtimes, to paths in a folder. Stops once the event is set."""
 
 
 def pull(
@@ -56,11 +56,11 @@ def pull(
 
     A file replaces an existing one once it is complete and unchanged in the list that `list_files` returns
     after the transfer. Up-to-date files are skipped, and identical content is transferred once.
-    `matches_sample` compares a local file's sampled blocks with its description; with `accept_grown` a file
-    may be longer than described. Incomplete files stay in `target`/.part, and the next call resumes them.
-    Files that change during the transfers are left out. `last_files` is called with these after all transfers
-    and returns small files, which are written last. Then .part is removed. Raises NodesFailed for lost nodes,
-    and ConfigError if the disk has too little space.
+    `matches_sample` compares a local file's sampled blocks with its description; if `accept_grown` is set, a
+    file may be longer than described. Incomplete files stay in `target`/.part, and the next call resumes
+    them. Files that change during the transfers are left out. `last_files` is called with these after all
+    transfers and returns small files, which are written last. Then .part is removed. Raises NodesFailed for
+    lost nodes, and ConfigError if the disk has too little space.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
     results = _Results(target, transfer, wanted, begins=matches_sample, grown=accept_grown)
@@ -162,7 +162,7 @@ class _Results:
                 self.missing[file.node].append(file)
 
     def make_room(self, *, clear: bool) -> None:
-        """Create `part`; with `clear` remove an earlier call's files that this call does not need.
+        """Create `part`; if `clear` is set, remove an earlier call's files that this call does not need.
 
         Raises OSError, and ConfigError if the disk has too little space.
         """
@@ -172,7 +172,7 @@ class _Results:
         keep = {self._staging_path(file) for file in pending if file.data is None}
         for path in sorted(self.part.rglob("*"), reverse=True) if clear else ():
             if path not in keep or _size(path) is None:
-                with contextlib.suppress(OSError):  # a folder may be not empty
+                with contextlib.suppress(OSError):  # a folder may still have files in it
                     path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         size = sum(file.size for file in pending) - sum(_size(path) or 0 for path in keep)
         folder = next(parent for parent in self.top.parents if parent.is_dir())
@@ -293,7 +293,7 @@ class _Results:
         return {VERSIONS: json.dumps(self._versions).encode()} if self._versions else {}
 
     def _folder(self, path: Path) -> Path:
-        """Create the folder `path` below the results folder and return it; links in its path are removed."""
+        """Create the folder `path` in the results folder and return it; links in its path are removed."""
         folder = self.top
         for name in path.parts:
             folder /= name

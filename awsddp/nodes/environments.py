@@ -55,7 +55,8 @@ def ensure_environments(
     cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
-    """Return each node's environment; create those that do not exist. Takes one round trip if all exist.
+    """Return each node's environment; create those that do not exist. Takes one round trip if all
+    environments exist.
 
     `pythons`: the image's Python by node. `cache`: the folder for resolved versions. `send_files` syncs the
     project folder, in which the `env.setup` commands run. Raises ConfigError, and NodeError for nodes that
@@ -233,7 +234,7 @@ def _client() -> str:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """A line of a program's progress: the step `at`, and which fraction of `size` bytes is done.
+    """A line about a program's progress: the step `at`, and the `fraction` of `size` bytes that is done.
 
     The program's result is parsed as a step whose `at` is None.
     """

@@ -189,10 +189,10 @@ class RemoteCommand:
 class Fleet:
     """Connections to nodes, as a context manager.
 
-    Entering connects to all nodes at once and raises NodesFailed if any is unreachable. With `partial` it
-    does not raise: reachable nodes are used, and `failures` holds the errors. Open connections in
-    `preconnect` are used.
-    `on_event` is called from the caller's thread, and so is `on_idle` during connection attempts.
+    Entering it connects to all nodes at once and raises NodesFailed if any is unreachable. If `partial` is
+    set, it does not raise: reachable nodes are used, and `failures` holds the errors. Open connections in
+    `preconnect` are used. `on_event` is called from the caller's thread, and so is `on_idle` during
+    connection attempts.
     """
 
     initial: InitVar[Iterable[Endpoint]]
@@ -317,7 +317,7 @@ class Fleet:
         return results_or_raise(self.run_each(dict.fromkeys(numbers, (argv, stdin)), timeout_s=timeout_s))
 
     def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result | NodeError]:
-        """Run a different command on each node, all at once, and return the Results by node.
+        """Run a different command on each node, all at once, and return each node's Result.
 
         The value is a NodeError for a node that was lost or whose command exceeded `timeout_s`.
         """
@@ -344,9 +344,9 @@ class Fleet:
         """Run a command on each node and pass its stdout to `on_data(node, data)` in large chunks.
 
         `on_data` is called from the caller's thread; an exception that it raises ends all streams. A node
-        that sends nothing for `silent_after_s` counts as lost; the others continue. Returns the Result (with
-        empty stdout) or NodeError by node. `on_stderr` receives stderr in the same way; if it is None, the
-        Result has stderr.
+        that sends nothing for `silent_after_s` counts as lost; the others continue. Returns each node's
+        Result (with empty stdout) or NodeError. `on_stderr` receives stderr in the same way; if it is None,
+        the Result has stderr.
         """
         wakeup = Wakeup()
         commands = {

@@ -18,7 +18,7 @@ _LIST_S = 20.0
 
 
 class Rules(NamedTuple):
-    """Patterns and their `source`: the path of an ignore file, or sync.ignore.
+    """Holds patterns and their `source`: the path of an ignore file, or sync.ignore.
 
     Patterns are relative to `folder` in the project folder ("" or "sub/"), or to a folder above the project
     folder; `prefix` is then the project folder's path in that folder.
@@ -152,7 +152,8 @@ def _common_dir(top: Path) -> Path | None:
 
 
 def _excludes_files(root: Path) -> list[Path]:
-    """Return the file in core.excludesFile, or git's default if it is not set or git is not installed."""
+    """Return the file that core.excludesFile names, or git's default if it is not set or git is not
+    installed."""
     argv = ["git", "-C", os.fspath(root), "config", "--type=path", "--get", "core.excludesFile"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The nodes' endpoints, login and ssh_config, and connections over a jump host or AWS Systems Manager.
+"""The nodes' endpoints, login and ssh_config, and connections through a jump host or AWS Systems Manager.
 
 The system's ssh connects to a jump host with the user's configuration, agent and keys. All commands,
 including rsync and `ssh -F`, share one connection (OpenSSH's ControlMaster), which closes half a minute after
@@ -59,7 +59,7 @@ _KEY = (
 
 
 class NodeSocket(NamedTuple):
-    """A connected socket to a port on a node, and the program that tunnels it over a jump host."""
+    """A connected socket to a port on a node, and the program that tunnels it through a jump host."""
 
     socket: socket.socket
     process: "subprocess.Popen[bytes] | None" = None

@@ -215,7 +215,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._send(original + parts.path, f"?{parts.query}" if parts.query else "")
 
     def _send(self, url: str, query: str) -> None:
-        """Respond to a request for a URL by the first grant that covers the URL."""
+        """Respond to a request for a URL according to the first grant that covers the URL."""
         for grant in self.mirror.catalog.grants:
             depth = depth_below(grant.url, url) if is_below(grant.url, url) else -1
             if grant.kind == "git" and f"{url}{query}" == grant.url + _GIT.get(self.command, "!"):

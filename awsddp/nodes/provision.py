@@ -88,7 +88,7 @@ def prepare(
     """Prepare all connected nodes at once, and return their facts sorted by node number.
 
     Waits for the end of the boot, replaces the temporary host key with a key generated on the node, and finds
-    the environment and the network interface. May be repeated. `expires_at` changes the expiry, and `idle_s`
+    the environment and the network interface. Can be repeated. `expires_at` changes the expiry, and `idle_s`
     changes the idle time. Torch must find `gpus` GPUs on each node; if they are behind NVSwitches, waits for
     them. Raises NodesFailed for nodes that cannot be prepared, after preparing the others. Events are
     reported by the fleet's `on_event`.

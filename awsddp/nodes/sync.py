@@ -1,4 +1,5 @@
-"""Sync a folder to the nodes, except files that .awsddpignore ignores (or git, if there is no such file).
+"""Sync a folder to the nodes, except files that .awsddpignore ignores (or that git ignores, if there is no
+.awsddpignore).
 
 Only paths that differ are sent, and files that a node created are not overwritten.
 """
@@ -54,11 +55,11 @@ def push(
 ) -> dict[int, NodeFiles]:
     """Sync the files of `listing` to ~/awsddp/FOLDER on the nodes (default: all connected), all at once.
 
-    With `bundled`, also sync the programs that ship with awsddp to ~/awsddp/BUNDLED. Each node reports which
-    paths differ, and only those are sent: up to AT_ONCE_BYTES over the open connection, more by rsync. A file
-    that was written on either side since it was sent, but has the same size and mtime, is compared by digest.
-    A path that was synced earlier and no longer exists on this machine is removed, unless the node changed
-    it; files that a node created stay. Raises NodesFailed after the other nodes are complete.
+    If `bundled` is set, also sync the programs that ship with awsddp to ~/awsddp/BUNDLED. Each node reports
+    which paths differ, and only those are sent: up to AT_ONCE_BYTES over the open connection, more by rsync.
+    A file that was written on either side since it was sent, but has the same size and mtime, is compared by
+    digest. A path that was synced earlier and no longer exists on this machine is removed, unless the node
+    changed it; files that a node created stay. Raises NodesFailed after the other nodes are complete.
     """
     if bundled:
         programs = list_files_to_send(shipped_folder(BUNDLED))
@@ -170,7 +171,8 @@ class _Push:
         return responses
 
     def _exists(self, path: bytes) -> bool:
-        """Return True if this machine has the path, and not as a folder or through a symbolic link."""
+        """Return True if this machine has the path, unless it is a folder or is reached through a symbolic
+        link."""
         local_path = Path(self._root, os.fsdecode(path))
         is_folder = local_path.is_dir() and not local_path.is_symlink()
         return (

@@ -1,7 +1,7 @@
 """Fetch granted URLs for nodes, and URLs at public addresses that index pages link to.
 
 A grant is a URL from the user's configuration or from a table in catalog.py. The grant's login is sent only
-to URLs below its path. Addresses are checked after name resolution, and connections use the checked address.
+to URLs under its path. Addresses are checked after name resolution, and connections use the checked address.
 """
 
 import base64
@@ -48,11 +48,10 @@ class RefusedError(OSError):
 
 @dataclass(frozen=True)
 class Grant:
-    """A URL (without login) that nodes may request, and the `login` (USER:PASSWORD) for URLs below
-    it.
+    """A URL (without login) that nodes may request, and the `login` (USER:PASSWORD) for URLs under it.
 
     `kind` limits the requests that are allowed: the index's pages for "index", only the URL itself for "page"
-    and "file", all URLs below it for "tree", and a clone's requests for "git".
+    and "file", all URLs under it for "tree", and a clone's requests for "git".
     """
 
     kind: Kind
@@ -75,7 +74,7 @@ class Grant:
 
     @property
     def _scope(self) -> str:
-        """The URL; for an index the parent of `simple`, which also contains the files."""
+        """The URL or, for an index, the parent of `simple`, which also contains the files."""
         above, _, last = self.url.rstrip("/").rpartition("/")
         is_file = self.kind == "page" and not self.url.endswith("/")
         return above if is_file or (self.kind == "index" and last in _SIMPLE) else self.url
@@ -209,7 +208,7 @@ def is_public(address: str) -> bool:
 
 
 def is_below(prefix: str, url: str) -> bool:
-    """Return True if `url` is `prefix` or below it."""
+    """Return True if `url` is `prefix` or under it."""
     if origin(prefix) != origin(url):
         return False
     upper, lower = _segments(prefix), _segments(url)

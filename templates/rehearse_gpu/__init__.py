@@ -20,7 +20,8 @@ PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
 
 
 def pretend(**facts):
-    """Make torch find simulated GPUs with this `count`, `name`, `memory_bytes` and `capability` (as (8, 9)).
+    """Make torch find simulated GPUs with this `count`, `name`, `memory_bytes` and `capability` (such as (8,
+    9)).
 
     Without a count torch finds no GPU. torch is not patched while packages are built.
     """

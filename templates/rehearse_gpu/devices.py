@@ -1,4 +1,4 @@
-"""torch.cuda and torch.accelerator, simulated as on a node with GPUs."""
+"""torch.cuda and torch.accelerator, simulated as they are on a node with GPUs."""
 
 import functools
 import os

@@ -196,8 +196,8 @@ _STRICT = {
     *(_aten.linear, _aten.convolution, _aten.embedding, _aten.nll_loss_forward, _aten.nll_loss2d_forward),
     *(_aten.mse_loss, _aten.binary_cross_entropy, _aten.binary_cross_entropy_with_logits),
 }
-# Operations to which C++ may pass a tensor that it created without a GPU, as to all pointwise operations.
-# Some of them do not exist in all releases.
+# Operations to which C++ may pass a tensor that it created without a GPU, as it may to all pointwise
+# operations. Some of them do not exist in all releases.
 _LENIENT = {
     getattr(_aten, name, None)
     for name in (
