@@ -33,7 +33,7 @@ WORK = HOME / "awsddp/work"
 LOCK_S = 1800
 TAIL_LINES = 40
 PROGRESS_S = 2
-FREE_SHARE = 0.25  # the share of a disk that is kept free for other environments and results
+FREE_SHARE = 0.25  # the share of a disk that is kept free for other environments and for results
 POLL_MS = 500
 END_S = 5
 PIPE_BYTES = 2**20  # larger than a pipe's buffer
@@ -134,7 +134,7 @@ def read_output(step, process):
     pipe, client = process.stdout.fileno(), sys.stdout.fileno()
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
-    poller.register(client, 0)  # reports only errors and hang-ups
+    poller.register(client, 0)  # this reports only errors and hang-ups
     while True:
         is_over = process.poll() is not None
         ready = [descriptor for descriptor, _ in poller.poll(0 if is_over else POLL_MS)]

@@ -69,7 +69,8 @@ print(json.dumps(facts))
 
 
 def is_rootless():
-    """Return True if ROOT is an ordinary user's folder. Then there are no root rights or other users."""
+    """Return True if ROOT is an ordinary user's folder. In this case there are no root rights and no other
+    users."""
     return str(ROOT) != "/"
 
 
@@ -92,7 +93,7 @@ def run(*argv, timeout_s=60):
 
 
 def write(path, text, mode):
-    """Replace a file atomically by one with `mode`, unless the file already has this text."""
+    """Replace a file atomically with one that has `mode`, unless the file already has this text."""
     if read(path) == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +280,7 @@ def inspect(request):
         write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
     facts["complaint"] = wait_for_boot(request["patience_s"])  # late, because the boot continues
     facts["rsync"], facts["rsync_said"] = install_rsync()
-    if request["gpus"] and facts["python"]:  # after the boot, which starts drivers and their services
+    if request["gpus"] and facts["python"]:  # done after the boot, which starts drivers and their services
         facts.update(count_gpus(facts["python"], request["gpus"], request["gpus_patience_s"]))
     facts["driver"] = driver_version() if request["gpus"] else None
     facts["watched"] = update_watchdog(request["expires"], request["idle"])

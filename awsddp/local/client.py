@@ -131,10 +131,10 @@ def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> l
 def add_fault(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> "list[Fault]":
     """Add a fault (faults.py) to calls of `operation`, or to the instance with that id; return active faults.
 
-    `choices` are: `for_s`, after which the fault ends by itself; `notice_s` for "reclaim"; for calls also
-    `times` (default: until the fault is cleared), `seconds`, and `only`, a parameter value that a request
-    must have (the zone of a launch counts as one). Raises UsageError, and NotFoundError if no local cloud
-    is running.
+    `choices` are: `for_s`, the seconds after which the fault ends by itself; `notice_s` for "reclaim"; for
+    calls also `times` (default: until the fault is cleared), `seconds`, and `only`, a parameter value that a
+    request must have (a launch's zone counts as a parameter value). Raises UsageError, or NotFoundError if no
+    local cloud is running.
     """
     with _connect(awsddp_home) as info:
         command = {"add": {"operation": operation, "effect": effect, **choices}}
@@ -142,7 +142,7 @@ def add_fault(awsddp_home: Path, operation: str, effect: str, **choices: Any) ->
 
 
 def find_instance_id(awsddp_home: Path, cluster: str, node: int) -> str:
-    """Return a node's instance id. Raises UsageError, and NotFoundError if no local cloud runs."""
+    """Return a node's instance id. Raises UsageError, or NotFoundError if no local cloud is running."""
     instances = [row for row in status(awsddp_home).instances if row.state != "terminated"]
     ids = {row.node: row.instance_id for row in instances if row.cluster == cluster and row.node is not None}
     if node not in ids:

@@ -57,7 +57,7 @@ def start(
 ) -> LocalInfo:
     """Start or resume an AWSDDP_HOME's local cloud if it is not running, and return it.
 
-    :param auto: a command starts it, rather than the user's `local start`; then it ends once it has no
+    :param auto: True if a command starts it and not the user's `local start`; it then ends once it has no
         instances or clients.
     :param mode: "loopback" or "records"; None for the existing local cloud's mode or, if there is no local
         cloud, the best mode.
@@ -80,7 +80,7 @@ def start(
 def find_cloud(home: Path) -> LocalInfo | None:
     """Return an AWSDDP_HOME's local cloud, or None if there is none. Wait while it is starting.
 
-    If its daemon died, it is returned with `pid` None, but only if `local start` started it or it has
+    If its daemon died, it is returned with `pid` set to None, but only if `local start` started it or it has
     instances.
 
     :raises LocalCloudError: it was made by another version of awsddp.
@@ -155,7 +155,7 @@ def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> Loca
 
     :param command: {"add": the fields of a fault} (faults.py), which is active once this returns, or
         {"clear": the fault's number, or None for all faults}.
-    :raises UsageError: no such operation, instance, effect or number.
+    :raises UsageError: there is no such operation, instance, effect or number.
     :raises LocalCloudError: the daemon does not answer.
     """
     from http.client import HTTPConnection, HTTPException

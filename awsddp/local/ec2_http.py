@@ -88,7 +88,7 @@ class Request:
             raise Refusal("InvalidParameterValue", f"Invalid value: {error}") from None
 
     def tags(self, kind: str) -> dict[str, str]:
-        """Return the tags that the call gives to the resources of one kind that it creates."""
+        """Return the tags that the call sets on new resources of one kind."""
         specs = [spec for spec in self.arguments.get("TagSpecifications", ()) if spec["ResourceType"] == kind]
         return {tag["Key"]: tag.get("Value", "") for spec in specs for tag in spec.get("Tags", ())}
 
@@ -127,7 +127,8 @@ def read_request(environ: dict[str, Any]) -> Request:
 
 
 def check_signature(request: Request) -> None:
-    """Check that a request is signed with the credentials, because any user on the machine can connect.
+    """Check that a request is signed with the credentials, because any user on the machine can connect to the
+    endpoint.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 

@@ -84,7 +84,7 @@ def simulate(call: Call) -> dict[str, Any]:
 
 
 def _covers(statement: dict[str, Any], element: str, value: str) -> bool:
-    """Return True if a statement covers an action, ignoring its case, or a resource."""
+    """Return True if a statement covers an action, ignoring the action's case, or a resource."""
     fold = str.lower if element == "Action" else str
     patterns = [fold(text) for text in _as_list(statement.get(element, statement.get(f"Not{element}")))]
     return _like(fold(value), patterns) == (element in statement)

@@ -1,7 +1,7 @@
 """A node's disk image: this machine's system, changed to look like a fresh image, and torch's environment.
 
-A node's root is an overlay with three layers: the node's own folder, over a common layer, over `/`. The
-common layer hides everything on the machine that is not part of its system (home folders, data, services,
+A node's root is an overlay with three layers: the node's own folder, over a common layer, which is over `/`.
+The common layer hides everything on the machine that is not part of its system (home folders, data, services,
 accounts, secrets) with whiteouts and opaque folders, and adds a small configuration for systemd, sshd and
 cloud-init.
 
@@ -142,7 +142,8 @@ def build_layer(folder: Path) -> None:
 
 
 def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
-    """Hide the entries in a folder on the machine except `kept`; show folders named in `empty` as empty."""
+    """Hide the entries in a folder on the machine except `kept`; show the folders that `empty` names as
+    empty."""
     layer.mkdir(exist_ok=True)
     for entry in machine.iterdir():
         if entry.name not in kept and entry.name not in empty:

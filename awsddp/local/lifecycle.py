@@ -241,7 +241,8 @@ def _security_groups(instance: Any) -> dict[str, Any]:
 
 
 def _make_rules(instance: Any, alive: list[Any]) -> str:
-    """Return the ruleset for an instance's security groups; the groups' members are among `alive`."""
+    """Return the ruleset for an instance's security groups, whose members are among the instances in
+    `alive`."""
     members: dict[str, list[str]] = {}
     for peer in alive:
         for group_id in _security_groups(peer):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def find_processes(mark: str) -> "dict[int, str]":
-    """Return {pid: start time} for the processes on hosts whose mark begins with `mark`, except this one."""
+    """Return {pid: start time} for all processes, except this one, on hosts whose mark begins with `mark`."""
     processes = _list_processes()
     pids = {pid for pid in processes if pid != os.getpid() and has_mark(pid, mark)}
     while more := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids - {os.getpid()}:

@@ -53,7 +53,8 @@ class CloudPaths:
         self.daemon_mark = f"{self.tag}-daemon"
         """The mark in the daemon's environment and in its commands' environment (loopback_cleanup.py)."""
         self.switch = self.cgroup = f"awsddp-{self.tag}"
-        """The name of the bridge's network namespace, and of the cgroup that contains all nodes."""
+        """The name of the bridge's network namespace, and of the cgroup that contains all of the nodes'
+        cgroups."""
         self.interface = f"ad{self.tag}"
         """The machine's interface in the nodes' network (at most 15 characters)."""
 

@@ -32,7 +32,7 @@ SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
 
 
 def run_ip(*lines: str, namespace: str | None = None) -> None:
-    """Run lines with `ip -batch`, in a network namespace or in the machine's own one."""
+    """Run lines with `ip -batch`, in a network namespace or in the machine's own namespace."""
     options = () if namespace is None else ("-n", namespace)
     run("ip", *options, "-batch", "-", text="\n".join(lines) + "\n")
 
@@ -143,8 +143,8 @@ def plug_in(paths: CloudPaths, instance_id: str, address: str) -> None:
 def unplug(paths: CloudPaths, instance_id: str) -> None:
     """Remove a node's port on the bridge and its namespace, if they exist.
 
-    The port is deleted explicitly, because a namespace exists as long as a socket refers to it. With its port
-    it would still answer at its address, which another node may have by then.
+    The port is deleted explicitly, because a namespace exists as long as a socket refers to it. A namespace
+    that kept its port would still answer at its address, which another node may have by then.
     """
     name = paths.machine_name(instance_id)
     with suppress(LocalCloudError):

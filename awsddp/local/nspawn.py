@@ -270,8 +270,8 @@ def find_faketime() -> Path | None:
 
 
 def set_clock(root: Path, *, ahead: bool) -> None:
-    """Set the clock that processes see on a node after later logins: a clock that is ahead, or the correct
-    one.
+    """Set the clock that processes see on a node after later logins: one that is `ahead`, or the correct
+    clock.
 
     :param root: the node's root folder.
     """

@@ -328,7 +328,8 @@ def get_quota_value(backend: Any, code: str) -> float:
 def find_exceeded_quota(
     backend: Any, instance_type: str, count: int, *, market: types.Market = "on-demand"
 ) -> float | None:
-    """Return the quota, in vCPUs, that `count` more instances would exceed, or None if they fit into it."""
+    """Return the quota, in vCPUs, that `count` more instances would exceed, or None if the quota allows
+    them."""
     quota = types.find_quota(instance_type, market)
     if quota is None:
         return None

@@ -86,7 +86,8 @@ def _too_many_tags(call: Call) -> bool:
 
 
 def _too_many_rules(call: Call) -> bool:
-    """Return True if a group would have too many rules; a rule with a group counts for IPv4 and for IPv6."""
+    """Return True if a group would have too many rules; a rule that names a group counts once for IPv4 and
+    once for IPv6."""
     group = call.backend.get_security_group_from_id(call.arguments.get("GroupId", ""))
     if group is None:
         return False

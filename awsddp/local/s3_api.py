@@ -59,7 +59,8 @@ PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
 
 
 class S3App:
-    """The WSGI application for S3. Its lock is held while names change, never while a body is transferred."""
+    """The WSGI application for S3. The lock is held while names change, but never while a body is
+    transferred."""
 
     def __init__(self, folder: Path, unfinished: Path, emulator: Emulator, faults: Faults) -> None:
         self._folder = folder

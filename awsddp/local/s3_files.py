@@ -42,7 +42,7 @@ SUPPORTED_PARAMETERS = {
     *("ListMultipartUploads.UploadIdMarker", "ListMultipartUploads.MaxUploads"),
     *("UploadPart.PartNumber", "PutBucketAcl.ACL", "ListParts.PartNumberMarker", "ListParts.MaxParts"),
 }
-"""The parameters that all operations or one operation support, in addition to the checksum parameters."""
+"""The parameters that all operations, or one operation, support in addition to the checksum parameters."""
 VALUES = {
     "ACL": ("private", "public-read"),
     "ContentEncoding": ("aws-chunked",),

@@ -129,7 +129,7 @@ class Catalog:
         return {"CONDA_CHANNEL_ALIAS": self.rewrite_url(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
 
     def restore_urls(self, text: str) -> str:
-        """Return `text` with URLs for nodes replaced by the original URLs."""
+        """Return `text`, in which the original URLs replace the URLs for nodes."""
         text = _LINK.sub(lambda link: _decode(link[1])[1:], text)
         for host, original in self.origins.items():
             text = text.replace(f"http://{host}", original)
@@ -172,7 +172,7 @@ def signing_key(folder: Path) -> bytes:
         with tempfile.NamedTemporaryFile(dir=folder) as new, contextlib.suppress(FileExistsError):
             new.write(secrets.token_bytes(32))
             new.flush()
-            os.link(new.name, file)  # atomic; fails if another command was faster
+            os.link(new.name, file)  # this is atomic, and fails if another command was faster
     return file.read_bytes()
 
 

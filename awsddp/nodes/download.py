@@ -34,7 +34,7 @@ VERSIONS = ".awsddp/versions.json"
 _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
 """File systems' timestamp resolutions in ns; the last is FAT's, 2 s."""
 Listed = Mapping[tuple[int, str], ResultFile]
-"""The nodes' files, by node and path."""
+"""The nodes' files: {(node, path): file}."""
 ListFiles = Callable[[Collection[int]], Listed]
 MatchesSample = Callable[[Path, ResultFile], bool]
 Transfer = Callable[[Sequence[ResultFile], Path, rsync.Progress, threading.Event], None]
@@ -335,7 +335,7 @@ def _read_versions(path: Path) -> dict[str, list[int]]:
 
 
 def _size(path: Path) -> int | None:
-    """Return a regular file's size, or None for anything else."""
+    """Return a regular file's size, or None if the path is anything else."""
     with contextlib.suppress(OSError):
         info = path.lstat()
         return info.st_size if stat.S_ISREG(info.st_mode) else None

@@ -59,8 +59,8 @@ def ensure_environments(
     environments exist.
 
     `pythons`: the image's Python by node. `cache`: the folder for resolved versions. `send_files` syncs the
-    project folder, in which the `env.setup` commands run. Raises ConfigError, and NodeError for nodes that
-    failed (each with its last lines) or that differ. Events are reported by the fleet's `on_event`.
+    project folder, in which the `env.setup` commands run. Raises ConfigError, and NodeError if nodes fail
+    (each with its last lines of output) or differ. Events are reported by the fleet's `on_event`.
     """
     looks = {node: _request(plan, "look", pythons[node]) for node in fleet.nodes}
     environments = _run(fleet, plan, looks, _LOOK_S)

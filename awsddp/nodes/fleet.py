@@ -310,14 +310,14 @@ class Fleet:
     ) -> dict[int, Result]:
         """Run a command on `nodes` (default: all connected) at once and return the results by node.
 
-        Raises NodesFailed, after all commands have ended, for nodes that were lost or exceeded `timeout_s`.
-        No exit code raises an error.
+        Raises NodesFailed once all commands have ended, if nodes were lost or exceeded `timeout_s`. No exit
+        code raises an error.
         """
         numbers = self.nodes if nodes is None else nodes
         return results_or_raise(self.run_each(dict.fromkeys(numbers, (argv, stdin)), timeout_s=timeout_s))
 
     def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result | NodeError]:
-        """Run a different command on each node, all at once, and return each node's Result.
+        """Run a different command on each node, all at once, and return {node: Result}.
 
         The value is a NodeError for a node that was lost or whose command exceeded `timeout_s`.
         """
@@ -345,8 +345,8 @@ class Fleet:
 
         `on_data` is called from the caller's thread; an exception that it raises ends all streams. A node
         that sends nothing for `silent_after_s` counts as lost; the others continue. Returns each node's
-        Result (with empty stdout) or NodeError. `on_stderr` receives stderr in the same way; if it is None,
-        the Result has stderr.
+        Result, whose stdout is empty, or NodeError. `on_stderr` receives stderr in the same way; if it is
+        None, the Result has stderr.
         """
         wakeup = Wakeup()
         commands = {

@@ -162,7 +162,7 @@ class Jump:
         raise ConnectionRefusedError(why)
 
     def _ssh_command(self, *more: str) -> list[str]:
-        """Return the ssh command for the jump host, with `more` options."""
+        """Return the ssh command for the jump host, with the options `more`."""
         destination, port = parse_jump_host(self.name)
         options = [*_OPTIONS, f"ControlPath={_config_path(self.socket)}"]
         option_args = [arg for option in options for arg in ("-o", option)]
@@ -269,7 +269,7 @@ class Login:
 
     `key`: the file with the login key. `known_hosts`: the file with the accepted host keys by instance id.
     `ssh_config`: a file with the same settings for the system's ssh, which rsync uses. `boot_key`: an
-    unfinished launch's temporary host key, or "".
+    unfinished launch's temporary host key, or "" if there is none.
     """
 
     key: Path

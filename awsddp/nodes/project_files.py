@@ -17,7 +17,7 @@ _MOST_BYTES = 100 * 10**9
 _MOST_FILES = 200_000
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
 _AWSDDP = "awsddp"
-_MOST_LINKS = 40  # Linux's limit for one path
+_MOST_LINKS = 40  # the most symbolic links that Linux follows in a path
 UNRESOLVABLE_LINK = "a link into the folder by a path that the nodes do not have"
 EXTERNAL_LINK = "a link that leads out of the folder"
 
@@ -90,7 +90,7 @@ def list_files_to_send(
 
     `ignore`: gitignore patterns that override those in ignore files. `results`: the results folder.
     `exclude`: folders that are never sent, such as AWSDDP_HOME. Raises ConfigError for a `workdir` that
-    does not exist, that is / or a home folder, or that is far too large.
+    does not exist, that is / or a home folder, or is far too large.
     """
     root = _check_folder(workdir)
     never = {os.path.realpath(path) for path in (*exclude, root / results)}

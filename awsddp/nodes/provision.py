@@ -52,8 +52,8 @@ def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0
     """Return the cloud-config that all nodes in a launch get.
 
     It installs the temporary `host_key` before sshd starts, and a watchdog that powers the machine off at
-    `expires_at` (timezone-aware), or after `idle_s` seconds without use (0: never). Raises ConfigError if the
-    cloud-config exceeds EC2's limit of 16 KB.
+    `expires_at` (timezone-aware), or after `idle_s` seconds without use (never if `idle_s` is 0). Raises
+    ConfigError if the cloud-config exceeds EC2's limit of 16 KB.
     """
     seconds, text = epoch_and_text(expires_at)
     rendered = render(

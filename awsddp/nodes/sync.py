@@ -53,7 +53,7 @@ def push(
     bundled: bool = False,
     on_event: OnEvent = ignore_event,
 ) -> dict[int, NodeFiles]:
-    """Sync the files of `listing` to ~/awsddp/FOLDER on the nodes (default: all connected), all at once.
+    """Sync the files in `listing` to ~/awsddp/FOLDER on the nodes (default: all connected), all at once.
 
     If `bundled` is set, also sync the programs that ship with awsddp to ~/awsddp/BUNDLED. Each node reports
     which paths differ, and only those are sent: up to AT_ONCE_BYTES over the open connection, more by rsync.
@@ -87,7 +87,7 @@ class _Push:
     def compare(self, nodes: Collection[int] | None) -> None:
         """Ask the nodes (None: all nodes) which paths differ.
 
-        Responses are untrusted: only entries of the listing are sent.
+        Responses are untrusted: only entries in the listing are sent.
         """
         entries = {os.fsencode(entry.path): entry for entry in self._listing.entries}
         records = b"\0".join(map(_record, self._listing.entries))

@@ -91,7 +91,7 @@ class NodeRequest:
 
 
 class Upstream:
-    """Fetches URLs through `proxies`, with `ca` as certificates in addition to the system's."""
+    """Fetches URLs through `proxies`, and trusts the certificates `ca` in addition to the system's."""
 
     def __init__(self, grants: list[Grant], *, ca: str, proxies: Mapping[str, str]) -> None:
         self.grants = grants

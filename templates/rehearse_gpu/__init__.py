@@ -14,14 +14,13 @@ import types
 
 GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
 """The node's identical GPUs. `used`: this process used a GPU; `forked`: it was forked after such a use."""
-ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # a rank's child processes inherit it and repeat no notes
+ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # a rank's child processes inherit this, so that they do not repeat notes
 PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
 """pip sets one of these in builds, depending on pip's version. With CUDA, builds would need its compiler."""
 
 
 def pretend(**facts):
-    """Make torch find simulated GPUs with this `count`, `name`, `memory_bytes` and `capability` (such as (8,
-    9)).
+    """Make torch find simulated GPUs with this `count`, `name`, `memory_bytes` and `capability` (a pair).
 
     Without a count torch finds no GPU. torch is not patched while packages are built.
     """

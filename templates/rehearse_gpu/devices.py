@@ -228,7 +228,7 @@ def patch_cuda(cuda):
         setattr(cuda.nvtx, name, lambda *args, **kwargs: None)
     cuda.nccl.version = lambda: NCCL
     torch.version.cuda = torch.version.cuda or CUDA
-    torch.backends.cudnn.is_acceptable = lambda tensor: False  # True would warn of missing cuDNN
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # True would cause a warning
     profiler, activities = torch.autograd.profiler, torch.profiler.ProfilerActivity
     profiler._supported_activities = lambda: {activities.CPU, activities.CUDA}
     profiler.profile.__init__ = functools.partialmethod(profiler.profile.__init__, use_kineto=True)

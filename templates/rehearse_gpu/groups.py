@@ -36,7 +36,7 @@ class Groups:
             raise RuntimeError("No backend type associated with device type cpu")
 
     def connect(self, gpu, group):
-        """Raise, as NCCL does when it is first used, for a wrong interface and for two ranks on one GPU."""
+        """Raise the errors of NCCL's first use: for a wrong interface, and for two ranks on one GPU."""
         group = group or self.core._get_default_group()
         if "nccl" not in self.backends(group) or group in self.connected:
             return

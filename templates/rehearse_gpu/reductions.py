@@ -44,7 +44,7 @@ def as_bytes(tensor):
 
 
 class Reduction:
-    """A reduction in NCCL: gloo's `op`, and conversions for tensors before and after it.
+    """An NCCL reduction: it has gloo's `op`, and converts tensors before and after it.
 
     If `is_later`, `after` must be called when gloo has ended.
     """
@@ -86,7 +86,7 @@ class Reduction:
             tensor.copy_(sent)
 
     def _scale(self):
-        """Return the factor in the tensors' type, as NCCL does."""
+        """Return the factor, converted to the tensors' type as in NCCL."""
         return torch.as_tensor(self._factor, dtype=self._dtype, device="cpu").reshape(())
 
 
