@@ -1,4 +1,4 @@
-"""A cluster's folder on this machine: record, keys, ssh_config, ledger and locks. It may be lost.
+"""A cluster's folder on this machine, with its record, keys, ssh_config, ledger and locks. It may be lost.
 
 `$AWSDDP_HOME/clusters/NAME/` holds the private key (created with mode 0600), the host keys by instance id,
 the ssh_config, and the record, which has facts about the nodes and the intent: a launch's request, synced to
@@ -29,7 +29,7 @@ _VERSION = 1
 TAG_CHANGE_S = 600.0
 """How long to wait while another client on this machine changes the tags that name jobs."""
 _UNNAMED_S = 2.0
-"""How long a holder may have a lock before it has written its name."""
+"""How long a process may hold a lock before it has written its name."""
 
 
 def awsddp_home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -185,7 +185,7 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def _write_lock(self) -> Iterator[None]:
-        """Exclude other commands on this machine while small files are read, changed and written."""
+        """Lock out other commands on this machine while small files are read, changed and written."""
         path = self.root / "locks" / ".writing"
         with _writing_errors(path):
             make_folder(path.parent)
@@ -197,7 +197,7 @@ class ClusterFolder:
     def read(self, *, ignore_newer: bool = False) -> Record | None:
         """Return the record, or None if it is missing or damaged.
 
-        Raises ConfigError if a newer awsddp wrote the record; with `ignore_newer` returns None instead.
+        Raises ConfigError if a newer awsddp wrote the record; with `ignore_newer`, returns None instead.
         """
         try:
             document = msgspec.json.decode((self.path / "cluster.json").read_bytes())
@@ -371,7 +371,7 @@ def read_ledger(ledger: Path) -> list[billing.LedgerRow]:
 
 
 class ClusterHistory(Frozen):
-    """One of this machine's clusters, living or terminated: its name, its folder and its ledger's rows.
+    """One of this machine's clusters, living or terminated, with its name, folder and ledger rows.
 
     `record` is None for a terminated cluster.
     """

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """The cluster with this name, as with `awsddp -c NAME`; the cluster need not exist yet.
+    """The cluster with this name, which `awsddp -c NAME` also selects; the cluster need not exist yet.
 
     The constructor reads no files and sends no requests. `local`, `region` and `profile` are the command-line
     options with these names; every other keyword is a key of awsddp.toml and applies to all methods
@@ -268,9 +268,9 @@ class Cluster:
     ) -> "documents.DownDocument":
         """Terminate the cluster and return the `down` document. Unfetched results are fetched first.
 
-        With `known_only` a cluster without a record on this machine is refused. `confirm` is called before
+        With `known_only`, a cluster without a record on this machine is refused. `confirm` is called before
         anything is terminated and raises an exception to refuse. If results cannot be fetched, `lose` is
-        called with the NodeError, which is then raised unless `lose` returns True; with `discard` nothing is
+        called with the NodeError, which is then raised unless `lose` returns True; with `discard`, nothing is
         fetched. Raises LeftoverError, CloudError.
         """
         from awsddp.cluster.down import down
@@ -312,7 +312,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `up` would do. `launch` has all details; a notebook shows the plan as a table."""
+    """Holds what `up` would do. `launch` has all details; a notebook shows the plan as a table."""
 
     launch: LaunchPlan
     cluster: "Cluster"
@@ -416,7 +416,7 @@ class Job:
             return get_job(self.cluster.session, self.name)
 
     def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield every rank's lines until the job ends or, if not `follow`, those printed until now.
+        """Yield every rank's lines until the job ends or, if not `follow`, those printed so far.
 
         A separate thread follows the job and fetches its results at the end; `on_event` is called on the
         thread that iterates. Raises the errors of `awsddp logs -f`.

@@ -39,7 +39,7 @@ bandwidth."""
 LEAST_GBYTE_S = 0.005
 """The same limit as a bandwidth, for types whose bandwidth is unknown: no network is that slow."""
 UPLOAD_BYTES = 3_000_000
-"""How much each of two nodes sends to this machine; timing only the pair cannot show which one is slow."""
+"""How much data each of two nodes sends to this machine; timing the pair alone cannot show which is slow."""
 
 
 def check_before_launch(session: Session) -> DoctorDocument:
@@ -87,7 +87,7 @@ def _placeholders(session: Session) -> RequestValues:
 
 
 def _with_local_checks(session: Session, checks: Sequence[Check]) -> DoctorDocument:
-    """Return the document for `checks` and further checks: this machine's programs and the jump host."""
+    """Return the document for `checks` and for checks of this machine's programs and the jump host."""
     all_checks = [_run_check("rsync and ssh", rsync.find_rsync), *checks]
     if (jump := find_jump_host(session)) is not None:
         all_checks.append(_run_check("jump host", jump.ensure_connected, jump.name))
@@ -148,7 +148,7 @@ def check_cluster(session: Session) -> DoctorDocument | None:
     """Return the `doctor` document for the cluster's nodes, or None if the cluster has no record here.
 
     Takes a limited time, and does not end any jobs. Raises NoReachableNodes if no node can be reached, InUse
-    if another client is starting a job, CloudError.
+    if another client is starting a job, or CloudError.
     """
     if session.folder.read() is None:
         return None
@@ -204,7 +204,7 @@ def _login_checks(connected: ConnectedCluster) -> list[Check]:
 def _group_checks(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> list[Check]:
-    """Check a process group over all ranks of `nodes` and, if it is slow or hangs, over pairs of nodes."""
+    """Check a process group of all ranks on `nodes` and, if it is slow or hangs, groups of two nodes."""
     if len(nodes) < 2:
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     connected.session.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
@@ -250,7 +250,7 @@ def _measure_pairs(
 
 
 def _measure_uploads(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[int, float]:
-    """Return {node: rate of its uploads to this machine (MB/s), or 0 if the node is lost}."""
+    """Return a dict that maps each node to its upload rate to this machine (MB/s), or to 0 if it is lost."""
     rates = dict.fromkeys(nodes, 0.0)
     for node in nodes:
         began = time.monotonic()

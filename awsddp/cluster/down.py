@@ -37,11 +37,11 @@ def down(
 ) -> DownDocument:
     """Terminate the cluster and return the `down` document. A cluster that does not exist is not an error.
 
-    Unfetched results are fetched first, unless `discard`. With `known_only` a cluster without a record on
+    Unfetched results are fetched first, unless `discard`. With `known_only`, a cluster without a record on
     this machine is refused (UsageError). `confirm` is called before anything is terminated and raises an
     exception to refuse. If results cannot be fetched, `lose` is called with the NodeError, which is then
-    raised unless `lose` returns True. Raises NotFoundError if only another session of the caller's role has a
-    cluster with this name, LeftoverError if something could not be terminated, CloudError if AWS does not
+    raised unless `lose` returns True. Raises NotFoundError if only another session of the user's role has a
+    cluster with this name, LeftoverError if something could not be terminated, or CloudError if AWS does not
     answer.
     """
     try:
@@ -67,7 +67,7 @@ def _down(
             cluster = wait_until_launched_listed(cluster)
         clusters = cluster.all_listings
         if not clusters:
-            if record is not None:  # its nodes terminated themselves, no later than at their expiry
+            if record is not None:  # its nodes terminated themselves, at their expiry at the latest
                 session.folder.append_event("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
                 _forget(cluster, record.id)
             refuse_other_sessions(cluster)

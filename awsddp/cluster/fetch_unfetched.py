@@ -53,7 +53,7 @@ def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> 
 
 
 def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
-    """Fetch the running nodes' unfetched results; return {node that did not answer: reason}.
+    """Fetch the running nodes' unfetched results; return a dict that maps each silent node to the reason.
 
     If a job's results are all in S3, according to its nodes and to S3, only its logs and metrics are fetched,
     and its name is added to `saved`.

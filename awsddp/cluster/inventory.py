@@ -35,7 +35,7 @@ class _Search(NamedTuple):
 def status_all(session: Session) -> list[FoundCluster]:
     """Return the `status` documents of all clusters in all regions: all owners' clusters, including orphans.
 
-    Includes a running local cloud. With --local only the local cloud is searched, with --region only that
+    Includes a running local cloud. With --local, only the local cloud is searched; with --region, only that
     region. Raises CloudError if no region answers.
     """
     with _search(session) as searches:
@@ -43,11 +43,11 @@ def status_all(session: Session) -> list[FoundCluster]:
 
 
 def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
-    """Terminate the caller's resources whose cluster has no instance or is past its expiry.
+    """Terminate the user's resources whose cluster has no instance or is past its expiry.
 
     A cluster with unfetched results is not terminated, unless `discard`. `confirm` is called with the list of
     orphans and raises an exception to refuse. Raises LeftoverError if an orphan was kept for its results or
-    could not be terminated, CloudError if AWS does not answer.
+    could not be terminated, or CloudError if AWS does not answer.
     """
     from awsddp.aws.teardown import teardown
 

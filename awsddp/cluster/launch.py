@@ -87,7 +87,7 @@ def _launch_values(
     from awsddp.nodes.provision import render_user_data
 
     host_key = make_key("awsddp temporary host key")
-    # A budget makes more expensive alternatives expire earlier; a node gets its own expiry when prepared.
+    # A budget makes more expensive alternatives expire earlier; a node gets its expiry when it is prepared.
     expires_s = min(option.expires_s for option in (plan, *plan.alternatives))
     data = render_user_data(
         host_key=host_key,
@@ -213,7 +213,7 @@ def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
 
 
 def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
-    """Return the plan for a region, or the error; `facts` are those of the first region."""
+    """Return the plan for a region, or the error; `facts` are the first region's facts."""
     session = cluster.session
     capacity = session.spec.capacity
     try:

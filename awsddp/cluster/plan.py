@@ -1,4 +1,4 @@
-"""plan: what `up` would do and cost. Also lists the settings, and the instance types that AWS offers."""
+"""plan: show what `up` would do and cost. Also lists the settings and the instance types that AWS offers."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,8 +35,8 @@ def read_facts_and_cluster(
 ) -> "tuple[Facts, LocatedCluster]":
     """Read the plan's facts and the cluster's listing in parallel; the cluster has the record's settings.
 
-    Settings in awsddp.toml that differ from the record are reported. Raises CloudError, and ConfigError
-    (including for an invalid environment).
+    Settings in awsddp.toml that differ from the record are reported. Raises CloudError or ConfigError, for
+    example for an invalid environment.
     """
     session = with_record_settings(requested, record)
     if record is not None:

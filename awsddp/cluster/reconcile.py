@@ -57,7 +57,7 @@ def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Rec
 
 
 def _rate(cluster: LocatedCluster, facts: Facts, own_listing: ClusterListing) -> Rate:
-    """Return the hourly rate of the record's nodes, as assumed for a budget."""
+    """Return the hourly rate that a budget assumes for the record's nodes."""
     record, zones = cluster.record, {node.zone for node in own_listing.live if node.spot}
     if not zones:
         return Rate(usd_per_hour=record.price_usd_per_hour)
@@ -163,7 +163,7 @@ def _changed_fields(
 
 
 def _nodes_of_steps(do: str, change: Reconciliation, nodes: Sequence[Node]) -> list[Node]:
-    """Return the `nodes` to which steps of the kind `do` apply."""
+    """Return the `nodes` that steps of the kind `do` apply to."""
     instance_ids = {key for step in change.steps_of(do) for key in step.instances}
     return [node for node in nodes if node.instance_id in instance_ids]
 

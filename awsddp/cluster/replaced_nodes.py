@@ -32,7 +32,7 @@ def report_jobs_without_replaced_nodes(cluster: LocatedCluster) -> None:
 
 
 def _replaced_nodes(job: JobRecord, live_ids: Collection[str]) -> list[str]:
-    """Return the names of those of a job's nodes whose instances are gone."""
+    """Return the names of a job's nodes whose instances are gone."""
     return [node_name(node.node) for node in job.nodes if node.instance_id not in live_ids]
 
 

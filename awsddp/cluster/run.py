@@ -42,7 +42,7 @@ def run_job(
 ) -> RunDocument:
     """Launch a cluster, run the job, fetch its results and terminate the cluster, even after a failure.
 
-    With `detach` return once the ranks run; the nodes shut down when they are idle. Before anything is
+    With `detach`, return once the ranks run; the nodes shut down when they are idle. Before anything is
     created, raises the errors of `up`, and those of `train` for an invalid job. Raises InUse if another job
     runs on the cluster, which then stays unchanged. A later failure is raised with the document as its
     `result`.
@@ -144,7 +144,7 @@ def down_or_stop(session: Session) -> DownDocument:
     """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
     Retries for END_S while AWS does not answer. Raises NodeError or ConfigError if the nodes were stopped,
-    and what `down` raises; the error then says what may still run, at what price, and how to terminate it.
+    and the errors of `down`, which then say what may still run, at what price, and how to terminate it.
     """
     from awsddp.aws.waits import CLOCK, growing_pauses
 

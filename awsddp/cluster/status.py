@@ -33,9 +33,9 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
     """Return the cluster as the `status` document; a cluster that is not found is "absent".
 
     If there is no record, only the running local cloud and one region are searched; `status_all` searches
-    every region. With `ask_nodes` the document has each node's `idle_left_s` as its watchdog last counted it,
-    or None if the node does not answer within ASK_S. Raises CloudError if AWS does not answer, NotFoundError
-    if another session of the caller's role has a cluster with this name.
+    every region. With `ask_nodes`, the document has each node's `idle_left_s` as its watchdog last counted
+    it, or None if the node does not answer within ASK_S. Raises CloudError if AWS does not answer,
+    NotFoundError if another session of the user's role has a cluster with this name.
     """
     with find_cluster(session, ignore_newer=True, all_regions=False) as cluster:
         cluster, reported_jobs = refresh_jobs(cluster)
@@ -50,7 +50,7 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
 
 
 def _idle_left(cluster: LocatedCluster) -> dict[int, int]:
-    """Return {node number: idle seconds left}, without nodes that do not answer."""
+    """Return how many idle seconds each node has left, by number; nodes that do not answer are omitted."""
     outputs: dict[int, bytes] = {}
 
     def receive(node: int, data: bytes) -> None:
@@ -89,7 +89,7 @@ def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRec
 
 
 def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
-    """Return True if the nodes may have news: only then request it, because that counts as use of the nodes.
+    """Return True if the nodes may have news; ask them only then, because a request counts as use.
 
     They may have news if a job was running or uploading when last seen, or if their tags name a job that is
     not in the record.

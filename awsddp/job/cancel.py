@@ -20,11 +20,11 @@ from awsddp.storage.results_dir import make_job_result
 
 
 def cancel(session: Session, *, job: str | None = None) -> JobDocument:
-    """End a job (`JobRegistry.resolve_name`; the last running job by default); return its `train` document.
+    """End the job that `resolve_name` finds (by default, the last running job); return its `train` document.
 
     A job that has ended is returned unchanged. Results stay on the nodes until they are fetched. Unreachable
     nodes are reported; the other nodes end the job. Raises NotFoundError if the job is unknown or no job
-    runs, NoReachableNodes if no node is reachable.
+    runs, and NoReachableNodes if no node is reachable.
     """
     return cancel_jobs(session, [] if job is None else [job])[0]
 
@@ -64,9 +64,9 @@ def _is_running(job: JobRecord) -> bool:
 def end_ranks(
     connected: ConnectedCluster, job: str, *, grace_s: float | None = None, launch: str | None = None
 ) -> None:
-    """End a job on every node that has it (TERM, the grace, KILL); return when the job has ended.
+    """End a job on every node that has it (SIGTERM, SIGKILL after the grace); return when it has ended.
 
-    With `launch` the job is ended only if it belongs to this launch.
+    With `launch`, the job is ended only if it belongs to this launch.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import ANSWER_S, call_nodes

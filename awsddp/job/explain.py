@@ -27,7 +27,7 @@ _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 def explain_cause(session: Session, job: JobRecord) -> JobRecord:
     """Return the job. If this machine's files explain the cause, the reason and a next step are added.
 
-    Covers a module, package, file or variable that is missing on the nodes, and limits of a rehearsal.
+    Covers modules, packages, files and variables that the nodes lack, and the limits of a rehearsal.
     """
     cause = job.cause
     if cause is None:

@@ -1,4 +1,4 @@
-"""fetch: download a job's results, verify them, then release the nodes, which may end them.
+"""fetch: download a job's results, verify them, then release the nodes, which may then terminate.
 
 Files that stay on the nodes are reported with the reason and the next step.
 """
@@ -71,13 +71,15 @@ def fetch(
     refetch: bool = False,
     start: Callable[[], object],
 ) -> FetchDocument:
-    """Fetch a job's results (`JobRegistry.resolve_name`; default: the last job); return the `fetch` document.
+    """Fetch the results of the job that `resolve_name` finds (by default, the last job); return the `fetch`
+    document.
 
-    No node is needed for results that are already fetched, unless `refetch`. `start` is called to start nodes
-    that stopped with results (it raises an exception to refuse); the document then has `started`. Results are
-    fetched from S3 if S3 has all of them, the job has no nodes any more, or its nodes are lost during the
-    fetch. If a part is missing, the other parts are fetched, then NodeError (or, from S3, FilesChanged) is
-    raised with the document as its `result`. Raises NotFoundError for an unknown job, NoReachableNodes.
+    No node is needed for results that are already fetched, unless `refetch` is set. `start` is called to
+    start nodes that stopped with results (it raises an exception to refuse); the document then has the field
+    `started`. Results are fetched from S3 if S3 has all of them, the job has no nodes any more, or its nodes
+    are lost during the fetch. If a part is missing, the other parts are fetched, then NodeError (or, from S3,
+    FilesChanged) is raised with the document as its `result`. Raises NoReachableNodes, or NotFoundError for
+    an unknown job.
     """
     if is_s3_uri(job):
         return _fetch_saved(session, job)
@@ -206,7 +208,7 @@ def fetch_from_nodes(
     """Fetch a job's results from the reachable nodes, verify them, then release the nodes.
 
     job.json in the results folder lists the missing nodes. A lock admits one client on this machine at a
-    time. If the results exceed job.results_limit, `session.confirms` decides. With `wait_for_uploads` the
+    time. If the results exceed job.results_limit, `session.confirms` decides. With `wait_for_uploads`, the
     nodes of a job that saves to S3 are released after its last upload. Raises Unfetched if files of the job
     stay on the nodes, NodeError if a node does not send a file that it listed, ConfigError if the disk is
     full or the folder belongs to another job.
@@ -237,7 +239,8 @@ def _fetch_and_release(
     selected = select_results(connected, job, nodes, folder)
 
     def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
-        # A file that differs from its description counts as growing while the job runs, else as unfetched.
+        # A file that differs from its description counts as growing while the job runs, otherwise as
+        # unfetched.
         rerun = f"awsddp fetch {job.job}   # again, once nothing writes to it"
         pending = selected.growing if job.state in ACTIVE else selected.unfetched
         why = "it changed while it was fetched"
@@ -273,7 +276,7 @@ def _fetch_and_release(
             if wait_until_saved(connected, job):
                 abort_uploads(connected.cluster, [job])
         with session.folder.lock("train", part="tags", wait_s=TAG_CHANGE_S) as free_s:
-            # The time stamp of a file may be up to 10 ms late.
+            # A file's timestamp may be up to 10 ms late.
             is_fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
             older = list_older_jobs(connected, tagged.result())
             release(
@@ -287,7 +290,7 @@ def _fetch_and_release(
 
 
 class UnfetchedFile(NamedTuple):
-    """A job's file that is still on a node: its path there, its size in bytes, the reason, the next step."""
+    """Has an unfetched file's path on its node, its size in bytes, the reason, and the next step."""
 
     node: int
     path: str
@@ -298,7 +301,7 @@ class UnfetchedFile(NamedTuple):
 
 @dataclass(kw_only=True)
 class Selected:
-    """The files and links to fetch, by node, and the files that will stay unfetched.
+    """Has the files and links to fetch, by node, and the files that will stay unfetched.
 
     `growing` files are those that the running job was writing or has removed: they are fetched later.
     """
@@ -340,12 +343,12 @@ def select_results(
 
 
 def _is_in(targets: Collection[str], path: str) -> bool:
-    """Return True if `path` is the target of a link in the results, or lies below such a target."""
+    """Return True if `path` is the target of a link in the results, or lies under such a target."""
     return any(path == target or path.startswith(f"{target}/") for target in targets)
 
 
 def _is_synced(session: Session, file: ResultFile) -> bool:
-    """Return True if a file has its project copy's content (for example, after a chown -R on the node)."""
+    """Return True if a file equals its copy in the project (for example, after a chown -R on the node)."""
     if file.digest is None:
         return False
     path = Path(session.job_spec.sync.workdir, file.home.partition("/")[2])
@@ -416,7 +419,7 @@ def _list_files(unfetched: Sequence[UnfetchedFile]) -> str:
 def _query_manifests(
     connected: ConnectedCluster, job: JobRecord, used: Collection[int], **more: Any
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
-    """Return the lists that the nodes sent, and the errors of the nodes that sent none."""
+    """Return the lists that the nodes sent, and the errors of the nodes that sent no list."""
     request = make_manifest_request(connected.session, job, **more)
     answers = call_each_node(connected.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
     failures = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
@@ -457,7 +460,7 @@ def _apply_limit(
 
 
 def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
-    """Add `files` to `selected`: files that a running job is writing to `growing`, the others to `wanted`."""
+    """Add `files` to `selected`: to `growing` if a running job is writing them, or else to `wanted`."""
     for file in files:
         if job.state in ACTIVE and file.writing:
             selected.growing.append(UnfetchedFile(file.node, file.path, file.size, ""))
@@ -466,7 +469,7 @@ def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -
 
 
 def _report_skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[UnfetchedFile]:
-    """Report files that stay on the nodes (those of job.exclude as a count); return the job's own files."""
+    """Report files that stay on the nodes (excluded files only by number); return the job's own files."""
     files = sum(manifest.excluded.files for manifest in manifests.values())
     if files:
         size = sum(manifest.excluded.size for manifest in manifests.values())

@@ -40,10 +40,10 @@ EXTRA_PATIENCE_S = 60.0
 Also how long to retry a node whose sshd refuses connections after the other nodes have reported the job's
 end."""
 _CONNECT_S = 5.0
-_RETRY_S = 10.0  # between two attempts, while other nodes are followed
+_RETRY_S = 10.0  # the pause between two attempts, while other nodes are followed
 _CHECK_S = 1.0
 _GONE = ("terminated", "stopped")
-_FRUITLESS = 30  # consecutive streams that a node may end without sending data
+_FRUITLESS = 30  # how many consecutive streams a node may end without sending data
 FETCH_INTERVAL_S = 30.0
 BYTES_PER_SECOND = 100e3
 """The average rate limit for fetching event files: after 16 MB, nothing is fetched for 160 s."""
@@ -52,7 +52,8 @@ MAX_LISTING_SHARE = 0.05
 
 
 def make_merger(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
-    """Return the merger for a job's logs: it writes all lines to files and returns those from ranks `shown`.
+    """Return the merger for a job's logs: it writes all lines to files and returns those from the ranks in
+    `shown`.
 
     Raises ConfigError if the files belong to another job.
     """
@@ -159,9 +160,9 @@ class JobFollower:
     def run(self) -> JobRecord:
         """Pass on every line once, from the first byte, and return the job in its final state.
 
-        awsddp tries to reconnect a silent node until the agents would give the node up or EC2 reports it
-        gone. The job's state is then the state that the other nodes report, or interrupted if EC2 reports all
-        nodes gone. Raises NodeError if no node has reported a state.
+        awsddp tries to reconnect a silent node until the agents would give the node up or EC2 reports that it
+        is gone. The job's state is then the state that the other nodes report, or `interrupted` if EC2
+        reports that all nodes are gone. Raises NodeError if no node has reported a state.
         """
         with (
             BackgroundFetch(self.connected, self.job).running()
@@ -186,7 +187,7 @@ class JobFollower:
         return explain_cause(self.connected.session, job)
 
     def _mark_interrupted(self, job: JobRecord) -> JobRecord:
-        """Mark a job that was last reported active as interrupted if EC2 reports all nodes gone; return it.
+        """Mark a job last reported active as interrupted if EC2 reports that all nodes are gone; return it.
 
         In that case, `connected` is also updated with the nodes as EC2 describes them.
         """
@@ -209,7 +210,7 @@ class JobFollower:
         return replace(job, state="interrupted", cause=cause, progress=(), usage=(), slowest_rank=None)
 
     def _find_stopped(self) -> dict[int, Node]:
-        """Return {node number: node} for nodes that EC2 reports as not running. Raises CloudError."""
+        """Return the nodes that EC2 reports as not running, by node number. Raises CloudError."""
         from awsddp.aws.clusters import by_id, describe
 
         described = describe(self.connected.cluster.aws, by_id(*self._instances))
@@ -233,7 +234,7 @@ class JobFollower:
                 self._connect()
 
     def _stream(self) -> Mapping[int, str]:
-        """Follow the connected nodes until one is lost or all have ended; return why nodes are lost."""
+        """Follow the connected nodes until one is lost or all have ended; return why nodes were lost."""
         nodes = [
             node for node in self._followed if node not in self._lost_at and not self.merger.has_ended(node)
         ]
@@ -323,7 +324,7 @@ class JobFollower:
         self._followed.discard(node)
 
     def _give_up_gone(self) -> None:
-        """Give up the nodes that EC2 reports gone, and notify the nodes that wait for them."""
+        """Give up the nodes that EC2 reports as gone, and notify the nodes that wait for them."""
         with contextlib.suppress(AwsddpError):
             gone = {number: node for number, node in self._find_stopped().items() if node.state in _GONE}
             for number in sorted(self._lost_at.keys() & gone):
@@ -331,7 +332,7 @@ class JobFollower:
                 self._report_gone(number, *_end_of(gone[number]))
 
     def _report_gone(self, node: int, kind: str, why: str) -> None:
-        """Notify the first node, which coordinates, that `node` is gone (the others if `node` is first)."""
+        """Tell the coordinating first node that `node` is gone; if `node` is first, tell the others."""
         nodes = {rank.node for rank in self.job.ranks}
         recipients = nodes if node == min(nodes) else {min(nodes)}
         recipients = (recipients & self._followed) - self._lost_at.keys() - {node}
@@ -351,7 +352,7 @@ def _end_of(node: Node) -> tuple[str, str]:
 
 
 class BackgroundFetch:
-    """Every 30 s fetches event files that have grown, and reports when uploads to S3 stop.
+    """Every 30 s, fetches event files that have grown, and reports when uploads to S3 stop.
 
     Suppresses all errors.
     """

@@ -31,7 +31,7 @@ def make_jobs_document(
 
     Jobs and clusters that ended before `since` are left out, and so are costs before that time. `reported`
     are the jobs that the session's cluster has just reported; `bill` is the cluster's bill, if AWS has just
-    listed it. Raises NotFoundError, UsageError.
+    listed the cluster. Raises NotFoundError, UsageError.
     """
     registry = JobRegistry(session, reported)
     views = registry.jobs
@@ -71,13 +71,13 @@ def make_jobs_document(
 
 
 def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | None = None) -> JobsDocument:
-    """Return the `jobs` document for `names`; if empty, for all jobs known to this machine or the nodes.
+    """Return the `jobs` document for `names` or, if empty, for all jobs that this machine or the nodes know.
 
     The oldest job comes first; `since` has the same meaning as in `make_jobs_document`. Unreachable nodes are
     reported, and so is an ended cluster. If an error prevents the nodes from reporting, it is raised with the
     document as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster
-    with this name; for the name `default`, unless it is configured, this is raised only if there are no jobs
-    either. Raises UsageError.
+    with this name; for the name `default`, unless it is configured, NotFoundError is raised only if there are
+    no jobs either. Raises UsageError.
     """
     bill = None
     if names and all(map(is_s3_uri, names)):

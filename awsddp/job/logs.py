@@ -26,10 +26,11 @@ def logs(
     last: int | None = None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Pass the lines from a job's `ranks` (empty: all) to `on_lines`, and return the `train` document.
+    """Pass the lines from a job's `ranks` (if empty, all ranks) to `on_lines`, and return the `train`
+    document.
 
     `last` is the maximum number of earlier lines to pass. With `follow`, continue to the job's end and fetch
-    its results. For a fetched job no node is needed; if a part is missing, the reachable nodes send their
+    its results. For a fetched job, no node is needed; if a part is missing, the reachable nodes send their
     lines. Raises NotFoundError for an unknown job or rank, NoReachableNodes if no node is reachable, and the
     errors of `fetch_followed_job`. A note with the job's state is added to a KeyboardInterrupt.
     """

@@ -21,7 +21,7 @@ MAX_LISTED_JOBS = 5
 
 
 class JobView(Frozen):
-    """A job with its results folder and its cluster's history (None: no ledger names the job).
+    """A job with its results folder and its cluster's history (None if no ledger names the job).
 
     `launched` is the launch time in ISO format. `reported` is True if the nodes have just reported the job.
     `share` is the job's share of its nodes' price: below 1.0 if other jobs ran on the nodes at the same time.
@@ -123,7 +123,7 @@ class JobRegistry:
     def _find_results(
         self, name: str, history: ClusterHistory, row: billing.LedgerRow | None, last: JobRecord | None
     ) -> tuple[Path, JobRecord | None]:
-        """Return a job's results folder, and the job that its job.json describes (None: no such file).
+        """Return a job's results folder, and the job that its job.json describes (None without such a file).
 
         The folder may have been moved into the project's results folder after the launch.
         """
@@ -136,13 +136,13 @@ class JobRegistry:
         return recorded_folder, None
 
     def resolve_name(self, text: str | None, *, also_reported: Iterable[str] = ()) -> str | None:
-        """Return the job name for `text`: a name, a unique part of a name, an S3 URI, or `last` (None).
+        """Return the job name for `text` (a name, a unique part of one, or an S3 URI), or None for `last`.
 
         A name that matches as a whole is preferred to a name that contains `text`. Jobs that nodes have
         reported (`also_reported`: further names) and jobs in the project's results folder precede this
         machine's other jobs. For a job in S3, downloads its record, logs and metrics. Text that matches no
-        job is returned unchanged. Raises UsageError if several names contain `text`, and what
-        `open_saved_job` raises.
+        job is returned unchanged. Raises UsageError if several names contain `text`, and the errors of
+        `open_saved_job`.
         """
         if text is None or text == "last":
             return None
@@ -187,7 +187,7 @@ class JobRegistry:
 
 
 def _has_run(history: ClusterHistory, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
-    """Return True if a job ran on this cluster's instances and, unless None, on those of the job `seen`."""
+    """Return True if a job ran on this cluster's instances and, if `seen` is set, on that job's instances."""
     return (
         job.nodes == seen.nodes
         if seen

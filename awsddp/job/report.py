@@ -80,7 +80,7 @@ def _read_usage(view: JobView) -> tuple[RankUsage, ...]:
     """Return the ranks' last usage samples."""
     usage: list[RankUsage] = []
     for node, ranks in group_ranks_by_node(view.job).items():
-        for folder in (PRIVATE_FOLDER, "logs/"):  # an older awsddp fetched samples to logs/
+        for folder in (PRIVATE_FOLDER, "logs/"):  # older versions of awsddp fetched the samples to logs/
             with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
                 data = (view.folder / f"{folder}samples{node}.json").read_bytes()
                 samples = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])

@@ -116,7 +116,7 @@ def _ranks(job: "JobReport") -> Html:
 
 
 def summarize_metrics(rows: Rows) -> dict[str, dict[str, float]]:
-    """Return the last and the best loss and accuracy (`read_values`), if rows have them."""
+    """Return the last and the best loss and accuracy (`read_values`), if the rows have them."""
     summary = {}
     for key, best in (("loss", min), ("accuracy", max)):
         if values := read_values(rows, key):

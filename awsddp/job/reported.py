@@ -1,4 +1,4 @@
-"""Query a cluster's nodes for one of their jobs, or for all."""
+"""Query a cluster's nodes for one of their jobs, or for all their jobs."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -20,10 +20,11 @@ from awsddp.storage.results_dir import find_missing_parts
 def find_job_on_nodes(
     connected: ConnectedCluster, text: str | None, *, prefer_started: bool = False
 ) -> JobRecord:
-    """Return a job (`JobRegistry.resolve_name`; the last by default) as the reachable nodes report it.
+    """Return the job that `resolve_name` finds (by default, the last job) as the reachable nodes report it.
 
-    With `prefer_started` the default is the last running job, or else the last that has started. Raises
-    UsageError, NotFoundError, and NodeError if no reachable node reports a job that the cluster's record has.
+    With `prefer_started`, the default is the last running job, or else the last that has started. Raises
+    UsageError, NotFoundError, and NodeError if no reachable node reports a job that is in the cluster's
+    record.
     """
     jobs = list_jobs_on_nodes(connected, partial=True)
     unlaunched = release_unlaunched_jobs(connected, jobs)
@@ -80,7 +81,7 @@ def query_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
 
 
 def get_job(session: Session, text: str) -> JobRecord:
-    """Return a job (`JobRegistry.resolve_name`): from local records if it has ended, else from its nodes.
+    """Return the job that `resolve_name` finds: from local records if it has ended, or else from its nodes.
 
     Raises UsageError, NotFoundError, NodeError, CloudError.
     """

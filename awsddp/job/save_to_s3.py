@@ -36,7 +36,7 @@ from awsddp.util.formatting import files_text, node_name
 from awsddp.util.parallel import results_or_raise
 
 SCAN_INTERVAL_S, GROWING_INTERVAL_S, HEARTBEAT_INTERVAL_S = 1.0, 30.0, 10.0
-"""An uploader's minimum intervals (s): scans, uploads of growing files, heartbeats to the first node."""
+"""The minimum seconds between scans, uploads of a growing file, and heartbeats to the first node."""
 _CLAIM_S = 240.0
 _STILL_S = 120.0
 """How many seconds uploads may make no progress before `down` fetches the remaining files."""
@@ -115,10 +115,11 @@ def _refuse_loopback(target: Target, save_to: str) -> None:
 
 
 def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: list[str]) -> None:
-    """Let the first node claim the job's name at job.save_to, if set, and add uploads to the launch requests.
+    """Let the first node claim the job's name at job.save_to, if it is set, and add uploads to the launch
+    requests.
 
     Raises NameTaken, after adding the taken names to `refused`; ConfigError if the node cannot write to
-    job.save_to, NodeError.
+    job.save_to, or NodeError.
     """
     launch, requested = next(iter(launches.values())), connected.session.job_spec.job
     if requested.save_to is None:

@@ -56,7 +56,7 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 
 def read_commit(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:
-    """Return the commit of `workdir`, and whether files differ from it (new files count); None if unknown.
+    """Return the commit of `workdir`, and True if files differ from it (new files count).
 
     Git-ignored files and the folder `results` do not count. Takes at most 2 s. Returns None for both if there
     is no git, repository or commit.

@@ -15,7 +15,7 @@ _NO_DATA = frozenset(
 )
 """The usual names of folders that programs write to."""
 ARGUMENTS = "the command line"
-"""The source that is named for a path in the script's arguments."""
+"""The name of the source of a path that is in the script's arguments."""
 _MOST_MODULES = 200
 
 
@@ -96,7 +96,7 @@ def _parse(path: Path) -> ast.Module | None:
 
 
 def _module_files(module: str, folder: str) -> list[str]:
-    """Return the files where a module may be: in the script's folder, the project folder or src/."""
+    """Return the files that may hold a module: in the script's folder, the project folder or src/."""
     path = module.replace(".", "/")
     tops = dict.fromkeys(f"{top}/" if top else "" for top in (folder, "", "src"))
     return [f"{top}{path}{end}" for top in tops for end in (".py", "/__main__.py", "/__init__.py")]

@@ -120,7 +120,7 @@ def _make_record(session: Session, launch: Launch, ranks: Sequence[Rank], nodes:
 
 
 def _save_job(session: Session, job: JobRecord) -> None:
-    """Add a started job to ledger and record. An AwsddpError gets next steps, because the job runs anyway."""
+    """Add a started job to the ledger and the record. An AwsddpError gets next steps: the job runs anyway."""
     name, home = job.job, str((session.results / job.job).absolute())
     try:
         session.folder.append_event("train", job=name, world_size=job.world_size, home=home)
@@ -179,7 +179,7 @@ def _make_requests(
     """Return the cluster with the job's environment, the launch requests by node, and the file sender.
 
     First claims the right to start jobs and queries all nodes for running jobs and taken names. The claim is
-    on the cluster's first node, and holds until that node launches the job or receives Unclaim.
+    on the cluster's first node, and lasts until that node launches the job or receives Unclaim.
     """
     from awsddp.nodes.sync import push
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool = False) -> JobDocument:
     """Run a job to its end, fetch its results, and return it as the `train` document.
 
-    With `detach` return once the ranks run; `logs` follows the job and fetches its results. `on_lines`
+    With `detach`, return once the ranks run; `logs` follows the job and fetches its results. `on_lines`
     receives the ranks' labelled lines. Raises UsageError for an invalid job, InUse if another job runs,
     NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
@@ -79,7 +79,7 @@ def _is_saved(job: JobRecord) -> bool:
 def check_job(session: Session, *, detach: bool) -> None:
     """Raise UsageError or ConfigError for a job that cannot start, before anything costs money.
 
-    Checks script, name, placeholders and secrets; without `detach` also that results can be written.
+    Checks the script, name, placeholders and secrets and, without `detach`, that results can be written.
     """
     requested = session.job_spec.job
     launch_requests.check_spec(session.job_spec, nodes=1)

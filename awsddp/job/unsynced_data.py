@@ -81,7 +81,7 @@ def ask_about_unsynced_data(session: Session) -> Session:
 def describe_ignored_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
     """Return the git-ignored folders at the top of the project, each with its description.
 
-    Leaves out folders below LARGE_BYTES. Raises ConfigError for a folder that cannot be sent.
+    Leaves out folders that are smaller than LARGE_BYTES. Raises ConfigError for a folder that cannot be sent.
     """
     listing = list_project_files(job, awsddp_home=home)
     data = list_ignored_data(listing, job)
@@ -127,7 +127,7 @@ def _include_advice(entry: tuple[str, str]) -> str:
 
 
 def _describe(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:
-    """Return the number of bytes of `data` at or below `path`, and a description.
+    """Return how many bytes of `data` are at or under `path`, and a description.
 
     Counts at most _MOST_FILES files, and no links.
     """

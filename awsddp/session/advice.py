@@ -46,7 +46,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a message: its commands, and the text between them.
+    """Holds a message line's commands and the text between them.
 
     `is_typed` is True if the line consists of commands, joined as in a shell, and perhaps a note.
     """

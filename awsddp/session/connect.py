@@ -41,7 +41,7 @@ class NoReachableNodes(NodeError):
 def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, ...]]":
     """Return the cluster, if this machine has its key, and the cluster's living nodes.
 
-    Raises NotFoundError if the cluster or the key is missing, CloudError.
+    Raises CloudError, and NotFoundError if the cluster or the key is missing.
     """
     cluster, listed = require_live(cluster)
     if cluster.own_listing is None or not cluster.session.folder.key.exists():
@@ -78,7 +78,7 @@ def ready_cluster(session: Session, *, node: int | None = None) -> "Iterator[Loc
 def require_ready(cluster: LocatedCluster, number: int | None = None) -> LocatedCluster:
     """Return the cluster with its nodes, if all (or node `number`) are prepared and running.
 
-    Raises NotFoundError, NodeError if a node is not ready, CloudError.
+    Raises NotFoundError, CloudError, and NodeError if a node is not ready.
     """
     name, (cluster, nodes) = cluster.session.spec.name, require_key(cluster)
     record = cluster.record
@@ -101,7 +101,7 @@ def require_ready(cluster: LocatedCluster, number: int | None = None) -> Located
 def require_reachable(cluster: LocatedCluster) -> LocatedCluster:
     """Return the cluster with the nodes that are prepared and running.
 
-    Raises NotFoundError, CloudError, NoReachableNodes if there are no such nodes.
+    Raises NotFoundError, CloudError, and NoReachableNodes if there are no such nodes.
     """
     cluster, live = require_key(cluster)
     record = cluster.record
@@ -161,7 +161,7 @@ def connect(
 def connect_reachable(cluster: LocatedCluster) -> "Iterator[ConnectedCluster]":
     """Connect to the nodes that are prepared, running and reachable.
 
-    Raises NotFoundError, CloudError, NoReachableNodes if there are no such nodes.
+    Raises NotFoundError, CloudError, and NoReachableNodes if there are no such nodes.
     """
     cluster = require_reachable(cluster)
     with connect(cluster, deadline_s=CONNECT_S, partial=True) as connected:
@@ -213,7 +213,7 @@ def check_jump_host(session: Session) -> None:
 
 
 def make_login(session: Session, record: Record) -> "Login":
-    """Return the login for the cluster's nodes: key, known host keys, jump host."""
+    """Return the login for the cluster's nodes: the key, the known host keys and the jump host."""
     from awsddp.nodes.hostkeys import strip_comment
     from awsddp.nodes.login import Login
 
@@ -289,7 +289,7 @@ def _entries(session: Session, listed: Sequence[Node], record: Record, prefix: s
 def list_jobs_on_nodes(connected: ConnectedCluster, *, partial: bool = False) -> tuple[JobRecord, ...]:
     """Return every job that the connected nodes report, oldest first.
 
-    With `partial` a node that does not answer is added to the fleet's failures, unless no node answers at
+    With `partial`, a node that does not answer is added to the fleet's failures, unless no node answers at
     all. Ignores an unknown job if its name already exists in the results folder: otherwise a node could make
     awsddp write into one of the user's folders.
     """

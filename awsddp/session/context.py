@@ -27,7 +27,7 @@ _NO_TARGET = Target()
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """The user's request: a cluster's name, settings, folder, and the callbacks that prompt the user.
+    """Holds the user's request: a cluster's name, settings and folder, and callbacks that prompt the user.
 
     `home` is $AWSDDP_HOME, `local` is the option --local. `keys` are keywords of the Python API, each of
     which is an awsddp.toml key. `settings` are the specs of the cluster and the job if they are already
@@ -86,13 +86,13 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedCluster:
-    """A session's cluster: its target, its record, and what AWS lists there.
+    """A session's cluster, with its target, its record, and what AWS lists there.
 
     `aws_client` is None if the target is the local cloud and the local cloud is not running. `local_record`
     is None if this machine has no record of the cluster. `listing` is None if AWS lists nothing;
     `other_listings` are clusters with the same name and owner but another id, which exist if two machines
     launched at the same time; `other_session_listings` are clusters with this name that other sessions of the
-    caller's role created, if nothing else is listed. `searched_places` are the places that were searched, by
+    user's role created, if nothing else is listed. `searched_places` are the places that were searched, by
     the names that messages show. `nodes` are usable nodes; `excluded` nodes exist but cannot be used now.
     `preconnect` are connections that were opened in advance.
     """
@@ -117,7 +117,7 @@ class LocatedCluster:
 
     @property
     def record(self) -> Record:
-        """The cluster's record on this machine; only for callers that have checked that there is a record."""
+        """The cluster's record on this machine; use it only where a record is sure to exist."""
         assert self.local_record is not None, "the cluster has a record"
         return self.local_record
 
@@ -168,12 +168,12 @@ class LocatedCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectedCluster:
-    """A located cluster, and the connections to its nodes."""
+    """A located cluster with connections to its nodes."""
 
     cluster: LocatedCluster
     fleet: "Fleet"
 
     @property
     def session(self) -> Session:
-        """The session of the cluster."""
+        """The cluster's session."""
         return self.cluster.session

@@ -47,9 +47,10 @@ def aws_client_for(
 
 
 def find_owner(aws: "AwsClient", record: Record | None) -> str:
-    """Return a cluster's owner: the owner in the record or, if there is no record, the caller.
+    """Return a cluster's owner: the owner in the record or, without a record, the caller's AWS identity.
 
-    The login may have changed since the record was written. In a local cloud the owner is always the caller.
+    The login may have changed since the record was written. In a local cloud, the owner is always the AWS
+    identity of the caller.
     Raises CloudError, ConfigError.
     """
     if record is None or record.target.access_key_id is not None:
@@ -58,7 +59,7 @@ def find_owner(aws: "AwsClient", record: Record | None) -> str:
 
 
 def check_account(cluster: LocatedCluster) -> None:
-    """Raise ConfigError if the credentials belong to another account than the cluster."""
+    """Raise ConfigError if the credentials and the cluster belong to different accounts."""
     account, record = cluster.aws.identity().account, cluster.record
     if record.account not in ("", account):
         raise ConfigError(
@@ -73,8 +74,8 @@ def gather_facts(
 ) -> "Facts":
     """Read the facts for a plan of `spec`; check that the user's own login key matches the key in EC2.
 
-    With a `record`, the owner in the facts is the record's owner instead of the caller. Raises ConfigError,
-    CloudError.
+    With a `record`, the owner in the facts is the record's owner, not the caller's AWS identity. Raises
+    ConfigError, CloudError.
     """
     from awsddp.aws.plan_facts import gather_facts
 
@@ -100,8 +101,8 @@ def resolve_key_file(spec: ClusterSpec) -> Path:
 def resolve_target(session: Session, record: Record | None) -> Target:
     """Return a record's target; no setting changes the target, but --profile selects another login.
 
-    If there is no record, returns the target in the settings. Raises ConfigError if the command line names
-    another target than the record.
+    If there is no record, returns the target in the settings. Raises ConfigError if the command line names a
+    target that differs from the record's.
     """
     requested, typed = session.spec.cluster, session.spec.from_cli
     if record is None:
@@ -164,11 +165,11 @@ def find_cluster(
 
     If there is no record, the search covers the local cloud if it runs, then the given or configured region,
     and then, if `all_regions`, every enabled region. If there is a record, one call lists the nodes; with
-    `all_resources`, the other resources are listed as well. With `ignore_newer` a record that a newer awsddp
-    wrote is treated as missing. With `name_lock_holder` an error about nodes names the command that is
+    `all_resources`, the other resources are listed as well. With `ignore_newer`, a record that a newer awsddp
+    wrote is treated as missing. With `name_lock_holder`, an error about nodes names the command that is
     changing the cluster. Raises CloudError if AWS does not answer; if there are no credentials and no record,
-    the cluster is treated as absent. Raises ConfigError if the command line names another target than the
-    record.
+    the cluster is treated as absent. Raises ConfigError if the command line names a target that differs from
+    the record's.
     """
     record, cluster = session.folder.read(ignore_newer=ignore_newer), None
     with contextlib.ExitStack() as stack:
@@ -271,8 +272,9 @@ def refresh_listing(
 ) -> LocatedCluster:
     """Return the cluster with a new listing by name and owner; the listing with the record's id is preferred.
 
-    The default owner is the record's, or the caller if there is no record. If not `all_resources`, one call
-    lists the nodes, and other resources are listed only if there are no living nodes. Raises CloudError.
+    The default owner is the record's owner or, without a record, the caller's AWS identity. Unless
+    `all_resources` is set, one call lists the nodes, and other resources are listed only if there are no
+    living nodes. Raises CloudError.
     """
     from awsddp.aws.clusters import find_clusters
 
@@ -304,7 +306,7 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
     missing -= {node.instance_id for node in own_cluster.nodes} if own_cluster else set()
     if not missing or CLOCK.now() - record.created > TERMINATED_LISTED_FOR:
         return cluster
-    # Every local cloud has its own access keys: if the caller differs, this is another local cloud.
+    # Every local cloud has its own access keys: if the identity differs, this is another local cloud.
     if record.target.access_key_id is not None and record.owner != cluster.aws.identity().user_id:
         return cluster
 
@@ -371,7 +373,7 @@ def describe_nodes(cluster: LocatedCluster, listed: ClusterListing) -> str:
 
 
 def refuse_other_sessions(cluster: LocatedCluster) -> None:
-    """Raise NotFoundError if other sessions of the caller's role have clusters with this name."""
+    """Raise NotFoundError if other sessions of the user's role have clusters with this name."""
     if not cluster.other_session_listings:
         return
     creators = [

@@ -21,7 +21,7 @@ def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
     """Return the checkpoint in `results` (runs/JOB) to resume from, or None if there is no checkpoint.
 
     agent/s3/checkpoints.py decides which files are checkpoints and which one is the newest. Nodes share no
-    file system, so that a checkpoint folder's files may be on several nodes.
+    file system, so a checkpoint folder's files may be on several nodes.
     """
     job, results = results.name, results.resolve()
     nodes = sorted(path for path in results.glob("node*") if path.is_dir())

@@ -107,7 +107,7 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
         store, objects = list_objects(S3Uri(source.at, source.part), make, most=MAX_LISTED)
     except CopyError as refusal:
         why = refusal.document["why"]
-        if refusal.code in ("NoSuchBucket", ""):  # "" means that nothing is below the prefix
+        if refusal.code in ("NoSuchBucket", ""):  # "" means that nothing is under the prefix
             raise ConfigError(str(refusal), why, refusal.document["next"]) from refusal
         return replace(data, why=f"{refusal}: {why}".rstrip(": "), requester_pays=payer)
     with contextlib.closing(store):

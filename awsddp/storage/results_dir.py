@@ -1,4 +1,4 @@
-"""A job's local results folder: the job's record, metrics, progress and missing parts."""
+"""A job's local results folder, with the job's record, metrics, progress and missing parts."""
 
 import contextlib
 import shlex
@@ -22,7 +22,7 @@ from awsddp.util.formatting import node_name
 
 
 def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return {node's number in the job: reason why its part of the job cannot be fetched now}."""
+    """Return why parts of a job cannot be fetched now, by the node's number in the job."""
     connected_ids = {
         connected.fleet.endpoints[node].instance_id for node in connected.fleet.nodes_of_job(job)
     }
@@ -59,7 +59,7 @@ def _lost(job: JobRecord) -> str:
 
 
 def find_unfetched_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return {node: reason why its part of a job cannot be fetched now}; {} if everything is fetched."""
+    """Return why parts of a job cannot be fetched now, by node; the dict is empty if all are fetched."""
     return {} if is_fetched(connected.session.results / job.job, job) else find_missing_parts(connected, job)
 
 
@@ -102,7 +102,7 @@ def read_metrics_with_loss(target: Path, node: int) -> list[dict[str, Any]]:
 
 
 def group_ranks_by_node(job: JobRecord) -> dict[int, list[int]]:
-    """Return {node: ranks} for a job."""
+    """Return a dict that maps each of a job's nodes to its ranks."""
     nodes = sorted({rank.node for rank in job.ranks})
     return {node: [rank.rank for rank in job.ranks if rank.node == node] for node in nodes}
 
@@ -191,8 +191,8 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
 def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) -> None:
     """Raise ConfigError if a job's results folder has results of another job, which ran elsewhere.
 
-    `strict` is for a job read from S3, where others may write: it must name its instances, and its instances
-    and S3 URI must be those of the job in the folder.
+    `strict` is for a job read from S3, where others can write: the job must name its instances, and its
+    instances and S3 URI must be those of the job in the folder.
     """
     folder = session.results / job.job
     recorded = read_job(folder)
@@ -221,7 +221,8 @@ def _uri(job: JobRecord) -> tuple[str, str] | None:
 
 
 def has_unfetched_results(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
-    """Return True if nodes have unfetched results of a job, going by the names in their tags (`unfetched`).
+    """Return True if nodes have unfetched results of a job, according to the names in their tags
+    (`unfetched`).
 
     If the tags have no room for all names (OLDER_JOBS), a job counts as unfetched unless this machine has all
     its results.
@@ -232,7 +233,7 @@ def has_unfetched_results(session: Session, unfetched: Collection[str], job: Job
 
 
 def list_older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return {instance id: jobs that OLDER_JOBS stands for} for the connected nodes with this tag.
+    """Return the jobs that OLDER_JOBS represents, by instance id, for the connected nodes with this tag.
 
     These are all jobs that the node reports and this machine has not fetched completely, even if another
     machine has.

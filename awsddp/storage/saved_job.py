@@ -238,7 +238,7 @@ class StoredJob:
         return wanted
 
     def _current_files(self, _: Collection[int]) -> dict[tuple[int, str], ResultFile]:
-        """Return the listed files; files already downloaded are described as they were at the download."""
+        """Return the listed files; files already downloaded are described as they were when downloaded."""
         listed = {
             (number, file.path): file for number, node in self._nodes.items() for file in node.manifest.files
         }
@@ -297,7 +297,7 @@ class StoredJob:
                 self._nodes[file.node] = self._read(file.node, self._nodes[file.node].listed)
 
     def read_checkpoint(self) -> "SavedCheckpoint":
-        """Return the newest complete checkpoint. Raises ConfigError if there is none, NodeError."""
+        """Return the newest complete checkpoint. Raises NodeError, or ConfigError if none is complete."""
         index = self._index
         for _ in range(1 + MAX_READS):
             with contextlib.suppress(ObjectChanged):
@@ -372,10 +372,11 @@ def open_saved_job(session: Session, uri: str) -> Iterator[StoredJob]:
 def download_saved_job(
     session: Session, uri: str, *, all_results: bool = False
 ) -> tuple[JobRecord, dict[int, NodeFiles]]:
-    """Download a job's record, logs and metrics, or with `all_results` all results, into its results folder.
+    """Download a job's record, logs and metrics, or, with `all_results`, all results, into its results
+    folder.
 
     Returns the job and the files by node. Raises the errors of `open_saved_job`, ConfigError if the folder
-    belongs to another job, and with `all_results` FilesChanged and IncompleteUpload.
+    belongs to another job, and, with `all_results`, FilesChanged and IncompleteUpload.
     """
     with open_saved_job(session, uri) as saved:
         if not saved.is_over:
@@ -440,7 +441,7 @@ def _stamp(row: SavedFile) -> dict[str, int]:
 
 
 def _staging_path(path: str) -> str:
-    """Return a result's staging path: a hash, because a list may use one name for a file and a folder."""
+    """Return a result's staging path: a hash, because a list can use one name for a file and a folder."""
     return f"/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
 
 

@@ -42,7 +42,7 @@ _Kind = TypeVar("_Kind", bound="_Index | _NodeList")
 
 
 class PageRef(NamedTuple):
-    """A page: its key, size and ETag."""
+    """A reference to a page: it has the page's key, size and ETag."""
 
     key: _Key
     size: Annotated[int, Meta(ge=0, le=MOST_BYTES)]
@@ -50,7 +50,7 @@ class PageRef(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An object that holds a file or a part of it; with a `digest`, only its first `size` bytes count."""
+    """An object that holds a file or a part of it. If `digest` is set, only its first `size` bytes count."""
 
     key: _Key
     size: _Size
@@ -68,7 +68,7 @@ class SavedFile(msgspec.Struct, frozen=True):
     parts: Annotated[tuple[Part, ...], Meta(max_length=100_000)]
 
     def check(self, path: str) -> None:
-        """Raise ValueError if the parts' sizes do not add up to the file's, or a part is too large."""
+        """Raise ValueError if the parts' sizes do not add up to the file's size, or a part is too large."""
         if self.size != (length := sum(part.size for part in self.parts)):
             raise ValueError(f"{path!r} has {self.size:,} bytes, its parts have {length:,}")
         largest = max((part.size for part in self.parts if part.digest or len(self.parts) > 1), default=0)
@@ -194,7 +194,7 @@ class ListReader:
         return page
 
     def _read(self, name: str, kind: type[_Kind]) -> _Kind | None:
-        """Return a document, or None if it is missing. Raises ValueError, NodeError if it is not signed."""
+        """Return a document, or None if it is missing. Raises ValueError, and NodeError if unsigned."""
         document = self._store.document(self.uri, name)
         if document is None:
             return None
