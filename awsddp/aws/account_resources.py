@@ -1,4 +1,4 @@
-"""Read the resources in the account that a cluster uses: subnets, routes, reservations, the user's own."""
+"""Read the account's resources that a cluster uses: subnets, routes, reservations and the user's own ones."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -36,7 +36,7 @@ class _RouteTable(Shape):
 
 
 def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
-    """Return the requested subnet, or those of the default VPC, each with its route to the internet.
+    """Return the requested subnet, or the default VPC's subnets, each with its route to the internet.
 
     Raises CloudError, or ConfigError if the requested subnet does not exist.
     """
@@ -62,7 +62,8 @@ def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
 def _routes(aws: AwsClient, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
     """Return the route tables of `vpc` (None: all VPCs) and their default routes, as fields of Subnet.
 
-    The keys are subnet ids. A VPC's id stands for all of its subnets that have no route table of their own.
+    The keys are subnet ids. A VPC's id is the key for all of its subnets that have no route table of their
+    own.
     """
     request = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
     tables = none_if_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", request))
@@ -93,7 +94,8 @@ class _Endpoint(Shape):
 
 
 def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
-    """Return the subnets with `reaches_s3` set; without a default route only a VPC endpoint leads to S3.
+    """Return the subnets with `reaches_s3` set; a subnet without a default route reaches S3 only through a
+    VPC endpoint.
 
     https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
     """
@@ -140,7 +142,7 @@ def _allows_members(permissions: Iterable[Permission], group: str) -> bool:
 
 
 def check_ssh_groups(aws: AwsClient, sources: Iterable[str]) -> None:
-    """Check that each security group in `network.ssh_cidr` exists. Raises ConfigError, CloudError."""
+    """Check that each security group in `network.ssh_cidr` exists. Raises ConfigError or CloudError."""
     for group in sources:
         if group.startswith("sg-"):
             _group(aws, group, key="network.ssh_cidr")
@@ -161,9 +163,9 @@ class _KeyPair(Shape):
 
 
 def read_own_key(aws: AwsClient, key_name: str) -> str:
-    """Return the public key of the user's own key pair, "" if EC2 does not return it.
+    """Return the public key of the user's own key pair, or "" if EC2 does not return it.
 
-    Raises ConfigError if the key pair does not exist, CloudError.
+    Raises CloudError, or ConfigError if the key pair does not exist.
     """
     request = {"KeyNames": [key_name], "IncludePublicKey": True}
     pair = _describe_one(aws, _KeyPair, "DescribeKeyPairs", request, key="access.key_file", noun="key pair")
@@ -200,7 +202,7 @@ def find_role(aws: AwsClient, requested: str) -> str | None:
 def list_missing_actions(aws: AwsClient, role: str, uri: str) -> Iterator[str]:
     """Yield the S3 actions that saving results to `uri` needs but the role's policies do not allow.
 
-    Yields nothing if the caller is not allowed to simulate policies. The bucket's own policy may still allow
+    Yields nothing if the user is not allowed to simulate policies. The bucket's own policy may still allow
     them.
 
     https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
@@ -271,8 +273,8 @@ def _describe_one(
 ) -> S:
     """Return the one resource that a request describes; the request's first parameter lists its id.
 
-    The error message has `key`, the setting that names the resource, and `noun`, the kind of resource. Raises
-    CloudError, or ConfigError if it does not exist.
+    The error message contains `key`, the setting that names the resource, and `noun`, the kind of resource.
+    Raises CloudError, or ConfigError if it does not exist.
     """
     why = ""
     try:

@@ -29,7 +29,7 @@ class _Row:
     """The error for some AWS error codes (without their suffix Exception) or botocore exceptions.
 
     `message` may contain {operation}, {where} and {who}; `next` may contain {login}, the command to log in,
-    and {sso}, the command to configure the login. `login` is True if a person has to log in.
+    and {sso}, the command to configure the login. `login` is True if the user has to log in.
     """
 
     kind: str = "aws"
@@ -231,7 +231,7 @@ def translate_error(
     """Return awsddp's error for an error that botocore raised in the call `operation`.
 
     `location` is the region or the endpoint that the message names; `is_local` is True for the local cloud.
-    `login` is the command to log in again, `now` the time by this machine's clock.
+    `login` is the command to log in again, and `now` is the time by this machine's clock.
     """
     if isinstance(error, ClientError):
         row, code, why = _row_of_reply(operation, dict(error.response), now or datetime.now(UTC))

@@ -37,7 +37,7 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.version import __version__
 
 ATTEMPTS = 8
-# The first call fails fast: without a network eight attempts would take half a minute without any output.
+# The first call fails fast: without a network, eight attempts would take half a minute without any output.
 FIRST_ATTEMPTS = 3
 # The Pricing API has endpoints in only a few regions; each endpoint has the prices of all regions:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
@@ -62,12 +62,12 @@ class Shape(msgspec.Struct, rename="pascal"):
 
     @classmethod
     def from_reply(cls, described: Reply) -> Self:
-        """Return a reply as this type. Raises msgspec.ValidationError if a required field is missing."""
+        """Return a reply converted to this type. Raises msgspec.ValidationError if a field is missing."""
         return msgspec.convert(described, cls, strict=False)
 
 
 class Identity(Shape):
-    """The caller, from STS. `user_id` is `${aws:userid}` in a policy."""
+    """The credentials' AWS identity, as STS reports it. `user_id` is `${aws:userid}` in a policy."""
 
     user_id: str
     account: str
@@ -81,9 +81,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 class Call:
     """One completed call, for the audit trail.
 
-    Secrets in `parameters` are redacted; `error` is an error code. `request_id` is AWS's id of the last of
-    the `attempts`; `encoded` is the encoded message of a denial, which `aws sts decode-authorization-message`
-    decodes.
+    Secrets in `parameters` are redacted; `error` is an error code. `request_id` is the AWS request ID of the
+    last of the `attempts`; `encoded` is the encoded message of a denial, which `aws sts
+    decode-authorization-message` decodes.
     """
 
     service: str
@@ -130,12 +130,12 @@ class Trail:
 
 
 class AwsClient:
-    """Makes the calls of one target. It is thread-safe; boto clients are built when they are first used.
+    """Makes the AWS calls for one target. It is thread-safe; boto clients are built when they are first used.
 
     `on_call` is called with every completed call, on the thread that made it. If the client `login` is given,
     its credentials are used, so that the user enters an MFA code only once. `report_wait` is called with a
-    text while a login program runs. Raises ConfigError if no region is configured, or the region or the AWS
-    configuration is invalid.
+    text while a login program runs. Raises ConfigError if no region is configured, or if the region or the
+    AWS configuration is invalid.
     """
 
     def __init__(
@@ -258,7 +258,8 @@ class AwsClient:
         return [msgspec.convert(described, shape, strict=False) for described in items]
 
     def identity(self) -> Identity:
-        """Return the caller; STS is called once. Raises CloudError if AWS rejects the credentials.
+        """Return the AWS caller identity; STS is called only once. Raises CloudError if AWS rejects the
+        credentials.
 
         Raises ConfigError if UserId differs in each process, because no later command could find the nodes.
         """
@@ -268,7 +269,7 @@ class AwsClient:
             return self._identity
 
     def credentials_end(self) -> datetime | None:
-        """Return the time (UTC) when a person has to log in again, or None if that is never or unknown."""
+        """Return the time (UTC) when the user has to log in again, or None if that is unknown or never."""
         return credentials_end(self._session)
 
     @cached_property
@@ -306,7 +307,7 @@ class AwsClient:
     def _unknown_region(self, region: str, why: str = "") -> ConfigError:
         import difflib
 
-        variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # the first that is set counts
+        variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # the first one that is set is used
         named = next(filter(os.environ.get, variables), "region of the AWS profile")
         setting = "cluster.region" if self._target.region else named
         matches = difflib.get_close_matches(region.lower(), list_known_regions(), n=2)

@@ -84,7 +84,7 @@ class SecurityGroup(Shape):
 class ResourceKind:
     """A kind of resource other than instances.
 
-    `key` is EC2's plural noun, `id` the field with a resource's id, `by` the parameter that names the
+    `key` is EC2's plural noun, `id` the field with a resource's id, and `by` the parameter that names the
     resource in a delete call.
     """
 
@@ -106,7 +106,8 @@ class Resource:
     """A resource that belongs to a cluster and is not an instance.
 
     `by` is the id or the name that its delete call takes. `instance` is the instance that an interface or a
-    volume is attached to, "" for none; `ssh_cidrs` is None for anything but a security group.
+    volume is attached to, or "" if there is no such instance; `ssh_cidrs` is None for anything but a security
+    group.
     """
 
     kind: ResourceKind
@@ -330,8 +331,8 @@ def exists(cluster: ClusterListing) -> bool:
 def find_clusters_of_other_sessions(aws: AwsClient, name: str, owner: str) -> tuple[ClusterListing, ...]:
     """Return the live clusters with this name that other sessions of the owner's role own.
 
-    These are sessions that awsddp named: the name has the host's name in it, so the same user is another
-    owner on another host. Returns () for an owner that is not a role. Raises CloudError.
+    These are sessions that awsddp named: the name contains the host's name, so the same user is a different
+    owner on a different host. Returns () for an owner that is not a role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
     nodes = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ()
@@ -407,10 +408,10 @@ def _cluster(
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A cluster, or its leftovers. `mine`: the caller owns it.
+    """A cluster, or its leftovers. `mine`: the caller's AWS identity owns it.
 
-    `orphan`: the caller owns it, and it is expired or has no nodes. `price_usd_per_hour` is what its running
-    instances and its disks cost now (None: unknown).
+    `orphan`: that identity owns it, and it is expired or has no nodes. `price_usd_per_hour` is what its
+    running instances and its disks cost now (None: unknown).
     """
 
     cluster: ClusterListing
@@ -421,7 +422,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionSearch:
-    """The result of searching regions. `unread` has an error for each region that could not be read."""
+    """The result of a search in all regions. `unread` has an error for each region that could not be read."""
 
     holdings: tuple[Holding, ...]
     unread: tuple[str, ...]
@@ -432,8 +433,8 @@ def find_everywhere(
 ) -> RegionSearch:
     """Return every resource with awsddp's tags in these regions, searched in parallel.
 
-    `gateway` makes a region's client; `owner` is the caller. A region that refuses the calls has its error in
-    `unread`.
+    `gateway` makes a region's client; `owner` is the caller's AWS identity. If a region refuses the calls,
+    its error is in `unread`.
     """
 
     def search(region: str) -> tuple[Holding, ...] | str:
@@ -450,7 +451,7 @@ def find_everywhere(
 
 
 def find_in_region(aws: AwsClient, *, owner: str, now: datetime) -> tuple[Holding, ...]:
-    """Return every cluster with awsddp's tags in one region, the caller's first. Raises CloudError."""
+    """Return every cluster in one region that has awsddp's tags, the owner's first. Raises CloudError."""
     from awsddp.aws.prices import read_spot_prices
 
     filters: Filters = [{"Name": "tag-key", "Values": ["awsddp:id"]}]

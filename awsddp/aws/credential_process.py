@@ -102,7 +102,7 @@ class ProgramProvider(ProcessProvider):
         return credentials
 
     def _failed(self, command: str, why: str) -> ProgramFailed:
-        program = "".join(command.split()[:1])  # without the arguments, which may hold secrets
+        program = "".join(command.split()[:1])  # without the arguments, which may contain secrets
         return ProgramFailed(
             provider=self.METHOD,
             error_msg=": ".join(filter(None, (f"profile {self._profile}", program, why))),

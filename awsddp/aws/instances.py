@@ -1,4 +1,4 @@
-"""Launch instances zone by zone, resume an interrupted launch, wait until instances run."""
+"""Launch instances zone by zone, resume an interrupted launch, and wait until instances run."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -52,7 +52,7 @@ def launch(
     """Launch all of the plan's nodes or none, in one zone; the plan's zones are tried in order.
 
     A zone where the placement group has no room is tried again without the group, except for nodes with EFA.
-    The ids in `values` are name, cluster_id and security_group. Each attempt has its own token, and
+    `values` has the ids name, cluster_id and security_group. Each attempt has its own token, and
     `write_intent` gets the whole request before it is sent. Raises CapacityError, which gives the reason for
     each zone, if no zone has the instances, or CloudError if AWS refuses the launch.
     """

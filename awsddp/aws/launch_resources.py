@@ -40,7 +40,7 @@ def ensure_launch_resources(
 
 
 def _create(aws: AwsClient, plan: LaunchPlan, values: RequestValues, operation: str) -> Reply | None:
-    """Send one of the plan's requests; return None if the plan lacks it or the resource already exists."""
+    """Send one of the plan's requests; return None if the plan lacks it or its resource already exists."""
     if not plan.has_request(operation):
         return None
     request = values.resolve(plan.request(operation))
@@ -127,7 +127,7 @@ def _find_group(aws: AwsClient, values: RequestValues) -> str:
 
 
 def _authorize(aws: AwsClient, rules: Request) -> None:
-    """Add rules. If one already exists, AWS adds none of them; in that case each is added on its own."""
+    """Add rules. If one rule already exists, AWS adds no rule; in that case each rule is added on its own."""
     add = partial(aws.call, rules.operation, rules.parameters)
     added = none_if_refused(
         partial(retry_while_transient, add, is_transient=is_group_unknown), _exists_already

@@ -82,10 +82,10 @@ class _Session(botocore.session.Session):
 
 
 class QuickReader(JSONFileLoader):
-    """Loads botocore's service descriptions; for EC2's (5 MB) it needs a third of the usual time."""
+    """Loads botocore's service descriptions; it loads EC2's (5 MB) in a third of the usual time."""
 
     def load_file(self, file_path: str) -> Any:
-        """Return the content of the file (`file_path` is without suffix), None if it does not exist."""
+        """Return the content of the file (`file_path` has no suffix), or None if it does not exist."""
         plain, packed = Path(f"{file_path}.json"), Path(f"{file_path}.json.gz")
         if plain.is_file():
             return msgspec.json.decode(plain.read_bytes())
@@ -218,7 +218,7 @@ def translate_aws_errors(target: Target, *, location: str) -> Iterator[None]:
 
 
 def session_name() -> str:
-    """Return the role session name of this user on this host: 2 to 64 letters, digits and =,.@-
+    """Return this user's role session name on this host: 2 to 64 letters, digits and =,.@-
 
     https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
     """
@@ -266,7 +266,7 @@ def login_command(session: botocore.session.Session, target: Target) -> str:
 
 
 def credentials_end(session: botocore.session.Session) -> datetime | None:
-    """Return the time (UTC) when a person has to log in again, or None if that is never or unknown.
+    """Return the time (UTC) when the user has to log in again, or None if that is unknown or never.
 
     Botocore renews a role's credentials by itself, unless they need an MFA code or are in the environment. It
     renews credentials from `aws login` only while the login session lasts, which is at most 12 hours.
@@ -282,7 +282,7 @@ def credentials_end(session: botocore.session.Session) -> datetime | None:
 
 
 def _console_end(name: str) -> datetime | None:
-    """Return when an `aws login` session ends at the latest; the session's first token has its start time."""
+    """Return the latest time when an `aws login` session ends; its first token has its start time."""
     tokens = JSONFileCache(get_login_token_cache_directory())
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]

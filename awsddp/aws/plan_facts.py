@@ -1,4 +1,4 @@
-"""Read from AWS the facts for a plan, including the image; independent reads run in parallel."""
+"""Read the facts for a plan from AWS, including the image; independent reads run in parallel."""
 
 import ipaddress
 import re
@@ -207,9 +207,9 @@ def _quota(aws: AwsClient, code: str) -> float | None:
 
 
 def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
-    """Return {quota code: vCPUs that run in the region}, without the vCPUs of the cluster `cluster_id`.
+    """Return {quota code: vCPUs that run in the region}, excluding the cluster `cluster_id`.
 
-    Returns {} if the caller is not allowed to list instances, since a launch does not depend on the quota.
+    Returns {} if the user is not allowed to list instances, since a launch does not depend on the quota.
     """
     running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     read = partial(aws.paginate, "DescribeInstances", {"Filters": running}, "Reservations")
@@ -225,7 +225,7 @@ def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
 
 
 def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
-    """Return this machine's addresses (CIDRs) as the nodes see them, or () if the plan needs none."""
+    """Return this machine's addresses (CIDRs) as the nodes see them, or () if the plan does not need them."""
     if spec.network.ssh_cidr or spec.network.jump:
         return ()
     if caller_address is not None:
@@ -273,7 +273,7 @@ def find_image(aws: AwsClient, requested: str | None) -> Image:
 
 
 def _newest_image(aws: AwsClient) -> Image | None:
-    """Return the newest Deep Learning AMI whose PyTorch is in the table; if there is none, the newest.
+    """Return the newest Deep Learning AMI whose PyTorch is in the table, or else the newest of all.
 
     The image is looked up by name, not by SSM parameter, because the result would then depend on a separate
     permission.
@@ -287,7 +287,7 @@ def _newest_image(aws: AwsClient) -> Image | None:
 
 
 def _image_of_parameter(aws: AwsClient, name: str) -> Image | None:
-    """Return the image that an SSM parameter names; None if there is no such parameter or image."""
+    """Return the image that an SSM parameter names, or None if there is no such parameter or image."""
     reply = aws.call("GetParameters", {"Names": [name]}, service="ssm")
     return _image_of_id(aws, reply["Parameters"][0]["Value"]) if reply["Parameters"] else None
 
@@ -313,7 +313,7 @@ def _images(aws: AwsClient, request: Reply) -> list[Image]:
 
 
 def _newest(images: Iterable[Image]) -> Image | None:
-    """Return the newest of the images with the newest torch; None without images."""
+    """Return the newest of the images with the newest torch, or None if there are no images."""
     return max(
         images, key=lambda image: (releases.torch_version(image.name), image.created, image.id), default=None
     )

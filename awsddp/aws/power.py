@@ -117,10 +117,10 @@ def release(
 ) -> None:
     """Remove a job from the nodes' tags when its results are fetched or in S3.
 
-    Once a node's tag has no job, a poweroff terminates the node again. This is set before the tag is removed,
-    so that the node still has the tag if the command is interrupted between the two calls. `tagged` is what
-    `unfetched_of` returns now. `older` maps each instance id to the jobs that MORE stands for; without
-    `older`, MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
+    Once a node's tag has no job, a poweroff terminates the node again. The node's poweroff is set before its
+    tag is removed, so that it still has the tag if the command is interrupted between the two calls. `tagged`
+    is what `unfetched_of` returns now. `older` maps each instance id to the jobs that MORE represents;
+    without `older`, MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
     named = {
@@ -141,7 +141,7 @@ def poweroff(aws: AwsClient, instance_ids: Iterable[str], behaviour: str) -> Non
 
 
 def unfetched_of(aws: AwsClient, nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return {instance id: unfetched jobs in its tag} for the live nodes; MORE stands for older jobs.
+    """Return {instance id: unfetched jobs in its tag} for the live nodes; MORE represents older jobs.
 
     The tags are read again because other commands may have added jobs since `nodes` were read.
     """

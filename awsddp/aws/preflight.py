@@ -1,4 +1,4 @@
-"""Before a launch, check the caller, the clock, the plan, and the permissions for the plan's calls.
+"""Before a launch, check the credentials, the clock, the plan, and the permissions for the plan's calls.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (DryRun): a call that would be
 allowed returns the error DryRunOperation.
@@ -27,7 +27,7 @@ REGION_CHECKS = ("credentials", "clock", "plan", "permission")
 CONFIGURATION = "configuration"
 """The check that fails if the AWS configuration is invalid."""
 # Later calls that `up`, jobs, `stop` and `down` make. AWS can check their permission only once a resource
-# exists: this is the resource, with the request that creates it.
+# exists: each row has the request that creates the resource, the resource, and the later calls.
 _OF_GROUP = ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupIngress")
 _OF_INSTANCE = ("CreateTags", "DeleteTags", "StopInstances", "StartInstances", "TerminateInstances")
 _LATER = (
@@ -50,8 +50,8 @@ def before_launch(
 ) -> tuple[Check, ...]:
     """Return every check that can be made before any resource exists; nothing is changed.
 
-    `facts` reads the facts for a plan; `values` stand for a launch's ids. An error becomes a failed check;
-    checks that depend on a failed check are shown as not checked.
+    `facts` reads the facts for a plan; `values` are placeholders for the ids that a launch would create. An
+    error becomes a failed check; checks that depend on a failed check are shown as not checked.
     """
     try:
         checks = _check_caller(aws)

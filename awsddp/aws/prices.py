@@ -15,7 +15,7 @@ SpotHistory = dict[tuple[str, str], list[tuple[datetime, float]]]
 def read_on_demand_prices(
     aws: AwsClient, names: Iterable[str], *, named: str | None = None
 ) -> dict[str, float]:
-    """Return {type: on-demand price of one instance in US dollars per hour}; {} if unknown.
+    """Return {type: on-demand price of one instance in US dollars per hour}, or {} if unknown.
 
     AWS does not document how ANY_OF takes several values: if that request returns no price, only the `named`
     type's price is requested.
@@ -58,9 +58,9 @@ def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
 
 
 def read_spot_prices(aws: AwsClient, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:
-    """Return {(type, zone): spot price of one instance}; {} if AWS returns none.
+    """Return {(type, zone): spot price of one instance}, or {} if AWS returns no price.
 
-    The price is the current one, or with `days` the highest in the last `days` days.
+    The price is the current one, or, if `days` is set, the highest in the last `days` days.
     """
     by_type: dict[str, dict[str, float]] = defaultdict(dict)
     history = read_spot_history(aws, names, since=datetime.now(UTC) - timedelta(days=days))
@@ -78,7 +78,7 @@ class _SpotPrice(Shape):
 
 
 def read_spot_history(aws: AwsClient, names: Iterable[str], *, since: datetime) -> SpotHistory:
-    """Return the spot prices of one instance; {} if AWS has none, or `names` is empty.
+    """Return one instance's spot prices, or {} if AWS has no prices or `names` is empty.
 
     The first price is the one that was valid at `since`, and may have begun earlier:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html

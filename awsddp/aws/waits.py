@@ -20,7 +20,7 @@ VISIBLE_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """A monotonic clock and a sleep, in seconds, and the time of day in UTC."""
+    """Has a monotonic clock and a sleep function, both in seconds, and the time of day in UTC."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

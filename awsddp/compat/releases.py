@@ -1,6 +1,6 @@
-"""Tables of which GPU, driver, CUDA, torch, torchvision, python and machine image are compatible.
+"""Tables of the GPUs, drivers, torch releases, CUDA versions and machine images that are compatible.
 
-The tables are static and dated, each with its source. A check on each node shows what it really has.
+The tables are static and dated, each with its source. A check on each node shows what the node really has.
 """
 
 import re
@@ -17,7 +17,7 @@ _RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 class Architecture:
     """GPUs with one compute capability: their first and last driver branch and their kernel module.
 
-    If `module` is None, both kinds of module do; if `last_driver` is None, the newest driver does.
+    If `module` is None, both kinds of module work; if `last_driver` is None, the newest driver works.
     `last_torch` ("": unknown) is the last release whose libraries (cuDNN) support these GPUs, although later
     wheels still have code for them.
     """
@@ -34,10 +34,10 @@ class Architecture:
 # Open modules need Turing or later, Blackwell needs open modules:
 # https://github.com/NVIDIA/open-gpu-kernel-modules (issue 19). The last branches are R470 for Kepler and R580
 # for Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/ Capabilities:
-# https://developer.nvidia.com/cuda-gpus. A first branch is that of the CUDA release that first knew the GPU,
-# https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (that of B300 is from NVIDIA's DGX notes, and was
-# not tried). Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; torch 2.1 to 2.3 with cu118
-# was never tried.
+# https://developer.nvidia.com/cuda-gpus. A first branch belongs to the first CUDA release that supports the
+# GPU, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (that of B300 is from NVIDIA's DGX notes, and
+# was not tried). Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; torch 2.1 to 2.3 with
+# cu118 was never tried.
 ARCHITECTURES = (
     Architecture(
         "3.7", "Kepler", ("K80",), first_driver=367, module="proprietary", last_driver=470, last_torch="2.0"
@@ -133,12 +133,12 @@ def find_release(torch: str) -> Release | None:
 
 
 def least_driver(cuda: str) -> int:
-    """Return the oldest driver branch that supports a CUDA version. Raises KeyError before CUDA 10.1."""
+    """Return the oldest driver branch for a CUDA version. Raises KeyError for versions before CUDA 10.1."""
     return _LEAST_DRIVER.get(cuda.partition(".")[0]) or _LEAST_DRIVER[cuda]
 
 
 def find_wheel_problem(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = None) -> str:
-    """Return why a wheel cannot run on this GPU with this driver branch (None: the newest), or ""."""
+    """Return the reason a wheel cannot run on this GPU with this driver branch (None: the newest), or ""."""
     if cuda not in row.wheels:
         return f"torch {row.torch} has no wheel for CUDA {cuda}, only for {', '.join(row.wheels)}"
     oldest, has = _pair(row.wheels[cuda]), _pair(gpu.capability)
@@ -155,7 +155,7 @@ def find_wheel_problem(row: Release, cuda: str, gpu: Architecture, *, driver: in
 
 
 def find_driver_problem(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
-    """Return why a driver with this branch and kind of kernel module does not support a GPU, or ""."""
+    """Return the reason a driver with this branch and kind of kernel module does not support a GPU, or ""."""
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
     if module is not None and gpu.module not in (None, module):
         kind = "open-source" if module == "open" else module
@@ -197,10 +197,10 @@ _G4_TO_P5 = frozenset({"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p
 _K80_TO_A100 = frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"})
 _TO_B200 = _G4_TO_P5 | {"p6-b200"}
 _ARM64 = frozenset({"g5g", "p6e-gb200"})
-# For each torch: Ubuntu, CUDA, driver branch and families, according to the release notes as of 2026-10:
-# https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
-# An older build of the same release may have an older driver; CUDA is "" and families are () where the notes
-# were not seen: the row of 2.13 is the output of `nvidia-smi` and torch on a g6 (2026-08-29).
+# For each torch version: Ubuntu, CUDA, driver branch and families, according to the release notes as of
+# 2026-10: https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html An older build of
+# the same release may have an older driver; CUDA is "" and families are () where the notes were not seen: the
+# row of 2.13 is the output of `nvidia-smi` and torch on a g6 (2026-08-29).
 _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.13": ("26.04", "13.0", 595, frozenset()),
     "2.12": ("24.04", "13.0", 595, _TO_B200),

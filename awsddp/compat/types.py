@@ -53,7 +53,7 @@ class GpuType:
 
     @property
     def gpu_shown(self) -> str:
-        """The name of the type's GPU, after the fraction if it is not a whole GPU: "L4", "1/8 L4"."""
+        """The name of the type's GPU, preceded by the fraction if it is not a whole GPU: "L4", "1/8 L4"."""
         return self.gpu if self.share >= 1 else f"1/{1 / self.share:.0f} {self.gpu}"
 
     @property
@@ -72,7 +72,7 @@ class Retired:
     since: str
 
 
-# For each family: the GPU, the GiB of one GPU and its compute capability. Source: DescribeInstanceTypes as
+# For each family: the GPU, its memory in GiB and its compute capability. Source: DescribeInstanceTypes as
 # recorded in getmoto/moto moto/ec2/resources/instance_types.json; capabilities:
 # https://developer.nvidia.com/cuda-gpus
 _FAMILIES = {
@@ -96,9 +96,9 @@ _FAMILIES = {
     "p6-b300": ("B300", 268.6, "10.3"),
 }
 
-# Type, GPUs, vCPUs, RAM in GiB, network in Gbit/s and EFA interfaces have the source of _FAMILIES. Source of
-# the prices: karpenter-provider-aws pkg/providers/pricing/zz_generated.pricing_aws.go (p5e is not sold in
-# us-east-1, and g7 is not in the list).
+# Type, GPUs, vCPUs, RAM in GiB, network in Gbit/s and EFA interfaces are from the same source as _FAMILIES.
+# Source of the prices: karpenter-provider-aws pkg/providers/pricing/zz_generated.pricing_aws.go (p5e is not
+# sold in us-east-1, and g7 is not in the list).
 _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("p3dn.24xlarge", 8, 96, 768, "100", 1, 31.212),
     ("g4dn.xlarge", 1, 4, 16, "<=25", 0, 0.526),
@@ -229,7 +229,7 @@ GPU_TYPES: dict[str, GpuType] = {
     for gpu, memory_gb, capability in [_FAMILIES[family]]
 }
 
-# The dates of p2 and p3 are the days from which no region's DescribeInstanceTypeOfferings had them
+# The dates for p2 and p3 are the days since which no region's DescribeInstanceTypeOfferings has listed them
 # (getmoto/moto, history of moto/ec2/resources/instance_type_offerings). That of g3 is from AWS's notice
 # (SummitRoute/aws_breaking_changes #114).
 _RETIRED = {
@@ -289,7 +289,7 @@ def find_nearest_types(
 
 
 def network_gbyte_s(instance_type: str) -> float | None:
-    """Return a type's guaranteed network bandwidth in GB/s; None if it is unknown or only a peak is known."""
+    """Return a type's guaranteed network bandwidth in GB/s, or None if at most a peak is known."""
     kind = GPU_TYPES.get(instance_type)
     match = re.fullmatch(r"(?:(\d+) x )?(\d+)", kind.network) if kind else None
     return int(match[1] or 1) * int(match[2]) / 8 if match else None

@@ -34,7 +34,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     written.
 
     `event` is "launched", "started", "stopped", "resized", "ended", "extended" (a new expiry), "repriced" (a
-    new spot price), "fetched" (bytes left AWS at a cost of `usd`) or "train" (a `job`, its results in
+    new spot price), "fetched" (bytes left AWS at a cost of `usd`) or "train" (a `job` with its results in
     `home`). `time` is when the row was written, `at` when the event happened, if known more precisely.
     `instances` are the instances that changed (empty: all). A "launched" row has the cluster's target,
     region, type, size and settings (`asked`), the hourly prices of an instance and its disk in US dollars
@@ -80,7 +80,7 @@ def parse_ledger(text: str) -> list[LedgerRow]:
 
 
 class Rate(Frozen):
-    """What a budget assumes that all nodes cost per hour, in US dollars (None: unknown).
+    """The hourly cost of all nodes that a budget assumes, in US dollars (None: unknown).
 
     `source` describes the price; "" means the plan's price, which does not change.
     """
@@ -121,7 +121,7 @@ class Budget(Rate):
 
 @dataclass(kw_only=True)
 class _Meter:
-    """The account for one instance, which exists from `since` to `ended`.
+    """One instance's account; the instance exists from `since` to `ended`.
 
     `rates` are (time, US dollars per instance-hour from then on; None: unknown), sorted by time; the launch's
     rate is first; `disk` is its disk's hourly rate. `running_since` is the start of the current run (None: it
@@ -313,9 +313,10 @@ def find_missing_rows(
 ) -> list[LedgerRow]:
     """Return the rows for launches, starts, stops and ends that AWS shows but the ledger lacks.
 
-    `nodes` are all nodes that AWS lists for the cluster (None: no listing). Instances that are no longer
-    listed ended over an hour ago at an unknown time: they are charged until now, or until their expiry if
-    that is earlier. `launch_row` is the row for instances whose launch was interrupted before it was written.
+    `nodes` are all nodes that AWS lists for the cluster (None: no listing). An instance that is no longer
+    listed must have ended over an hour ago, at an unknown time: it is charged until now, or until its expiry
+    if that is earlier. `launch_row` is the row for instances whose launch was interrupted before it was
+    written.
     """
     if nodes is None:
         return []
@@ -344,7 +345,7 @@ def find_missing_rows(
 def make_price_rows(
     rows: Iterable[LedgerRow], nodes: Iterable[Node], spot_prices: SpotPrices, *, now: datetime
 ) -> Iterator[LedgerRow]:
-    """Yield the rows that the ledger lacks for spot prices since each spot node's launch."""
+    """Yield the ledger's missing rows for spot prices since each spot node's launch."""
     from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 
     written = {(key, row.at) for row in rows if row.event == "repriced" for key in row.instances}

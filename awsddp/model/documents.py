@@ -26,7 +26,7 @@ class Document(Struct, Keyed, kw_only=True):
 
 
 class NodeState(Document):
-    """A node, as EC2 reports it; `idle_left_s` is there only with `status -v` (null: the node did not
+    """A node, as EC2 reports it; `idle_left_s` is present only with `status -v` (null: the node did not
     answer).
     """
 
@@ -141,7 +141,7 @@ class CostedCluster(Document):
 class JobsDocument(Document):
     """The JSON document that `jobs` prints, with the oldest job first.
 
-    The totals are what `clusters` cost on AWS and in the local cloud. With `since` (--since) the totals and
+    The totals are what `clusters` cost on AWS and in the local cloud. With `since` (--since), the totals and
     the `cost_usd` of `clusters` count from then on.
     """
 
@@ -155,7 +155,7 @@ class JobsDocument(Document):
 class JobReport(JobDocument, ListedJob):
     """The JSON document that `report` prints. `measures` has the job's last and best loss and accuracy.
 
-    `again` are the commands that run the job again; `page` is the HTML file.
+    `again` has the commands that run the job again; `page` is the HTML file.
     """
 
     measures: dict[str, dict[str, float]]
@@ -166,7 +166,7 @@ class JobReport(JobDocument, ListedJob):
 
 
 class NodeFiles(Document):
-    """The files sent to a node or fetched from it (links and empty folders count), and their bytes."""
+    """How many files (including links and empty folders) and bytes were sent to or fetched from a node."""
 
     node: int
     files: int
@@ -257,7 +257,7 @@ class ExecDocument(Document):
 
 
 class SshDocument(Document):
-    """`ssh`: the command that opens the shell."""
+    """`ssh` is the command that opens the shell."""
 
     command: tuple[str, ...]
 
@@ -269,7 +269,7 @@ class DoctorDocument(Document):
 
 
 class QuotaDocument(Document):
-    """`doctor --request-quota`. `request` is AWS's id of the request, null where none is needed."""
+    """`doctor --request-quota`. `request` is the AWS request ID, or null if no request is needed."""
 
     quota: str
     name: str
@@ -376,7 +376,7 @@ class LocalDocument(Document):
 
 
 class StoppedDocument(Document):
-    """`local stop`. `stopped`: a local cloud was running."""
+    """`local stop`. `stopped` is true if a local cloud was running."""
 
     stopped: bool
 

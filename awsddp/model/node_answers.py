@@ -54,10 +54,10 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
     `limited`: it counts towards job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
     its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was rewritten with the same
-    size and time. `digest` is the SHA-256 of a synced file if only its change time differs since the launch.
-    `data` is the content, if the node sent it with the list. `ephemeral`: it is on instance store; `sparse`:
-    it has holes; `writing`: it is being written. A file with a `target`, relative to runs/JOB, is a symbolic
-    link. `node` is set by the client.
+    size and time. `digest` is the SHA-256 of a synced file if only its change time has changed since the
+    launch. `data` is the content, if the node sent it with the list. `ephemeral`: it is on instance store;
+    `sparse`: it has holes; `writing`: it is being written. A file with a `target`, relative to runs/JOB, is a
+    symbolic link. `node` is set by the client.
     """
 
     path: _Remote
@@ -90,7 +90,7 @@ class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Excluded(msgspec.Struct, frozen=True, kw_only=True):
-    """The number and bytes of the files that job.exclude matches."""
+    """The number of files that job.exclude matches, and their bytes."""
 
     files: _Size = 0
     size: _Size = 0
@@ -105,7 +105,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """The platform that a node's packages must fit: Python, machine, libc, and its image's `packages`."""
+    """The platform that packages must fit: a node's Python, machine and libc, and its image's `packages`."""
 
     version: Annotated[str, Meta(pattern=r"^3\.\d{1,3}\.\d{1,3}\w{0,8}\Z")]
     machine: Annotated[str, Meta(pattern=r"^\w{1,32}\Z")]
@@ -125,7 +125,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedRank(RankResult):
-    """A rank as its node reports it; `started` is Unix time, None before the start."""
+    """A rank as its node reports it; `started` is a Unix time, or None before the start."""
 
     started: Seconds | None = None
 
@@ -178,7 +178,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's used slots and ports, and for each job the nodes where it prevents a new job."""
+    """A node's used slots and ports, and, for each job, the nodes on which it prevents a new job."""
 
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
@@ -221,7 +221,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources of a node (bytes; `time` is Unix time).
+    """A node's resources (in bytes; `time` is a Unix time).
 
     `smi` and the fields after it are only in a full probe.
     """
@@ -246,7 +246,7 @@ class DialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the client has the right to start a job, and how many seconds no client had it before."""
+    """Whether the client has the right to start a job, and for how long (s) no client had it before."""
 
     claimed: bool
     free_s: Seconds
@@ -267,8 +267,9 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
 class NameClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a claim for a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 
-    `what` is the missing right, or the bucket's region. `names` are the taken names with the same prefix.
-    "throttled" stands for all temporary errors, "unreachable" means that there was no connection.
+    `what` is the missing permission, or the bucket's region. `names` are the taken names with the same
+    prefix. "throttled" is the code for all temporary errors, "unreachable" means that there was no
+    connection.
     """
 
     code: Literal[
@@ -288,7 +289,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response that takes an answer's place after an error."""
+    """The response that a node sends instead of an answer after an error."""
 
     error: Failure
 
@@ -313,7 +314,7 @@ class InspectionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = False) -> _Kind:
-    """Return an answer as this type; with `paths`, texts may be file names that are not Unicode.
+    """Return an answer converted to this type; with `paths`, texts may be file names that are not Unicode.
 
     Raises NodeError.
     """
@@ -322,7 +323,7 @@ def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = Fa
 
 
 def convert_answer(answer: object, kind: type[_Kind], *, paths: bool = False) -> _Kind:
-    """Return a parsed answer as this type. Raises ValueError."""
+    """Return a parsed answer converted to this type. Raises ValueError."""
     _check_text(answer, paths=paths)
     return msgspec.convert(answer, kind)
 

@@ -15,7 +15,8 @@ _COLUMNS = (
     ("GPU memory", "gpu_memory_bytes", "{}", 256 << 20),
     ("node's network", "network_bytes_per_second", "{}/s", 1e6),
 )
-"""The heading, key and format of metrics and usage; for usage also the largest difference without an outlier.
+"""The heading, key and format of metrics and usage; for usage also the largest difference that is not an
+outlier.
 """
 
 
@@ -47,7 +48,7 @@ def make_rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsag
 def find_outliers(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
     """Return the ranks whose value differs from the median by more than half of it and more than `noise`.
 
-    Returns no ranks if half of them or more differ.
+    Returns no ranks if half or more of them differ.
     """
     median = sorted(values.values())[len(values) // 2] if values else 0.0
     limit = max(median / 2, noise)

@@ -35,7 +35,8 @@ UPLOADER_SILENT_S = 60.0
 seconds.
 """
 OLDER_JOBS = "..."
-"""Stands in a node's tag for older unfetched jobs, for which the tag has no room. It is not a valid job name.
+"""Replaces the older unfetched jobs in a node's tag if the tag has no room for them. It is not a valid job
+name.
 """
 
 
@@ -86,7 +87,7 @@ class Target(Frozen):
 class Node(Frozen):
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
-    `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is the
+    `state` is EC2's state (pending, running, shutting-down, terminated, stopping, stopped). `launched` is the
     launch time in UTC, `expires` the expiry in its tag. `node` is -1 for an instance that no longer belongs
     to the cluster. `changed` is the time when the instance began to stop or terminate, if EC2 reports that.
     `profile` is its instance profile's ARN. `reason` has EC2's code and text for the stop or end. `uses` has
@@ -222,7 +223,7 @@ class Cause(Frozen):
 class RankResult(Frozen):
     """One rank's result. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
 
-    `rank` is the number of its log; under torchrun its RANK differs after a node was lost.
+    `rank` is the number of its log; under torchrun its RANK differs after a node is lost.
     """
 
     rank: RankNumber
@@ -259,7 +260,7 @@ class Saving(Frozen):
     """The progress of uploads to S3: files saved, files pending, and the error that prevents uploads ("":
     none).
 
-    `ended`: all files are saved, or given up because of the `error`. `silent_s` is the time since an
+    `ended`: all files were saved, or were given up because of the `error`. `silent_s` is the time since an
     uploader's last heartbeat, by its node's clock. `unasked` are nodes that did not answer; their files are
     not counted.
     """
@@ -343,7 +344,8 @@ class Choice(Frozen):
 
 
 class Check(Frozen):
-    """A check by `doctor`, of one node unless `node` is None. `ok` is None if unknown or only a warning."""
+    """A check that `doctor` makes, on one node unless `node` is None. `ok` is None if unknown or a
+    warning."""
 
     name: str
     ok: bool | None
@@ -362,7 +364,7 @@ class Collective(Frozen, Keyed):
 
 
 class ProcessStack(Frozen, Keyed):
-    """A process: `where` is its innermost line in the project folder, `source` the code of that line.
+    """A process: `where` is its innermost line in the project folder, `source` the code on that line.
 
     `stack` has its frames, oldest first.
     """
@@ -375,7 +377,7 @@ class ProcessStack(Frozen, Keyed):
 
 
 class RankStack(Frozen, Keyed):
-    """What a rank does now. "silent": it runs and sends no stack; "missing": its process has ended."""
+    """What a rank does now. "silent": it runs but sends no stack; "missing": its process has ended."""
 
     rank: int
     node: int
@@ -389,7 +391,7 @@ class RankStack(Frozen, Keyed):
 
 
 def merge_records(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
-    """Return a record with fields from `more`, or else from the last of `records` that has the field."""
+    """Return a record whose fields are from `more`, or else from the last of `records` that has the field."""
     names = getattr(kind, "__struct_fields__", None) or [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
     values = {name: getattr(record, name) for record in records for name in names if hasattr(record, name)}
     return kind(**values | more)

@@ -49,8 +49,8 @@ class ExistingCluster:
 class Reconciliation:
     """The steps, in order. `spec` is the spec for the launch, in `zone` if that is not None.
 
-    `nodes` are the existing nodes that stay; `expires` is when all nodes expire; `spent_usd` is the cost so
-    far.
+    `nodes` are the existing nodes that stay; `expires` is the time when all nodes expire; `spent_usd` is the
+    cost so far.
     """
 
     spec: ClusterSpec
@@ -145,7 +145,8 @@ def _launch_step(existing: ExistingCluster, missing: tuple[int, ...], ends: list
 def _why_terminated(
     spec: ClusterSpec, existing: ExistingCluster, node: Node, image_id: str, nodes: int
 ) -> str:
-    """Return the reason why a live node must terminate, or "" if it stays; `nodes` nodes are requested."""
+    """Return the reason why a live node must terminate, or "" if it stays; `nodes` is the requested
+    number."""
     if not 0 <= node.node < nodes:
         return f"{nodes} node{'s' * (nodes != 1)} requested"
     if node.instance_id in spec.cluster.replace:
@@ -193,7 +194,7 @@ def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_r
 def _within_budget(
     spec: ClusterSpec, existing: ExistingCluster, now: datetime, nodes: int, expires: datetime
 ) -> tuple[datetime, str]:
-    """Return the expiry and "", or the earlier time when all `nodes` have spent the budget, and the reason.
+    """Return the expiry and "", or, if all `nodes` spend the budget earlier, that time and the reason.
 
     If no node stays (`nodes` is 0), the launch plan applies the budget.
     """

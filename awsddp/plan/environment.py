@@ -29,7 +29,7 @@ _VENV = "-o env.kind=venv"
 class EnvironmentPlan(Requirements):
     """The environment to create on each node, and the requirements from its file.
 
-    `environ` has the environment variables for pip, uv, conda and the job, `variables` those that an
+    `environ` has the environment variables for pip, uv, conda and the job; `variables` has those that an
     environment.yml sets, which only the job gets. `internet` is None if it is unknown whether the nodes have
     internet access.
     """
@@ -69,10 +69,12 @@ class EnvironmentPlan(Requirements):
 def make_environment_plan(
     env: EnvSection, *, internet: bool | None, driver: str | None, workdir: Path = Path()
 ) -> EnvironmentPlan:
-    """Return the plan for [env] with the requirements in its file; `resolve.py` checks if they can be met.
+    """Return the plan for [env] with the requirements in its file; `resolve.py` checks whether they can be
+    met.
 
-    `internet` is True if the nodes have internet access, None if unknown; `driver` is the nodes' NVIDIA
-    driver (None: no GPU); `workdir` is the project folder. Raises ConfigError if the settings conflict.
+    `internet` is True if the nodes have internet access, or None if that is unknown; `driver` is the nodes'
+    NVIDIA driver (None: no GPU); `workdir` is the project folder. Raises ConfigError if the settings
+    conflict.
     """
     requirements = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if requirements.conda else "image")
@@ -172,7 +174,8 @@ def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | 
 
 
 def _build(row: Release, driver: str | None) -> str:
-    """Return the torch build ("cu130") for the newest CUDA that the driver supports; "cpu": no driver."""
+    """Return the torch build ("cu130") for the newest CUDA that the driver supports, or "cpu" if there is
+    none."""
     if driver is None:
         return "cpu"
     supported = [cuda for cuda in row.wheels if least_driver(cuda) <= int(driver.split(".")[0])]
@@ -296,8 +299,8 @@ def explain_failure(
 ) -> NodeError:
     """Make the error for a failed installation from the last output that pip, uv or conda wrote.
 
-    `name` is the file that lists the packages. For nodes without `internet` the error leaves out next steps
-    that need internet access, and always those that set `packages_from` to its current value.
+    `name` is the file that lists the packages. The error leaves out next steps that set `packages_from` to
+    its current value and, if the nodes have no `internet` access, next steps that need it.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip() and not _RETRY.search(line)]
     tail = "\n".join(list(dict.fromkeys(lines))[-10:])

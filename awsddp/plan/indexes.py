@@ -11,7 +11,7 @@ from pathlib import Path
 
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 LOGIN = re.compile(r"https?://[^/@\s:]+:(?!\$\{)[^/@\s]+@")
-"""A URL that contains a password itself, and not the name of a variable for it."""
+"""A URL that contains the password itself instead of the name of a variable that has it."""
 OPTION = re.compile(
     r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary|--trusted-host)\b"
     r"[= ]*(.*)"
@@ -57,10 +57,11 @@ class Indexes:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The indexes as variables for pip, uv and conda's pip, which keeps passwords off command lines.
+        """The indexes as environment variables for pip, uv and conda's pip, to keep passwords off command
+        lines.
 
         `ca` is left out, since it is a file on each machine, and so is `no_index`, since uv has no variable
-        for it. uv is set to behave as pip: the best release of all indexes, and the machine's own
+        for it. uv is set to behave like pip: the best release of all indexes, and the machine's own
         certificates (https://docs.astral.sh/uv/pip/compatibility/).
         """
         extra, links = " ".join(self.extra_index_urls), self.find_links

@@ -154,7 +154,7 @@ def _plan(
 
 
 def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones: set[str]) -> Price:
-    """Return what all nodes cost per hour; for spot, in the most expensive of the zones to try."""
+    """Return the hourly cost of all nodes; for spot, it is the cost in the most expensive zone to try."""
     nodes = spec.cluster.nodes
     each, date, source = kind.price_usd_per_hour, kind.price_date, LIST_PRICE
     if market == "spot":
@@ -199,7 +199,8 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
 
 
 def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> LaunchPlan:
-    """Return the plan with its budget; a budget that ends before the expiry ends the nodes, with a warning.
+    """Return the plan with its budget; if the budget ends before the expiry, the nodes expire then, with a
+    warning.
 
     Raises ConfigError if the budget is spent, or if no price is known.
     """
@@ -222,7 +223,8 @@ def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd:
 def highest_spot_rate(
     fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts
 ) -> Rate:
-    """Return the highest rate for spot nodes in the zones; `fixed_usd` is per hour, for disks and addresses.
+    """Return the highest rate for spot nodes in the zones; `fixed_usd` is the hourly price of disks and
+    addresses.
 
     A spot price may rise until the nodes terminate, so the highest price of the last days is assumed.
     """

@@ -99,8 +99,9 @@ def _unknown_source(spec: ClusterSpec) -> ConfigError:
 def choose_efa(spec: ClusterSpec, kind: GpuType) -> Efa:
     """Return how many EFA interfaces a node gets, and the reason.
 
-    Raises ConfigError if EFA is requested and it can get none. AWS gives a public address only to an instance
-    with one interface: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    Raises ConfigError if EFA is requested but the node cannot get an EFA interface. AWS gives a public
+    address only to an instance with one interface:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     most = kind.efa
     if not spec.capacity.efa:
@@ -175,7 +176,7 @@ def is_within(source: str, block: str) -> bool:
 
 
 def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
-    """Return warnings about a subnet's routes. Raises ConfigError if SSH could not reach nodes in it."""
+    """Return warnings about a subnet's routes. Raises ConfigError if SSH could not reach its nodes."""
     if not is_reachable(spec, subnet):
         subject = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
         raise ConfigError(

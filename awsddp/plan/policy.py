@@ -5,18 +5,18 @@ fact that it names: the item is repeated for each value of the fact, which repla
 condition with an empty list is removed. Sources, by statement:
 - actions, their resources and condition keys:
   https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
-- ${aws:userid} equals the tag `awsddp:owner` with every kind of credentials, including SSO:
+- ${aws:userid} equals the tag `awsddp:owner` for every kind of credentials, including SSO:
   https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
 - FirstUse, the roles that AWS creates when a service is first used:
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
   https://docs.aws.amazon.com/servicequotas/latest/userguide/using-service-linked-roles.html
-- KeepDisksAtPoweroff has "IfExists", because it was never tried on AWS whether each form of the call has the
+- KeepDisksAtPoweroff has "IfExists", because it is untested on AWS whether each form of the call has the
   key:
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/iam-policy-structure.html#attribute-key
 - KeepTagsTrue has "Null", because DeleteTags without keys removes all tags and "ForAllValues" would allow it.
 - SshToOwnNodes and the two statements after it:
   https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
-- arn:* stands for every partition (aws-cn, aws-us-gov); an account is in one partition:
+- arn:* matches every partition (aws-cn, aws-us-gov); an account is in one partition:
   https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
   EC2's own name may end in .cn in China, as AWS::URLSuffix says:
   https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/pseudo-parameter-reference.html
@@ -44,9 +44,9 @@ _NO_JOB = JobSpec()
 
 
 def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
-    """Return the policy document that allows exactly the calls that all verbs make for this configuration.
+    """Return the policy document that allows exactly the calls that the verbs make for this configuration.
 
-    It allows changes only to resources whose tag `awsddp:owner` is the caller's.
+    It allows changes only to resources whose tag `awsddp:owner` names the caller's AWS identity.
     """
     saved, folders = _save_prefixes(job), []
     if any(source.kind == "folder" for source in parse_data_sources(job.data.sources)):

@@ -18,7 +18,8 @@ SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
 _FOR_NAME it overrides one project's version (https://setuptools-scm.readthedocs.io/en/latest/overrides/).
 """
 UNKNOWN_VERSION = "0+unknown"
-"""The version for a project if only a build could determine it; versioneer uses the same if there is no tag.
+"""The version for a project if only a build could determine it; versioneer uses the same version if there is
+no tag.
 """
 _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 
@@ -44,7 +45,7 @@ class Project:
 
 
 def read_toml(file: Path) -> Table:
-    """Read a TOML file. Raises OSError, ValueError."""
+    """Read a TOML file. Raises OSError or ValueError."""
     return tomllib.loads(file.read_text(encoding="utf-8-sig"))
 
 
@@ -90,7 +91,7 @@ def _other_sources(document: Table, folder: Path, extras: Sequence[str]) -> Iter
     for key in ("dependencies", *["optional-dependencies"] * any(extras)):
         if key in dynamic:
             yield f"`dynamic = [{key!r}]`"
-    if "project" in document:  # for all tools this table takes precedence
+    if "project" in document:  # all tools give precedence to this table
         return
     tool = document.get("tool", {})
     for keys in (("poetry", "dependencies"), ("flit", "metadata", "requires")):
@@ -109,7 +110,7 @@ def _get(table: Any, *keys: str) -> Any:
 
 
 def read_project(document: Table, folder: Path) -> Project | None:
-    """Return the installation, without code, of the project in `folder`; None if the project has no name.
+    """Return the installation, without code, of the project in `folder`, or None if the project has no name.
 
     A version that only a build determines is UNKNOWN_VERSION.
     """
@@ -178,7 +179,7 @@ def _read(file: Path) -> str:
 
 
 def _assigned_text(variable: str, text: str) -> str:
-    """Return the string literal that a module assigns to a variable; "" if it assigns an expression."""
+    """Return the string literal that a module assigns to a variable, or "" if it assigns an expression."""
     literal = r"""["']([^"']+)["'][ \t]*(?:[#;].*)?$"""
     match = re.search(rf"^(?:{variable})\s*(?::[^=\n]*)?=\s*{literal}", text, re.MULTILINE)
     return match[1] if match else ""
@@ -188,8 +189,8 @@ def source_folders(project: Path) -> tuple[str, ...]:
     """Return the folders from which the project's packages are imported, relative to the project folder.
 
     If no folder is configured, build backends use `src` if it has packages
-    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). The result () stands for
-    the project folder.
+    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). The result () means the
+    project folder.
     """
     try:
         document = read_toml(project / "pyproject.toml")

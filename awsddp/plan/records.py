@@ -164,10 +164,10 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts read from AWS that a plan needs.
+    """The facts that a plan needs, read from AWS.
 
     `offers` maps an instance type to the zones that offer it; `described` has the requested types that are
-    not in `compat`, or EC2's error text for them. `quotas` maps a quota's code to its vCPUs, None if it
+    not in `compat`, or EC2's error text for them. `quotas` maps a quota's code to its vCPUs, or to None if it
     cannot be read; `used_vcpus` to the vCPUs that run outside the cluster. `callers` are this machine's
     addresses as the nodes see them, as CIDRs; `public_key` is the one in the user's own key pair ("":
     unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's on-demand
@@ -227,7 +227,7 @@ class PriceParts:
 
 @dataclass(frozen=True, kw_only=True)
 class Price(PriceParts):
-    """The parts, with their date and source."""
+    """A price by part, with its date and source."""
 
     date: str
     source: str
@@ -371,17 +371,17 @@ class LaunchPlan(Planned):
 
     @property
     def price_usd_per_hour(self) -> float | None:
-        """What all nodes' instances, disks and addresses cost per hour; None if unknown."""
+        """What all nodes' instances, disks and addresses cost per hour, or None if unknown."""
         return self.price.total
 
     @property
     def price_until_expiry_usd(self) -> float | None:
-        """The price of all nodes until they expire, in US dollars; None if unknown."""
+        """The price of all nodes until they expire, in US dollars, or None if unknown."""
         return None if self.price.total is None else round(self.price.total * self.expires_s / 3600, 2)
 
     @property
     def expires(self) -> dict[str, int]:
-        """When the nodes expire, as the placeholder in their requests."""
+        """The nodes' expiry, as the placeholder that their requests contain."""
         return {"$now": self.expires_s}
 
     @property

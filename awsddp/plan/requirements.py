@@ -24,7 +24,7 @@ _LINE = re.compile(r"(?:.*\\\n)*.+")
 """A line with its continuation lines."""
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 _CODING = re.compile(rb"(?:[^\n]*\n)?[ \t]*#[^\n]*?coding[:=][ \t]*([-\w.]+)")
-"""The encoding that a comment in the first two lines names, found as pip finds it (PEP 263)."""
+"""The encoding that a comment in the first two lines names, matched in the same way as by pip (PEP 263)."""
 _NAME_FILE = "name a file that exists: --env FILE"
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
@@ -47,7 +47,7 @@ _KEYS_ARE = (
 )
 _OTHER = r"(?:win|osx|not (?:linux|unix))\w*"
 _ELSEWHERE = re.compile(rf"^[ \t]*-[ \t].*#[ \t]*\[ *{_OTHER}(?: or {_OTHER})* *\][ \t]*$", re.MULTILINE)
-"""A line that conda-build or conda-lock marked (in a comment) as one for other systems than the nodes'."""
+"""A line that a comment by conda-build or conda-lock marks as meant for a different system."""
 _YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?\s*:", re.MULTILINE)
 
 
@@ -100,7 +100,7 @@ def normalize_name(name: str) -> str:
 
 
 def parse_name(line: str) -> str:
-    """Return the normalized package name (PEP 503) of a requirement, or "" if it is a URL alone."""
+    """Return the normalized package name (PEP 503) of a requirement, or "" if it is only a URL."""
     match = _NAME.match(line)
     return normalize_name(match[0]) if match and not line[match.end() :].startswith((":", "+")) else ""
 
@@ -219,8 +219,9 @@ def _export_lock(file: Path, text: str) -> str:
 def _conda(text: str, file: Path) -> Requirements:
     """Return the requirements in an environment.yml, but not its name, prefix or lines for other systems.
 
-    Its `pip` lines are read as a requirements file. Its variables are returned, because only `conda activate`
-    sets them and ranks do not run that. Raises ConfigError for a part that conda would ignore silently.
+    Its `pip` lines are read like a requirements file. Its variables are returned, because only `conda
+    activate` sets them and ranks do not run that. Raises ConfigError for a part that conda would ignore
+    silently.
     """
     try:
         document = msgspec.yaml.decode(_ELSEWHERE.sub("", text).encode())

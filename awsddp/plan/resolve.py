@@ -47,8 +47,8 @@ _CACHE_VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The platform that packages are chosen for: Python, machine, the packages that it `has` and the pins
-    that are `fixed`.
+    """The platform that packages are chosen for: its Python, its machine, the packages that it `has` and the
+    pins that are `fixed`.
 
     `exact`: it is a real node's platform, and that node's installed versions are preferred.
     """
@@ -76,7 +76,7 @@ def make_target(plan: EnvironmentPlan, platform: Platform) -> Target:
 
 
 def check_packages(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache: Path) -> str:
-    """Raise ConfigError for packages that are known before a launch to be impossible to install on any node.
+    """Raise ConfigError, before a launch, for packages that are known not to be installable on any node.
 
     Returns "", or the reason if uv could not check the packages; in that case no error is raised. Packages
     that a node must build, and packages from a URL, are not checked. An image's Python version is unknown:
@@ -104,7 +104,7 @@ def choose_packages(
     cache: Path,
     read_indexes: Callable[[], Indexes] = read_pip_indexes,
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the pins that meet a plan's lines, without the packages that the target has, and "".
+    """Return the pins that meet a plan's lines, leaving out packages that the target has, and "".
 
     The choice is cached in `cache`, so that later nodes get the same versions. Returns None and the reason if
     uv cannot decide: no index responds, or a package has to be built to know its dependencies. Raises
@@ -245,7 +245,7 @@ def _pinned_releases(fixed: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _write_stub(folder: Path, name: str, version: str) -> None:
-    """Write an empty wheel that stands for an installed package."""
+    """Write an empty wheel that takes the place of an installed package."""
     base = f"{name.replace('-', '_')}-{version}"
     with zipfile.ZipFile(folder / f"{base}-py3-none-any.whl", "w") as wheel:
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"

@@ -49,7 +49,7 @@ def list_attempts(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Ma
 def choose_type(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> tuple[GpuType, str]:
     """Return the type for one of the attempts, and the reason for the choice.
 
-    Raises CloudError or ConfigError if none fits.
+    Raises CloudError or ConfigError if no type fits.
     """
     gpus = parse_gpus(spec)
     if name is None:
@@ -91,7 +91,7 @@ class GpuRequest:
         """Return True if a type has these GPUs.
 
         Advertised sizes of memory are compared: an A10G's 22.4 GiB count as 24 GB. A fraction of a GPU
-        matches only if the request gives the memory: "L4-3GB" is an eighth.
+        matches only if the request specifies the memory: "L4-3GB" is an eighth.
         """
         return (
             kind.gpu.lower() == self.name.lower()
@@ -245,13 +245,13 @@ def on_demand_price(kind: GpuType, facts: Facts) -> float | None:
 
 
 def allowed_by_quota(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
-    """Return True if the quota allows this many nodes; None if it could not be read."""
+    """Return True if the quota allows this many nodes, or None if the quota could not be read."""
     free = _free_vcpus(kind, facts, market)
     return None if free is None else nodes * kind.vcpus <= free
 
 
 def _free_vcpus(kind: GpuType, facts: Facts, market: Market) -> float | None:
-    """Return how many of the quota's vCPUs are not in use; None if it could not be read."""
+    """Return how many of the quota's vCPUs are not in use, or None if the quota could not be read."""
     quota = find_quota(kind.name, market)
     allowed = facts.quotas.get(quota[0]) if quota else None
     return None if quota is None or allowed is None else allowed - facts.used_vcpus.get(quota[0], 0)

@@ -19,7 +19,7 @@ _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
 
 @dataclass(frozen=True)
 class UvOutput:
-    """uv's output as lines, its stderr, and its `failure` as one line ("": none)."""
+    """uv's output as lines, its stderr, and its `failure` as one line ("": no failure)."""
 
     lines: tuple[str, ...] = ()
     stderr: str = ""
