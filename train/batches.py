@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 
 class Batch(NamedTuple):
-    """`records` [B, bytes] uint8 as in the file, `labels` [B], `draws` [B, 3] for `crop_and_flip`."""
+    """Has `records` [B, bytes] uint8 as in the file, `labels` [B] and `draws` [B, 3] for `crop_and_flip`."""
 
     records: Tensor
     labels: Tensor
@@ -29,7 +29,7 @@ class Transform:
     """Turns records into the network's input, on their device: crop, mirror, resize, normalise.
 
     `mean` and `std`: one per channel, for pixels between 0 and 1. `size`: the side in pixels to which images
-    are resized (bilinear); None: they are not resized. `crop`: pad each side of an image with this many
+    are resized (bilinear), or None if they are not resized. `crop`: pad each side of an image with this many
     zeros, then crop at random.
     """
 
@@ -92,9 +92,9 @@ def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
 class Batches:
     """The batches of one rank, epoch by epoch. The same sampler position yields the same batch.
 
-    This process gathers them without a loop over samples; for a set that does not fit into memory, `workers`
-    DataLoader processes do. On a GPU, the next batch is pinned and copied while the GPU works on the current
-    one.
+    This process gathers the images without a loop over samples; for a set that does not fit into memory,
+    `workers` DataLoader processes gather them. On a GPU, the next batch is pinned and copied while the GPU
+    works on the current one.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Batches:
     ) -> None:
         self.images, self.sampler, self.device, self.crop, self.seed = images, sampler, device, crop, seed
         self.batch_sampler = BatchSampler(sampler, batch_size)
-        # No fork: a forked worker can deadlock on a lock that another thread held. Not the global generator:
-        # the loader would draw numbers from it and so change the model's dropout.
+        # No fork: a forked worker can deadlock on a lock that another thread held. The generator is not the
+        # global one: the loader would draw numbers from it and so change the model's dropout.
         self.loader = DataLoader(
             images,
             batch_sampler=self.batch_sampler,
@@ -127,7 +127,7 @@ class Batches:
         return len(self.batch_sampler)
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return how many images this rank has in the step (`passes` batches) with batch `number`."""
+        """Return how many of this rank's images are in the step (`passes` batches) with batch `number`."""
         first = (number - 1) // passes * passes * self.batch_sampler.batch_size
         return min(passes * self.batch_sampler.batch_size, len(self.sampler) - first)
 
@@ -179,7 +179,7 @@ def _unchanged(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Te
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield `batches` on the GPU, copying each on a second stream during the work on the previous one."""
+    """Yield `batches` on the GPU, copying each on a second stream while the previous one is processed."""
     copies = torch.cuda.Stream(device)
 
     def move(tensor: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
 
 
 class Synthetic:
-    """The same images `steps` times, ready on the device, to measure training without its input."""
+    """Yields the same images `steps` times, ready on the device, to measure training without reading data."""
 
     def __init__(
         self, shape: tuple[int, int, int], *, classes: int, batch_size: int, device: torch.device, steps: int
@@ -234,7 +234,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Inputs:
-    """A run's data: batches to train on, images to evaluate on, their transform, a name for reports."""
+    """Holds a run's batches to train on, images to evaluate on, their transform, and a name for reports."""
 
     train: Batches | Synthetic
     test_set: Images | None
@@ -259,8 +259,8 @@ def build_inputs(args: argparse.Namespace, world: World, device: torch.device) -
         source = Synthetic(shape, classes=10, batch_size=size, device=device, steps=args.steps)
         return Inputs(source, None, source.transform, "synthetic", *sizes)
     train_set, test_set = (image_files.load(args.data, args.data_dir, half) for half in (True, False))
-    # The sampler repeats a few images so that all ranks have equally many: a rank with one batch more would
-    # wait for the others' gradients for ever.
+    # The sampler repeats a few images so that all ranks have equally many: a rank with one more batch would
+    # wait for the others' gradients forever.
     sampler = DistributedSampler[object](train_set, world.size, world.rank, seed=args.seed)
     options = {"crop": args.crop, "seed": args.seed, "workers": args.workers}
     train = Batches(train_set, sampler, batch_size=size, device=device, **options)

@@ -61,7 +61,7 @@ def newest(paths: list[Path]) -> Path | None:
 
 
 def load(paths: list[Path]) -> State | None:
-    """Return on every rank the newest checkpoint that any rank finds in `paths`, or None if none does.
+    """Return on every rank the newest checkpoint that any rank finds in `paths`, or None if there is none.
 
     This is a collective call, because nodes share no file system, and after a restart another node may have
     rank 0. Raises CheckpointError on every rank if the checkpoint cannot be read.
@@ -86,7 +86,7 @@ def load(paths: list[Path]) -> State | None:
 
 
 def _step_of(path: Path) -> int:
-    """Return the step that a checkpoint's name contains; 0 for a file with another name."""
+    """Return the step that a checkpoint's name contains, or 0 for a file with another name."""
     digits = path.stem.removeprefix("step-")
     return int(digits) if digits.isdigit() else 0
 
@@ -119,7 +119,10 @@ def restore(state: State, *, name: str, net: nn.Module, optimizer: Optimizer, sc
 
 
 def gather_rng(device: torch.device) -> list[torch.Tensor]:
-    """Return the random number states of all ranks on rank 0, and [] on other ranks. A collective call."""
+    """Return the random number states of all ranks on rank 0, and [] on other ranks.
+
+    This is a collective call.
+    """
     state = torch.get_rng_state()
     if device.type == "cuda":
         state = torch.cat([state, torch.cuda.get_rng_state(device)])

@@ -1,8 +1,8 @@
-"""Three demos of DistributedDataParallel on a toy model: basic use, a checkpoint, a model over two devices.
+"""Three demos of DistributedDataParallel on a toy model: basic use, a checkpoint, a split model.
 
     python train/ddp_demos.py basic                       # a rank per GPU, or 2 ranks on the CPU
     python train/ddp_demos.py checkpoint --ranks 4
-    python train/ddp_demos.py split                       # two GPUs a rank: rank r owns GPUs 2r and 2r + 1
+    python train/ddp_demos.py split                       # two GPUs per rank: rank r owns GPUs 2r and 2r + 1
     torchrun --nproc-per-node 2 train/ddp_demos.py basic  # with a launcher each process is one rank
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/ddp_demos.py basic
     awsddp train train/ddp_demos.py --world-size 4 -- basic
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Toy(nn.Module):
-    """A model 10 -> 10 -> 5 with its first layer on the device `first` and its second layer on `second`."""
+    """A model 10 -> 10 -> 5; its first layer is on the device `first`, its second layer is on `second`."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def devices(local_rank: int, demo: str) -> tuple[torch.device, torch.device]:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> float:
-    """Take a step on random numbers; return the loss."""
+    """Train for one step on random numbers; return the loss."""
     optimizer.zero_grad()
     outputs = model(torch.randn(20, 10))
     loss = nn.functional.mse_loss(outputs, torch.randn(20, 5).to(device))
@@ -62,7 +62,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
 
 
 def checkpoint(model: nn.Module, path: Path, rank: int, device: torch.device) -> None:
-    """Save on rank 0, load on all ranks of rank 0's machine, remove on rank 0. Barriers keep this order."""
+    """Save on rank 0, load on all ranks of rank 0's machine, then remove on rank 0.
+
+    Barriers enforce this order.
+    """
     if rank == 0:
         torch.save(model.state_dict(), path.with_suffix(".aside"))
         path.with_suffix(".aside").replace(path)
@@ -97,7 +100,7 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
     alike = "alike" if torch.equal(lowest, highest) else "NOT alike"
     print(
         f"{demo}: rank {rank} of {world_size} on {first}, {second}: loss {loss:.4f}, weights {alike}\n",
-        end="",  # in one write: ranks share a terminal, and torchrun's ranks are unbuffered
+        end="",  # in one write, because ranks share a terminal and torchrun's ranks are unbuffered
         flush=True,
     )
     dist.barrier()

@@ -1,4 +1,4 @@
-"""The elastic form: workers may fail and nodes may come and go; training goes on from the last snapshot.
+"""Elastic training: workers may fail and nodes may come and go; training continues from the last snapshot.
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nproc-per-node 4 --max-restarts 3 train/elastic.py                        # one machine
@@ -8,11 +8,12 @@
         --max-restarts 3 --rdzv-backend c10d --rdzv-id job1 --rdzv-endpoint HOST:29400 train/elastic.py
 
 HOST is node 0's address, reachable from the others (`awsddp status`). The variable gives each generation of
-workers a store of its own. Without it the agents keep one for all, in which new workers find the addresses
-of dead ones (torch 2.13; https://github.com/pytorch/pytorch/issues/135712).
+workers a store of its own. Without the variable all generations share one store, in which new workers find
+the addresses of dead ones (torch 2.13; https://github.com/pytorch/pytorch/issues/135712).
 
 After a failure torchrun starts all workers again, perhaps fewer and with other ranks. So nothing depends on
-an earlier rank: every node keeps the snapshot, and the newest one that any worker finds is sent to all.
+earlier rank numbers: every node keeps the snapshot, and the newest one that any worker finds is sent to all
+workers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def network() -> nn.Module:
 
 
 def newest(path: Path) -> dict[str, Any] | None:
-    """Return on all workers the newest snapshot that any worker finds at `path`, or None if none does."""
+    """Return on all workers the newest snapshot that any worker finds at `path`, or None if there is none."""
     content = bytearray(path.read_bytes() if path.exists() else b"")
     epoch = load(content)["epoch"] if content else 0
     snapshots = [torch.zeros(2, dtype=torch.long) for _ in range(dist.get_world_size())]
@@ -89,7 +90,7 @@ def main() -> None:
     path = args.snapshot or Path(os.environ.get("AWSDDP_RUN_DIR", ".")) / "snapshot.pt"
     local_rank, gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # gloo, for the snapshot on the CPU
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # gloo sends the snapshot from the CPU
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
@@ -101,7 +102,7 @@ def main() -> None:
         net.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
         done = snapshot["epoch"]
-    # In one write: ranks share a terminal, and torchrun's ranks are unbuffered.
+    # Print in one write, because ranks share a terminal and torchrun's ranks are unbuffered.
     print(f"rank {rank} of {world_size}: {done} epochs are done\n", end="", flush=True)
 
     for epoch in range(done + 1, args.epochs + 1):

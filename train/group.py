@@ -1,4 +1,4 @@
-"""The process group: which rank this process is, how the ranks form a group, stop together and leave it."""
+"""The process group: which rank this process is, and how ranks form the group, stop together and leave it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class World:
-    """The job's ranks, and which of them this process is. "Local" means among the ranks on its machine."""
+    """Describes the job's ranks, and which of them this process is.
+
+    "Local" means among its machine's ranks.
+    """
 
     rank: int
     local_rank: int
@@ -38,7 +41,7 @@ def find_world(
     world_size: int | None = None,
     init_method: str | None = None,
 ) -> World:
-    """Return the world that the arguments or else the environment describe, or else a world with one rank.
+    """Return the world described by the arguments, else by the environment, else a world with one rank.
 
     `positional` is [RANK, LOCAL_RANK] or empty. Raises LaunchError if the values do not fit together.
     """
@@ -61,7 +64,10 @@ def find_world(
 
 
 def _check(world: World) -> World:
-    """Return `world`, with an init_method if one is needed. Raises LaunchError if the values do not fit."""
+    """Return `world`, with an init_method if one is needed.
+
+    Raises LaunchError if the values do not fit together.
+    """
     if not 0 <= world.rank < world.size:
         last = world.size - 1
         raise LaunchError(
@@ -129,7 +135,7 @@ def leave() -> None:
     """Leave the process group, all ranks together.
 
     The pause is for gloo (seen with torch 2.13): if a rank destroys the group while a peer is still in its
-    last collective, the peer aborts, about once in 20 groups.
+    last collective, the peer aborts in about one of 20 groups.
     """
     dist.barrier()
     time.sleep(0.2)
@@ -139,7 +145,7 @@ def leave() -> None:
 def end(code: int) -> NoReturn:
     """End this process; if it failed and so has not left the group, end it at once.
 
-    After a failure gloo's threads may abort a regular exit, or block it for ever (seen with torch 2.13).
+    After a failure gloo's threads may abort a regular exit, or block it forever (seen with torch 2.13).
     """
     if dist.is_initialized():
         os._exit(code)

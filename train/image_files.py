@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 HERE = Path(__file__).resolve().parent
-MADE = "MADE.json"  # the file that marks a folder's data as synthetic, and has each half's number of samples
+MADE = "MADE.json"  # the file that marks a folder's data as synthetic and states the size of each half
 PUBLISHED_FOLDER = {"stl10": "stl10_binary", "cifar10": "cifar-10-batches-bin", "mnist": "MNIST/raw"}
 
 
@@ -28,7 +28,10 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Format:
-    """A record in a data set: `header` bytes, then pixels by channel, height, width (or width, height)."""
+    """The format of a data set's records.
+
+    `header` bytes are followed by the pixels, ordered by channel, height, width (or width, height).
+    """
 
     shape: tuple[int, int, int]
     header: int = 0
@@ -187,7 +190,10 @@ READERS = {"stl10": _stl10, "cifar10": _cifar10, "mnist": _mnist}
 
 
 def _digits(train: bool) -> Images:
-    """Return half of the UCI digits. Two in eleven are held out: the digits repeat with period ten."""
+    """Return half of the UCI digits.
+
+    Two of every eleven digits are held out, because the digits repeat with a period of ten.
+    """
     path = HERE / "digits.csv.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")

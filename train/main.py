@@ -84,7 +84,7 @@ class Trainer:
         device_ids = [device.index] if device.type == "cuda" else None
         self.ddp = DistributedDataParallel(self.net, device_ids=device_ids, gradient_as_bucket_view=True)
         self.model = torch.compile(self.ddp) if args.compile else self.ddp
-        # A larger batch often allows a learning rate that is larger in proportion, but not always
+        # A larger batch often, but not always, allows a proportionally larger learning rate
         # (https://arxiv.org/abs/1706.02677).
         self.lr = args.lr * (world.size if args.scale_lr else 1)
         options = {"lr": self.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
@@ -171,7 +171,7 @@ class Trainer:
         return False
 
     def forward_backward(self, number: int, batch: batches.Batch, *, is_last_pass: bool) -> None:
-        """Add the gradients from the epoch's batch `number`, which is one pass in a step."""
+        """Add the gradients from the epoch's batch `number`; each batch is one pass of a step."""
         if (number - 1) % self.args.accumulate == 0:
             self.optimizer.zero_grad()
         images = self.inputs.transform(batch.records, batch.draws)
@@ -180,13 +180,13 @@ class Trainer:
             with self.autocast:
                 logits = self.model(images)
                 loss = self.criterion(logits, batch.labels)
-            # The last batch of an epoch may be smaller: weigh a batch by its share of the step's images.
+            # The last batch of an epoch may be smaller: weight each batch by its share of the step's images.
             share = len(batch.labels) / self.inputs.train.images_of_step(number, self.args.accumulate)
             self.scaler.scale(loss * share if share < 1 else loss).backward()
         self.meters.add(loss, logits, batch.labels)
 
     def update_weights(self) -> None:
-        """Take a step with the optimiser."""
+        """Let the optimiser take one step."""
         if self.args.clip_norm:
             self.scaler.unscale_(self.optimizer)  # the norm of scaled gradients is meaningless
             nn.utils.clip_grad_norm_(self.net.parameters(), self.args.clip_norm)
@@ -235,7 +235,10 @@ class Trainer:
             print_line(f"Epoch Summary: {summary}")
 
     def save(self, *, is_best: bool = False) -> None:
-        """Write a checkpoint, with the random number states of all ranks, on rank 0. A collective call."""
+        """Write a checkpoint, with the random number states of all ranks, on rank 0.
+
+        This is a collective call.
+        """
         rng = checkpoint.gather_rng(self.device)
         if self.world.rank != 0:
             return
@@ -249,11 +252,11 @@ class Trainer:
 def evaluate(
     net: nn.Module, inputs: batches.Inputs, world: group.World, device: torch.device, *, print_every: int
 ) -> dict[str, float]:
-    """Return loss, top-1 and top-5 accuracy on the held-out images. A collective call.
+    """Return loss, top-1 and top-5 accuracy on the held-out images. This is a collective call.
 
-    Each rank takes every W-th image. The images are not padded, so no image counts twice, but a rank may have
-    one batch less than others. `net` is the network without DDP, because DDP's forward pass waits for all
-    ranks.
+    Each of the W ranks takes every W-th image. The images are not padded, so no image counts twice, but a
+    rank may have one batch fewer than others. `net` is the network without DDP, because DDP's forward pass
+    waits for all ranks.
     """
     assert inputs.test_set is not None
     net.eval()

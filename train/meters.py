@@ -21,16 +21,17 @@ def results_folder() -> Path:
 
 
 def count_hits(logits: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return how often the label has the highest of `logits` [B, classes], and how often a top-5 one."""
+    """Return how often the label has the highest of the `logits` [B, classes], and how often a top-5 one."""
     hits = logits.topk(5).indices == labels[:, None]
     return [hits[:, 0].sum(), hits.sum()]
 
 
 class Meters:
-    """An epoch's meters: time per batch, waiting time for data, loss, and with `accuracy` top-1 and top-5.
+    """An epoch's meters: time per batch, time spent waiting for data, loss and, optionally, accuracy.
 
-    Sums stay on the device until they are read: each .item() would wait for the GPU.
-    A window consists of the batches since the last row in metrics.jsonl.
+    If `accuracy` is set, top-1 and top-5 accuracy are measured. Sums stay on the device until they are read,
+    because each .item() would wait for the GPU. A window consists of the batches since the last row in
+    metrics.jsonl.
     """
 
     def __init__(self, device: torch.device, *, accuracy: bool) -> None:
@@ -69,7 +70,7 @@ class Meters:
         self.batches += 1
 
     def means(self) -> dict[str, float]:
-        """Return the window's means over all ranks, and the images per second. A collective call."""
+        """Return the window's means over all ranks, and the images per second. This is a collective call."""
         sums = torch.stack([*self.window_sums, torch.tensor(float(self.window_images), device=self.device)])
         dist.all_reduce(sums)
         *totals, images = sums.tolist()

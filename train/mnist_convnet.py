@@ -16,9 +16,9 @@ With awsddp, which starts it once per node and sets MASTER_ADDR and MASTER_PORT:
     awsddp train train/mnist_convnet.py --nproc-per-node 1 -- \\
         --num-machines {world_size} --machine-id {rank} --num-processes 2 --batch-size 32
 
-With twice the processes, halve --batch-size: a step has as many images as before, and the loss falls alike.
-Every 10 batches process 0 of each machine prints the mean loss of all processes since the last line. The
-losses are also in loss-MACHINE.csv in $AWSDDP_RUN_DIR.
+With twice as many processes, halve --batch-size: a step then has as many images as before, and the loss falls
+in the same way. Every 10 batches process 0 of each machine prints the mean loss of all processes since the
+last line. The losses are also in loss-MACHINE.csv in $AWSDDP_RUN_DIR.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConvNet(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities [B, 10] of images [B, 1, 28, 28]."""
+        """Return log-probabilities [B, 10] for images [B, 1, 28, 28]."""
         x = F.relu(self.cn2(F.relu(self.cn1(x))))
         x = self.dp1(F.max_pool2d(x, 2)).flatten(1)
         return F.log_softmax(self.fc2(self.dp2(F.relu(self.fc1(x)))), dim=1)
@@ -129,7 +129,7 @@ def normalise(pixels: Tensor) -> Tensor:
 def train_batch(
     model: nn.Module, optimizer: torch.optim.Optimizer, pixels: Tensor, labels: Tensor, device: torch.device
 ) -> Tensor:
-    """Take a step with a batch; return the loss, which stays on the device."""
+    """Train on one batch; return the loss, which stays on the device."""
     if device.type == "cuda":  # only a copy from pinned memory overlaps with the GPU's work
         pixels, labels = pixels.pin_memory(), labels.pin_memory()
     pixels, labels = pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -141,7 +141,7 @@ def train_batch(
 
 
 def mean_over_processes(losses: list[Tensor]) -> float:
-    """Return the mean loss over all processes. A collective call."""
+    """Return the mean loss over all processes. This is a collective call."""
     total = sum(losses, torch.zeros_like(losses[0]))
     if not dist.is_initialized():
         return total.item() / len(losses)
@@ -186,7 +186,7 @@ def arguments(argv: list[str] | None = None) -> Namespace:
 def main() -> None:
     """Start this machine's processes."""
     args = arguments()
-    read_mnist(args.data_dir, "train")  # one error if the data is missing, not one per process
+    read_mnist(args.data_dir, "train")  # so that missing data causes one error, not one per process
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "8892")
     processes = args.num_gpu_processes or args.num_processes

@@ -1,4 +1,4 @@
-"""A 784-256-10 perceptron on MNIST: one process with one GPU (or the CPU) per machine, ranks given by hand.
+"""A 784-256-10 perceptron on MNIST: one process with one GPU (or the CPU) per machine.
 
     python train/data.py get mnist data                                # first, on each machine
 
@@ -16,7 +16,7 @@ With awsddp, the same program on both nodes, or one file for each rank as it was
     awsddp train train/train_rank{rank}.py --nproc-per-node 1
 
 The published program never wraps its model in DistributedDataParallel, so that each machine trains alone.
-This one does.
+This program wraps its model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch.utils.data import DistributedSampler
 
 
 def network() -> nn.Module:
-    """Return the perceptron: log-probabilities [B, 10] of images [B, 784]."""
+    """Return the perceptron, which maps images [B, 784] to log-probabilities [B, 10]."""
     return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10), nn.LogSoftmax(dim=1))
 
 

@@ -47,8 +47,8 @@ PUBLISHED = {
 def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
     """Download `name` into `folder`, check its MD5, unpack it. Does nothing if the set is complete already.
 
-    `mirror` is a base URL that serves the same files. Several callers on one node take turns.
-    Raises image_files.DataError if the download fails or if the file is not the published one.
+    `mirror` is a base URL that serves the same files. If several processes on one node call this, they take
+    turns. Raises image_files.DataError if the download fails or if the file is not the published one.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
     """Download `file` to `archive`. The file is written under another name, checked, then renamed."""
     url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
     aside = archive.with_name(archive.name + ".part")
-    digest = hashlib.md5(usedforsecurity=False)  # as published; finds damage, not attacks
+    digest = hashlib.md5(usedforsecurity=False)  # as published; it detects damage, not attacks
     try:
         with urllib.request.urlopen(url, timeout=60) as response, aside.open("wb") as target:
             total, done = int(response.headers.get("Content-Length") or 0), 0
@@ -108,7 +108,7 @@ def _progress(name: str, before: int, done: int, total: int) -> None:
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """Unpack the folder in a .tar.gz as `target`, or a .gz into it, under another name until complete."""
+    """Unpack the folder in a .tar.gz as `target`, or a .gz into it; use another name until it is complete."""
     aside = target.with_name(target.name + ".aside")
     target.parent.mkdir(parents=True, exist_ok=True)
     if archive.name.endswith(".tar.gz"):

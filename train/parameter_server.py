@@ -1,4 +1,4 @@
-"""A task for which DDP does not fit: a parameter server and its trainers, with torch.distributed.rpc.
+"""A task that DDP does not fit: a parameter server and its trainers, with torch.distributed.rpc.
 
 Rank 0 is the server: it holds the weights and the optimiser. Each other rank trains at its own speed: it
 fetches the weights, computes gradients on its share of the digits and sends them; no rank waits for another.
@@ -39,7 +39,10 @@ def digits(*, train: bool) -> tuple[Tensor, Tensor]:
 
 
 class Server:
-    """The weights and their optimiser, on rank 0. The trainers call this object's methods through an RRef."""
+    """Holds the weights and their optimiser, on rank 0.
+
+    The trainers call this object's methods through an RRef.
+    """
 
     def __init__(self, lr: float) -> None:
         torch.manual_seed(0)

@@ -6,7 +6,8 @@
     awsddp train train/probe.py --world-size 4
 
 The ranks meet at $INIT_METHOD (on Windows file:///PATH) if it is set, else at env://. With --json each line
-is JSON: "rank", "at" (started; arrived where the ranks meet; joined; reduced), and for the last "gbyte_s".
+is a JSON object with "rank" and "at" (started; arrived where the ranks meet; joined; reduced); the last line
+also has "gbyte_s".
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def bus_gbyte_s(size: int, seconds: float, ranks: int) -> float:
 
 
 def measure(device: torch.device) -> float:
-    """Return the best bus bandwidth (GB/s) of all-reduces of growing size, using the slowest rank's time."""
+    """Time ever larger all-reduces; return the best bus bandwidth (GB/s), using the slowest rank's time."""
     size, best = FIRST_BYTES, 0.0
     while True:
         values, seconds = torch.ones(size // 4, device=device), []

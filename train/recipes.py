@@ -11,7 +11,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named training's settings. Those up to `workers` are the defaults of the options with their names."""
+    """The settings of a named training run.
+
+    The fields up to `workers` are the defaults of the options with the same names.
+    """
 
     data: str  # a name in image_files.FORMATS, or "synthetic"
     model: str  # a name in models.MODELS

@@ -2,7 +2,7 @@
 
 Otherwise torchvision's import fails with "operator torchvision::nms does not exist": the compiled half cannot
 be loaded, but the Python half registers functions for its operators. With these operators declared, models,
-transforms and datasets work. The operators themselves (torchvision.ops) need a build that fits.
+transforms and datasets work. The operators themselves (torchvision.ops) need a build that fits this torch.
 """
 
 import torch

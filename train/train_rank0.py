@@ -1,4 +1,4 @@
-"""Runs mnist_mlp.py as rank 0, as in the published pair of files: this one is for the first machine."""
+"""Runs mnist_mlp.py as rank 0, as in the published pair of files: this file is for the first machine."""
 
 import mnist_mlp
 

@@ -1,4 +1,4 @@
-"""Runs mnist_mlp.py as rank 1, as in the published pair of files: this one is for the second machine."""
+"""Runs mnist_mlp.py as rank 1, as in the published pair of files: this file is for the second machine."""
 
 import mnist_mlp
 

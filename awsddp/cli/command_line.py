@@ -50,12 +50,12 @@ class Globals:
 
 
 class CommandState:
-    """Handle signals to the running command.
+    """The running command's state and its signal handlers.
 
     `session` is set as soon as the verb has its session, the other attributes as soon as the options are
     parsed. `pause` removes the live lines. `rerun_command` is the command that continues an interrupted
-    command's work ("": there is none). `unwritten_file` is the file to which the answers to the current
-    questions will be written ("": there is none).
+    command's work, or "" if there is none. `unwritten_file` is the file to which the answers to the current
+    questions will be written, or "" if there is none.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class CommandState:
     def interrupt_error(self, stop: BaseException | None = None) -> AwsddpError:
         """Return the error for an interrupted command.
 
-        The error says what still runs, and has the exit code for `stop`.
+        The error says what still runs, and has the exit code that belongs to `stop`.
         """
         error = Interrupted(
             "interrupted before anything was changed",

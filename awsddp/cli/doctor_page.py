@@ -40,7 +40,10 @@ def health_page(report: "DoctorDocument") -> None:
 
 
 def _outcome(check: Check) -> tuple[str, str, int]:
-    """Return the key that groups checks into rows. Nodes that passed share one, others have their own."""
+    """Return the key that groups checks into rows.
+
+    Nodes that passed share one key; every other node has its own.
+    """
     node = -1 if check.ok or check.node is None else check.node
     return check.name, _OUTCOMES[check.ok], node
 
@@ -108,7 +111,7 @@ def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
 
 
 def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:
-    """Yield [ranks, their position, the line of code at this position, the call in which they wait]."""
+    """Yield rows: [ranks, their position, the line of code there, the call in which they wait]."""
     for (state, call, position, *workers), ranks in _group_ranks(document, _position):
         nodes = sorted({rank.node for rank in ranks})
         names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {format_ranges(nodes)}"
@@ -125,7 +128,8 @@ def _group_ranks(
 ) -> list[tuple[tuple[str, ...], list[RankStack]]]:
     """Return the ranks grouped by `key`.
 
-    Groups that are behind come first; within each part, groups are sorted by their first ranks.
+    Groups that are behind come first, then all other groups; both parts are sorted by the groups' first
+    ranks.
     """
     groups: dict[tuple[str, ...], list[RankStack]] = {}
     for rank in sorted(document.ranks, key=lambda rank: rank.rank not in document.behind):

@@ -25,7 +25,7 @@ _LOCAL_ERRORS = {
     errno.ENFILE: _LIMIT,
     errno.EIO: "its disk fails: dmesg",
 }
-"""Maps an error number for a file, a disk or a limit on this machine to the next step."""
+"""Maps the error numbers of file, disk and resource limit errors on this machine to next steps."""
 
 
 def run_command(command: click.Command) -> int:
@@ -62,7 +62,7 @@ def run_command(command: click.Command) -> int:
 
 
 def _local_error(error: OSError) -> ConfigError:
-    """Return the ConfigError for an unhandled error about a file, a disk or a limit on this machine."""
+    """Return the ConfigError for an unhandled file, disk or resource limit error on this machine."""
     use = "use" if error.filename else "write"
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the output"
     return ConfigError(f"cannot {use} {path}", error.strerror or "", _LOCAL_ERRORS[error.errno or 0])

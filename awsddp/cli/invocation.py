@@ -109,7 +109,10 @@ def _check_env_variables(variables: list[str], *, has_env_var: bool) -> None:
 
 
 def _parse_variable(text: str) -> tuple[str, str | None]:
-    """Return the key that --env-var sets, and its value (None for a secret). Raises UsageError if invalid."""
+    """Return the key that --env-var sets, and its value (None for a secret).
+
+    Raises UsageError if the text is invalid.
+    """
     if "=" in text:
         name, value = _split_assignment(text)
         return f"env.variables.{name}", value
@@ -137,7 +140,7 @@ def _with_relative_script(job: JobSpec) -> JobSpec:
 
 
 def specs(options: Globals, explicit: dict[str, OptionValue] | None = None) -> tuple[ClusterSpec, JobSpec]:
-    """Return the requested cluster and job, from the global options, `explicit` values and awsddp.toml.
+    """Return the cluster and job that the global options, `explicit` values and awsddp.toml request.
 
     Raises ConfigError.
     """

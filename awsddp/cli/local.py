@@ -129,7 +129,10 @@ def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
 
 
 def _seconds(text: str | None, option: str) -> float | None:
-    """Return an option's duration in seconds, or None if it is not given. Raises UsageError if invalid."""
+    """Return an option's duration in seconds, or None if it is not given.
+
+    Raises UsageError if it is invalid.
+    """
     try:
         return None if text is None else parse_duration(text)
     except ConfigError:

@@ -132,7 +132,7 @@ def _open_streams() -> None:
 
 
 def _keep_encoding_of_terminal() -> None:
-    """Read and print in the locale's encoding, but, as Python does, in UTF-8 if that encoding is ASCII."""
+    """Read and print in the locale's encoding or, if that is ASCII, in UTF-8, as Python does."""
     import locale
 
     if (encoding := locale.getencoding()) not in ("utf-8", "UTF-8", "ANSI_X3.4-1968", "US-ASCII"):
@@ -144,5 +144,5 @@ def _start_light() -> None:
     """Save a quarter of the start-up time by omitting what a short-lived process does not need."""
     gc.set_threshold(
         100_000
-    )  # botocore's description of EC2 alone has that many objects, and none is ever garbage
+    )  # botocore's description of EC2 alone has that many objects, none of which ever becomes garbage
     sys.modules["invoke"] = None  # type: ignore[assignment]  # paramiko needs it only for `Match exec`

@@ -72,7 +72,10 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
 
 
 def _store(ctx: click.Context, option: click.Option, value: Any) -> None:
-    """Store an option in `ctx.obj`. It replaces the same option before the verb, but -o and -v accumulate."""
+    """Store an option in `ctx.obj`.
+
+    It replaces the same option given before the verb, but -o and -v accumulate.
+    """
     options, name = ctx.ensure_object(Globals), str(option.name)
     if option.multiple or option.count:
         value = getattr(options, name) + value
@@ -89,7 +92,7 @@ class Verb(click.Command):
 
     Its help page lists only the verb's own options; `awsddp --help` lists the global ones. A verb with
     `finishes` ends its job after an interrupt, before it exits. A verb with `ends_cluster` exits at once only
-    after a second Ctrl-C, not after another second signal.
+    after a second Ctrl-C, not after any other second signal.
     """
 
     finishes = False

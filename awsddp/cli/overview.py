@@ -39,7 +39,7 @@ _QUESTIONS = (
     ("job.script", "Training script (empty: given on the command line)", "", "train.py main.py"),
     ("env.file", "File with its packages (empty: the image's packages)", "", _PACKAGES),
 )
-"""Each row: a key, its question, its default, and file names; the first that exists replaces the default."""
+"""Each row has a key, a question, a default and file names; the first existing file replaces the default."""
 
 
 def show_overview(options: Globals) -> None:
@@ -51,7 +51,7 @@ def show_overview(options: Globals) -> None:
 
 
 def overview_page(document: "HomeDocument") -> None:
-    """Show the recorded clusters, or the commands to begin with if there are none."""
+    """Show the recorded clusters or, if there are none, the commands to begin with."""
     for cluster in document.clusters:
         line(*_cluster_lines(cluster))
     if not document.clusters:
@@ -108,7 +108,7 @@ def init(options: Globals) -> None:
 
 
 def _ask_questions() -> dict[str, OptionValue]:
-    """Ask on the terminal, and return {key: answer} for the answers that are not empty."""
+    """Ask the questions on the terminal, and return {key: answer} for all answers that are not empty."""
     from awsddp.job.unsynced_data import describe_ignored_folders
 
     answers: dict[str, OptionValue] = {}
@@ -145,5 +145,5 @@ def _ask(key: str, text: str, default: "str | float") -> OptionValue:
 
 
 def _first_existing(names: str) -> str:
-    """Return the first of these file names that exists in the current folder, or ""."""
+    """Return the first of these files that exists in the current folder, or ""."""
     return next((name for name in names.split() if Path(name).is_file()), "")

@@ -91,7 +91,7 @@ def _upload_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> 
 
 
 def _state_and_age(job: "documents.SeenJob") -> str:
-    """Return a job's state. For a job that was last seen running, it includes how long ago that was."""
+    """Return a job's state. For a job that was last seen running, the text includes how long ago that was."""
     has_age = _state(job) == "seen running" and job.last_seen
     return f"seen running {age(job.last_seen)} ago" if has_age else _state(job)
 
@@ -293,7 +293,7 @@ def _job_details(job: "documents.ListedJob") -> None:
 
 
 def ranks_table(job: "JobRecord") -> None:
-    """Show the metrics and usage of each rank that has any; a star marks usage unlike the other ranks'."""
+    """Show the metrics and usage of each rank that has any; a star marks usage unlike that of other ranks."""
     columns = list(make_rank_columns(job.progress, job.usage))
     ranks = sorted({rank for column in columns for rank in column.values})
     rows = [

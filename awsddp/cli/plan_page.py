@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PRICE_KEYS = EXCLUSIVE_KEYS | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that determine or limit the price."""
 _MAX_FACT_LINES, _MAX_WARNING_LINES = 8, 12
-"""The most lines for facts and for warnings on a launch page; its question is then at most line 24."""
+"""The most lines of facts and of warnings on a launch page, whose question is thus on line 24 or above."""
 _QUOTA_CODE = re.compile(r", L-[0-9A-F]{8}")
 _INFORMATIONAL = re.compile(
     r"GPUs are |prices are list |the budget of |skipped: |spot nodes |a newer image |"
@@ -71,7 +71,7 @@ def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False
 
 
 def launch_page(plan: "LaunchPlan", idle: str) -> None:
-    """Before asking for consent, show a launch on stderr: facts, then the warnings that need a decision."""
+    """Before asking for consent, show a launch on stderr: the facts, then warnings that need a decision."""
     columns = width(stderr=True) or sys.maxsize
     facts = [f"{label:<9}{text}" if label else text for label, text in _facts(plan, idle) if text]
     if len(facts) > _MAX_FACT_LINES:

@@ -37,12 +37,12 @@ SILENT_S = 0.4
 LULL_S = 5.0
 """If a followed job writes no log line for this time, a live line shows that it still runs."""
 LONG_S = 2.0
-"""An activity's live line shows the activity's age once it is at least this."""
+"""An activity's live line shows the activity's age once the activity has lasted this long."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Screen:
-    """A verb's output: live lines, messages, questions and the result. A screen must be closed."""
+    """Shows a verb's output: live lines, messages, questions and the result. A screen must be closed."""
 
     def __init__(self, options: Globals) -> None:
         self.options = options
@@ -50,13 +50,13 @@ class Screen:
             sys.stderr.isatty() and not (options.quiet or options.json) and os.environ.get("TERM") != "dumb"
         )
         self._region: Live | None = None
-        self._rows: dict[str, Event] = {}  # maps `who` to its activity under way
+        self._rows: dict[str, Event] = {}  # maps `who` to its current activity
         self._began: dict[str, tuple[str, float]] = {}  # maps `who` to its activity's text and start time
         self._last_output = time.monotonic()
         self._activity = (
             "connecting to the local cloud" if options.local else f"looking up cluster {options.name}"
         )
-        self._printed: dict[str, str] = {}  # maps `who` to its last text printed without a terminal
+        self._printed: dict[str, str] = {}  # maps `who` to its last text that was printed without a terminal
         self._reported: dict[str, float] = {}  # maps a key to the time of its last report
         self._unfinished: dict[tuple[int, bool], bytes] = {}  # output that does not end with a newline yet
         self._lock = threading.RLock()
@@ -101,7 +101,7 @@ class Screen:
                 self._start_live().refresh()
 
     def _track(self, who: str, event: Event) -> None:
-        """Record the activities under way and their start times. Every event ends the verb's own activity."""
+        """Record the current activities and their start times. Every event ends the verb's own activity."""
         self._last_output, self._activity = (now := time.monotonic()), "working"
         began = self._began.pop(who, ("", now))
         for ended in {who, ""}:
@@ -173,7 +173,7 @@ class Screen:
         return self._region
 
     def _render(self, columns: int, height: int) -> "Text":
-        """Return as many live lines as fit the terminal. Long texts are truncated, but `who` is not."""
+        """Return as many live lines as fit on the terminal. Long texts are truncated, but `who` is not."""
         from rich.text import Text
 
         activities = [*self._rows.items()] or [("", Event(self._activity))]
@@ -271,7 +271,7 @@ class Screen:
 
     @contextlib.contextmanager
     def partial_result(self, page: Callable[[Any], None]) -> Iterator[None]:
-        """If the block raises an error with a partial result, print it; with --json the error has it."""
+        """If the block's error has a partial result, print this result; with --json the error includes it."""
         try:
             yield
         except AwsddpError as error:
@@ -300,7 +300,7 @@ class Screen:
     def ask(self, question: str) -> bool | None:
         """Return the answer to a question that -y does not answer; None if no user can answer it.
 
-        This is the case with -y, with --json, and without a terminal.
+        No user can answer with -y, with --json, or without a terminal.
         """
         is_unattended = self.options.yes or self.options.json or not sys.stdin.isatty()
         return None if is_unattended else self.confirm(question)

@@ -1,8 +1,8 @@
 """Suggest the right command for a wrong command line.
 
-Other tools' verbs and options (slips.toml) are tried first, the edit distance last. A suggested command
-launches nothing without a question: a -y is not passed to another verb, and an option that limits time or
-cost remains one. Imported only for a wrong command line.
+Other tools' verbs and options (slips.toml) are tried first, and the most similar words last. A suggested
+command launches nothing without a question: a -y is not passed to another verb, and an option that limits
+time or cost remains a limit. This module is imported only for a wrong command line.
 """
 
 import difflib
@@ -28,7 +28,7 @@ WORDS_KEY = "awsddp.words"
 _CLUSTER_OPTIONS = ("-c", "--cluster", "--region", "--profile")
 """Options that select a cluster; each suggested command has them before its verb."""
 _REPEATED_OPTIONS = ("--local", "-o")
-"""Other options that every suggested command needs if there are several."""
+"""Other options that each command needs if several commands are suggested."""
 _YES = ("-y", "--yes")
 _LIMITS = ("--budget", "--idle", "--expires", "--timeout")
 """Options that limit time or cost: even misspelled ones are never passed to a script."""
@@ -70,7 +70,7 @@ def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
     ctx = error.ctx or click.Context(click.Command("awsddp"))
     verb, *args = ctx.meta.get(WORDS_KEY, ("",))
     before = [*typed[: len(typed) - len(args) - 1]]
-    if verb == "sky" and args:  # the table has sky's verbs
+    if verb == "sky" and args:  # the table contains the verbs of `sky`
         verb, *args = args
     cluster_options, args = _split_cluster_options(args)
     before += cluster_options
@@ -414,7 +414,7 @@ def _split_at_script(words: list[str], modules: Sequence[str]) -> tuple[list[str
 
 
 def _slurm_duration(text: str) -> str:
-    """Convert a Slurm time (90, 1:30:00, 2-12:00) to minutes ("90m"); "" if `text` is not such a time."""
+    """Convert a Slurm time (90, 1:30:00, 2-12:00) to minutes ("90m"); return "" for other texts."""
     match = _SLURM_TIME.fullmatch(text)
     if match is None:
         return ""

@@ -19,7 +19,7 @@ from awsddp.util.formatting import duration, size_text
 Rows = Iterable[Sequence[Any]]
 _GAP = 2
 _MIN_CUT_COLUMNS = 8
-"""The last column is truncated to no less than this width; if less remains, the column is omitted."""
+"""The last column is truncated to no less than this width; if less space remains, the column is omitted."""
 _COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
 """Matches a command at the end of a line, which the user may copy, and the comment after it."""
 _JOIN = "\0"

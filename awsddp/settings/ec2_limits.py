@@ -1,6 +1,6 @@
-"""EC2's documented limits on requests, for the plan and for the local cloud.
+"""EC2's documented limits on requests, which the plan and the local cloud check.
 
-Lengths are in characters unless the name says bytes. Pure.
+Lengths are in characters unless the limit's name says bytes. Pure.
 """
 
 import re
@@ -22,7 +22,7 @@ GROUP_DESCRIPTION = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]*")
 MAX_RULES = 60
 """The most rules that a security group may have in one direction, counted separately for IPv4 and IPv6.
 
-A rule that names a security group counts for IPv4 and for IPv6.
+A rule that names a security group counts towards both limits.
 """
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 MAX_USER_DATA_BYTES = 16 * 1024

@@ -98,7 +98,7 @@ def _is_job_key(key: str) -> bool:
 
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
-    """Return how many GPUs one node's ranks use; None if the user does not set the number of ranks."""
+    """Return how many GPUs one node's ranks use, or None if the user does not set the number of ranks."""
     used = len(job.gpus_on) if job.on is not None else min(nodes, job.max_nodes or nodes)
     return job.nproc_per_node or (job.world_size and math.ceil(job.world_size / used))
 
@@ -137,7 +137,7 @@ def find_differences(spec: ClusterSpec, cluster_spec: ClusterSpec) -> dict[str, 
     """Return a dict that maps each key whose value in awsddp.toml differs from the cluster's to both values.
 
     `cluster_spec` is the spec that `with_cluster_settings` returned for `spec`. Keys that cannot be combined
-    with an option or a variable in use are omitted.
+    with an option or a variable that is set are omitted.
     """
     typed = spec.explicit - spec.from_file
     keys = spec.from_file - (EXCLUSIVE_KEYS if typed & EXCLUSIVE_KEYS else frozenset())
@@ -153,7 +153,7 @@ def _value_of(spec: ClusterSpec | JobSpec, key: str) -> Value:
 
 
 def list_settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
-    """Return (key, value, source) for every key with a value; source: "default", or as in `sources`."""
+    """Return (key, value, source) for every key with a value; the source is "default" or as in `sources`."""
     sources = {**job.sources, **spec.sources}
     rows = [(key, _value_of(job if _is_job_key(key) else spec, key)) for key in KEYS]
     rows += [(f"tags.{name}", value) for name, value in spec.tags.items()]
@@ -247,7 +247,7 @@ def _read_keys(file: Path) -> Iterator[tuple[str, str, Any, str]]:
 
 
 class _NumberText(str):
-    """A number in awsddp.toml as text: `python = 3.10` must not become 3.1."""
+    """A number in awsddp.toml, kept as text because `python = 3.10` must not become 3.1."""
 
 
 def _read_variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
@@ -277,7 +277,7 @@ def _set_key(sections: dict[str, Section], tags: dict[str, str], key: str, value
 
 
 def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
-    """Return `env` with a variable, or a secret if `value` is None. An earlier one is replaced."""
+    """Return `env` with a variable, or a secret if `value` is None. An earlier value is replaced."""
     variables = {key: text for key, text in env.variables.items() if key != name}
     secrets = tuple(key for key in env.secrets if key != name)
     if value is None:
@@ -338,7 +338,10 @@ def _unknown_key(label: str, key: str, known_keys: Collection[str]) -> ConfigErr
 
 
 def check_keywords(keys: Mapping[str, object]) -> dict[str, Any]:
-    """Return a copy of these keywords. Raises UsageError if a keyword stands for no key of awsddp.toml."""
+    """Return a copy of these keywords.
+
+    Raises UsageError if a keyword does not belong to a key of awsddp.toml.
+    """
     if unknown := [key for key in keys if key not in KEYWORDS]:
         raise UsageError(f"unknown keyword {unknown[0]!r}", "", suggest_nearest(unknown[0], KEYWORDS))
     return dict(keys)

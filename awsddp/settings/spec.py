@@ -414,7 +414,7 @@ class JobSection(Section):
 
     @property
     def max_nodes(self) -> int | None:
-        """The most nodes that the job uses; None if `nnodes` is not set."""
+        """The most nodes that the job uses, or None if `nnodes` is not set."""
         return None if self.nnodes is None else parse_nodes_range(self.nnodes)[1]
 
     def min_nodes(self, nodes: int) -> int:
@@ -423,7 +423,7 @@ class JobSection(Section):
 
 
 class _Spec(Frozen):
-    """Where a spec's values were set.
+    """Records where a spec's values were set.
 
     `sources` maps each key that was set ("cluster.nodes") to a file, a variable, "option", or "cluster" if
     the launch set the value. `labels` maps each of these keys to the key's name in messages.
@@ -445,8 +445,8 @@ class _Spec(Frozen):
 class ClusterSpec(_Spec):
     """The requested cluster. `tags` are the user's own tags; every resource gets them.
 
-    `gpus_needed` is how many GPUs a node needs for the job's ranks; None if the job does not set the number
-    of ranks.
+    `gpus_needed` is how many GPUs a node needs for the job's ranks, or None if the job does not set the
+    number of ranks.
     """
 
     name: str = "default"

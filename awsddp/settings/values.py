@@ -72,7 +72,10 @@ def parse_nodes_range(text: str) -> tuple[int, int]:
 
 
 def parse_gpus(text: str) -> dict[int, tuple[int, ...]]:
-    """Return {node: GPUs} for the nodes in `job.on`; () means all of a node's GPUs. Raises ConfigError."""
+    """Return {node: GPUs} for the nodes in `job.on`; () means all of a node's GPUs.
+
+    Raises ConfigError if the text is invalid.
+    """
     gpus_by_node: dict[int, tuple[int, ...]] = {}
     for part in text.split(","):
         match = _ON.fullmatch(part.strip())
@@ -101,7 +104,10 @@ def parse_idle(text: str) -> int:
 
 
 def parse_jump_host(text: str) -> tuple[str, int | None]:
-    """Return the ssh destination and the port (None: not given) in `network.jump`. Raises ConfigError."""
+    """Return the ssh destination in `network.jump`, and its port or None if no port is given.
+
+    Raises ConfigError.
+    """
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
@@ -122,7 +128,7 @@ def parse_s3_uri(text: str) -> tuple[str, str]:
 
 
 def range_check(low: int, high: int) -> Callable[[int], None]:
-    """Return a function that raises ConfigError if a number is not from `low` to `high`."""
+    """Return a function that raises ConfigError if a number is not between `low` and `high`."""
 
     def check(value: int) -> None:
         if not low <= value <= high:
@@ -138,7 +144,7 @@ def check_positive_amount(usd: float) -> None:
 
 
 def min_duration_check(least: str, why: str) -> Callable[[str], None]:
-    """Return a function that raises ConfigError, with `why` as the reason, if a duration is below `least`."""
+    """Return a function that raises ConfigError, with `why` as the reason, if a duration is under `least`."""
 
     def check(text: str) -> None:
         if parse_duration(text) < parse_duration(least):

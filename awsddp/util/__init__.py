@@ -1,1 +1,1 @@
-"""Helpers for all modules: formats, threads, shipped files, safe terminal output."""
+"""Helpers for all modules: text formats, threads, files in the package, and safe terminal output."""

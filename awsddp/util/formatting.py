@@ -32,7 +32,7 @@ def utc(moment: datetime) -> str:
 
 
 def optional_utc(moment: datetime | None) -> str | None:
-    """Return a time as `utc` does, or None for None."""
+    """Return a time as `utc` does, or None if there is no time."""
     return utc(moment) if moment else None
 
 
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def elapsed_seconds(since: str | None, until: str | None = None) -> float | None:
-    """Return the seconds between two texts from `utc` (`until` None: now); None without `since`."""
+    """Return the seconds from `since` to `until` (default: now), or None if `since` is None."""
     if since is None:
         return None
     end = datetime.fromisoformat(until) if until else datetime.now(UTC)

@@ -60,10 +60,10 @@ def run_each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int =
 def run_all_with_events(
     works: Iterable[Callable[[Callable[[Message], None]], T]], *, on_event: Callable[[Message], None]
 ) -> list[T]:
-    """Run several functions in parallel, and return their results in order. Raises like `run_each`.
+    """Run several functions in parallel, and return their results in order.
 
     Each function is called with a callback for its events. While this thread waits, it passes the events to
-    `on_event`.
+    `on_event`. Raises the same error as `run_each`.
     """
     queue: SimpleQueue[Message | None] = SimpleQueue()
     with ThreadPoolExecutor() as pool:
@@ -122,7 +122,10 @@ def import_in_thread(module: str) -> None:
 
 
 class NodesFailed(NodeError):
-    """Some nodes failed. `failures` maps them to their errors, `results` the others to their results."""
+    """Some nodes failed.
+
+    `failures` maps these nodes to their errors, and `results` maps the other nodes to their results.
+    """
 
     def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
         ordered = [failures[node] for node in sorted(failures)]
@@ -131,7 +134,8 @@ class NodesFailed(NodeError):
         else:
             nodes_by_text: dict[str, list[str]] = {}
             for error in ordered:
-                name, separator, text = error.summary.partition(": ")  # NodeFailure texts begin with the node
+                # the text of a NodeFailure begins with the node's name
+                name, separator, text = error.summary.partition(": ")
                 if name not in (names := nodes_by_text.setdefault(separator + text, [])):
                     names.append(name)
             lines = [", ".join(names) + text for text, names in nodes_by_text.items()]
@@ -141,7 +145,7 @@ class NodesFailed(NodeError):
 
 
 def results_or_raise(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
-    """Return {node: result}. Raises NodesFailed if there is a NodeError, and other errors unchanged."""
+    """Return {node: result}. Raises NodesFailed if there is a NodeError; raises other errors unchanged."""
     failures: dict[int, NodeError] = {}
     results: dict[int, Outcome] = {}
     for node, outcome in outcomes.items():

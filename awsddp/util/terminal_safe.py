@@ -5,13 +5,13 @@ import re
 # C0 except tab and newline, DEL and C1; marks that change the text direction; line separators.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _NOT_UTF8 = "\ud800-\udfff"
-"""Surrogates: os.fsdecode() returns them for the bytes in a file's name that are not UTF-8."""
+"""Matches surrogates, which os.fsdecode() returns for bytes in a file's name that are not UTF-8."""
 _IN_LINES = re.compile(f"[{_CONTROL}{_NOT_UTF8}]")
 _IN_LINE = re.compile(f"[\n{_CONTROL}{_NOT_UTF8}]")
 _IN_NAME = re.compile(f"[\t\n{_CONTROL}]")
 
-# Group 1: a colour, which stays. No group: another sequence, which is removed. Groups 2 and 3: single control
-# bytes and the characters of _CONTROL, which are made visible.
+# Group 1 is a colour, which stays. A match without a group is another sequence, which is removed. Groups 2
+# and 3 are single control bytes and the characters in _CONTROL, which are made visible.
 _BYTES = re.compile(
     rb"\x1b\[([0-9;:]*)m"
     rb"|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
