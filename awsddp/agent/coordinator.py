@@ -147,7 +147,7 @@ class Coordinator:
             self._stop(message.ending.state, message.ending.cause, message.ending.grace)
 
     def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
-        """Handle the loss of the agent on `node`: the job has failed. `kind` is the kind of the cause."""
+        """Handle the loss of the agent on `node`: the job has failed. `kind` is the cause's kind."""
         if node not in self._remaining:
             return
         self._remaining.discard(node)
@@ -237,7 +237,7 @@ class Coordinator:
             self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> None:
-        """Order all nodes to start their ranks, once all have joined and the jobs to wait for have ended."""
+        """Order all nodes to start their ranks, once all have joined and no job to wait for is left."""
         if self._absent or self._busy or self._stopping or self._has_begun:
             return
         self._has_begun, self._output_at = True, now
@@ -256,10 +256,10 @@ class Coordinator:
             self._stop(None, None, FAILED_GRACE)
 
     def _fail(self, now: float | None = None) -> None:
-        """End the job. If the job is already ending, keep its grace, so that the other ranks may save.
+        """End the job. If the job is already ending, keep its grace, so that the other ranks can save.
 
-        With `now`, first inspect the job if all failed ranks were only waiting for others, which may still
-        run.
+        If `now` is set, and all failed ranks were only waiting for other ranks, which may still be running,
+        inspect the job first.
         """
         if self._stopping:
             return
@@ -276,7 +276,7 @@ class Coordinator:
     def _stop(self, verdict: str | None, cause: Cause | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; later calls can only shorten the grace."""
         if not self._stopping:
-            self._remaining -= self._absent  # absent nodes have started nothing, and never will
+            self._remaining -= self._absent  # nodes that have not joined have started nothing and never will
             self._stopping, self._verdict, self._cause = True, verdict, cause
         self.orders.append(Order("stop", grace))
 
@@ -299,7 +299,7 @@ class Coordinator:
         return Failure(with_node(self._request, node, explained), report.fault, report.restart)
 
     def _describe_early_exits(self, now: float) -> str:
-        """Return a sentence on ranks that ended early with exit code 0, as this often makes others fail."""
+        """Return a sentence on ranks that ended early with exit code 0, which often makes others fail."""
         if not self._zero_at:
             return ""
         ranks = ", ".join(map(str, sorted(self._zero_at)))
@@ -311,11 +311,11 @@ class Coordinator:
 
 
 class ElasticCoordinator(Coordinator):
-    """A job whose ranks are started, and restarted together after a failure, by torchrun's elastic agents.
+    """A job whose ranks torchrun's elastic agents start, and restart together after a failure.
 
     An elastic agent restarts its workers and finds the other elastic agents by itself. The job fails when a
-    worker fails and its elastic agent has no restart left, when an elastic agent fails, or when fewer nodes
-    than MIN remain. A rank keeps its number in the layout, although torch renumbers ranks after a node loss.
+    worker fails and its elastic agent has no restarts left, when an elastic agent fails, or when fewer than
+    MIN nodes remain. A rank keeps its number in the layout, although torch renumbers ranks after a node loss.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:
@@ -400,7 +400,7 @@ class ElasticCoordinator(Coordinator):
             self._stop(None, None, FAILED_GRACE)
 
     def _describe_restart(self) -> str:
-        """Return a text with the next restart's number and the root failure that caused it."""
+        """Return text with the next restart's number and the root failure that caused the restart."""
         first = find_root_failure(self._failures).cause
         rank = "" if first.rank is None else f"rank {first.rank} @ "
         count = max(failure.restart for failure in self._failures) + 1

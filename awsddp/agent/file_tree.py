@@ -1,4 +1,4 @@
-"""List files and links below a folder, without following links to folders, and detect changed files."""
+"""List files and links in a folder tree, without following links to folders, and detect changed files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SYSFS = Path("/sys/dev/block")
 
 
 def snapshot(workdir: Path) -> dict[str, list[int]]:
-    """Return {relative path: stamp} for all files below `workdir`; the stamp of an unreadable path is []."""
+    """Return {relative path: stamp} for all files under `workdir`; the stamp of an unreadable path is []."""
     stamps: dict[str, list[int]] = {}
     for path, info in walk(workdir, lambda path, _: stamps.update({path: []})):
         stamps[path] = make_stamp(workdir / path, info)
@@ -66,7 +66,7 @@ def _without_changes(stamps: list[int]) -> list[int]:
 
 
 def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path relative to `top`, lstat) for everything below `top` that is not a folder."""
+    """Yield (path relative to `top`, lstat) for everything under `top` that is not a folder."""
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -98,7 +98,10 @@ def in_range(time_ns: int) -> int:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises FileNotFoundError for any other, because a FIFO would block."""
+    """Open a regular file for reading.
+
+    Raises FileNotFoundError for any other file, because a FIFO would block.
+    """
     stream = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return stream
@@ -107,7 +110,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def resolve_links(path: Path) -> Path:
-    """Return the path with its links resolved. Never raises an error, not even for a loop of links."""
+    """Return the path with its links resolved. Never raises an error, not even if links form a loop."""
     return Path(os.path.realpath(str(path)))
 
 

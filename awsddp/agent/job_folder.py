@@ -59,7 +59,7 @@ class CommandError(Exception):
 
 
 class RankRow(NamedTuple):
-    """A rank's row in a document: where the rank runs, when it started (Unix time), and how it ended."""
+    """A rank's row in a document says where the rank runs, when it started (Unix time), and how it ended."""
 
     rank: int
     local_rank: int
@@ -70,10 +70,10 @@ class RankRow(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """A report on a rank or an elastic agent: when it started and, if it has ended, how it ended.
+    """A report on a rank or an elastic agent says when it started and, if it has ended, how it ended.
 
     If the exit code is not 0, `cause` says why, and `fault` is "own", "echo" (caused by another rank's fault)
-    or "stopped" (the rank was requested to end). `restart` counts earlier starts of the rank.
+    or "stopped" (the rank was sent a signal to end). `restart` counts earlier starts of the rank.
     """
 
     rank: int
@@ -104,9 +104,9 @@ class JobSummary(Fields):
 class Document(Fields):
     """A node's document about a job: the content of state.json and of the response to `State`.
 
-    `complete`: the document describes the whole job, not only this node's ranks. `boot` is the boot ID, `pid`
-    is the agent's, and `restarts` describes torchrun's restarts. A running job has its ranks' `metrics` and
-    `samples`; `saving` is the content of saving.json.
+    `complete` is true if the document describes the whole job, not only this node's ranks. `boot` is the boot
+    ID, `pid` is the agent's process ID, and `restarts` describes torchrun's restarts. A running job has its
+    ranks' `metrics` and `samples`; `saving` is the content of saving.json.
     """
 
     parts = _PARTS
@@ -185,7 +185,10 @@ class JobFolder:
         return Launch.from_json(request)
 
     def acquire_lock(self) -> int:
-        """Acquire the lock and return its descriptor; the lock is held until all copies of it are closed."""
+        """Acquire the lock, and return its descriptor.
+
+        Closing all copies of the descriptor releases the lock.
+        """
         descriptor = os.open(str(self.path / "lock"), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
@@ -229,7 +232,7 @@ def jobs_folder() -> Path:
 
 
 def list_job_folders(top: Path | None = None) -> list[JobFolder]:
-    """Return the folders of all jobs on this node (or of all jobs below `top`), oldest first."""
+    """Return the folders of all jobs on this node (or of all jobs under `top`), oldest first."""
     paths = [path for path in (top or jobs_folder()).glob("*/job.json") if NAME.fullmatch(path.parent.name)]
     paths.sort(key=lambda path: path.stat().st_mtime_ns)
     return [JobFolder(path.parent.name, path.parent) for path in paths]

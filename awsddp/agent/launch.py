@@ -139,7 +139,7 @@ def _launch(request: Launch) -> dict[str, str]:
             lock = _create_folder(part, request)
             part.path.rename(folder.path)
         except BaseException:
-            import shutil  # imported late, as the import would cost other requests 5 ms
+            import shutil  # imported late, because the import would cost other requests 5 ms
 
             shutil.rmtree(str(part.path), ignore_errors=True)
             raise
@@ -161,8 +161,8 @@ def slots(request: Slots) -> Response:
 def blocking_nodes_by_job(gpus: Sequence[int]) -> dict[str, list[int]]:
     """Return {job: nodes} for all jobs on this node; the nodes are [] if the job does not block `gpus`.
 
-    A job blocks a launch on `gpus` if it has not ended and uses one of `gpus`. An empty `gpus`, here or in a
-    job, means all GPUs.
+    A job blocks a launch on `gpus` if it has not ended and uses one of `gpus`. An empty `gpus`, whether the
+    argument or a job's, means all GPUs.
     """
     return {
         folder.job: _blocking_nodes(folder, gpus) if folder.is_active() else []
@@ -230,7 +230,7 @@ def _create_folder(folder: JobFolder, request: Launch) -> int:
 
 
 def _prepare_uploader(folder: JobFolder, request: Launch) -> None:
-    """Write the first saving.json, and write saver.json.
+    """Write saver.json and the first saving.json.
 
     The node's watchdog (templates/user_data.yaml) restarts the uploader with the command in saver.json.
     """
@@ -279,7 +279,7 @@ def _start_agent(request: Launch, folder: JobFolder, listener: socket.socket | N
 
 def _start_uploader(request: Launch, folder: JobFolder) -> None:
     """Start the uploader outside the guard, because the guard kills the job's remaining processes."""
-    import subprocess  # imported late, as the import would cost other requests 5 ms
+    import subprocess  # imported late, because the import would cost other requests 5 ms
 
     with (folder.path / "saver.log").open("wb") as log:
         process = subprocess.Popen(

@@ -19,7 +19,7 @@ MAGIC = b"\0awsddp\n"
 """Precedes every response, because the node user's login script may have printed something first."""
 
 HEADER = struct.Struct(">cIQI")
-"""The header of a frame: kind, rank, offset, length of the payload after it.
+"""The header of a frame: kind, rank, offset, and the length of the payload that follows.
 
 Kinds: L, a piece of a rank's log at the offset; P, the rank paused in an unfinished line, and all of the line
 was sent; S, the changed document; H, a heartbeat after 2 s without a frame; E, the last document, which

@@ -91,7 +91,7 @@ def _with_metrics(folder: JobFolder) -> Document:
 
 
 def _read_saving(folder: JobFolder) -> dict[str, Any] | None:
-    """Return saving.json with `silent_s`: how many seconds ago it was written (0.0: the uploader ended)."""
+    """Return saving.json with `silent_s`: how many seconds ago it was written (0.0: the uploader is done)."""
     saving: dict[str, Any] | None = read_json(folder.saving)
     if saving is not None:
         at = saving.pop("at", None)

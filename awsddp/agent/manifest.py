@@ -106,8 +106,8 @@ class ManifestEntry(OmitsUnset):
     `sparse`: the file has holes; `writing`: the file is being written. A small file has `data` (base64).
     `changed` (ns) and `inode` detect a file that was rewritten with the same size and modification time. A
     synced file that differs only in its change time (for example after chown -R) has a `digest`. A link has a
-    `target`, a path in the results folder. A skipped path has `why`; it is `owed` if the job created it, so
-    that the node must be kept.
+    `target`, a path in the results folder. A skipped path has the reason `why`; it is `owed` if the job
+    created it, in which case the node must be kept.
     """
 
     path: str = ""
@@ -161,7 +161,7 @@ class _ResultsList:
         self._links: list[tuple[Path, str, bool]] = []
 
     def listed(self) -> Response:
-        """Return the response. A single entry stands for all files that do not fit into the list.
+        """Return the response. A single entry represents all files that do not fit into the list.
 
         `excluded` counts the files and bytes that match the request's `exclude`.
         """
@@ -208,7 +208,7 @@ class _ResultsList:
                 if path in self._ctime_changed and line.size <= self._digests_left:
                     line.digest = digest(path)
                     self._digests_left -= line.size
-            is_log = path.parent == self._logs_folder and line.size  # a client that follows the job has it
+            is_log = path.parent == self._logs_folder and line.size  # a job's follower has the log
             if line.size <= self._data_left and not is_log:
                 with open_file(path) as file:
                     line.data = base64.b64encode(file.read(line.size)).decode()
@@ -239,7 +239,7 @@ class _ResultsList:
             self.skip(path, error.strerror or str(error), owed=True)
 
     def add_tree(self, top: Path, result_path: str) -> None:
-        """Add all files below a folder. `result_path` is the folder's path in the results folder."""
+        """Add all files under a folder. `result_path` is the folder's path in the results folder."""
 
         def skip_unreadable(path: str, why: str) -> None:
             self.skip(top / path, why, owed=True)
@@ -248,7 +248,8 @@ class _ResultsList:
             self.add(top / path, f"{result_path}/{path}")
 
     def add_output(self, output: str) -> None:
-        """Add the file or folder `output`, a path relative to the project folder, absolute, or below ~.
+        """Add the file or folder `output`, whose path is absolute, under ~, or relative to the project
+        folder.
 
         A link to a folder outside the project folder is followed.
         """
@@ -286,7 +287,7 @@ class _ResultsList:
                 continue
             was_touched = is_touched(then, now)
             if was_touched and stat.S_ISLNK(info.st_mode) and self._results_path(resolve_links(absolute)):
-                continue  # the file that the link points to is checked itself
+                continue  # the file that the link points to is checked separately
             if later is not None and info.st_ctime_ns > later[1]:
                 why = f"job {later[0]} has written it since"
                 self._skipped.append(
@@ -318,7 +319,7 @@ class _ResultsList:
             line.home = self._path_of[Path(line.path)]
 
     def keep_new_events(self, client_sizes: Mapping[str, int]) -> None:
-        """Keep only event files whose size differs from the client's copy and whose data fits in the list."""
+        """Keep only event files that differ in size from the client's copies and that fit in the list."""
         self._links = []
         self._lines = [
             line
@@ -341,7 +342,10 @@ class _ResultsList:
                 self.skip(path, error.strerror or str(error), owed=not is_dangling)
 
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
-        """Add a path that is not fetched. `owed`: the job created it, so that the node must be kept."""
+        """Add a path that is not fetched.
+
+        `owed` means that the job created the path, so that the node must be kept.
+        """
         self._skipped.append(ManifestEntry(path=str(path), size=0, why=why, owed=owed))
 
     def _add_link(self, path: Path, result_path: str, limited: bool) -> None:

@@ -1,4 +1,4 @@
-"""The requests to the agent, each a class for both ends of the connection, and the parts of a launch.
+"""The requests to the agent, which are classes for both ends of the connection, and the parts of a launch.
 
 The type in brackets after `Request` is the response's type, a class from model/node_answers.py; the agent
 writes the response as JSON, and the client validates it. On the wire and in job.json, a request is {"do":
@@ -43,7 +43,10 @@ class Fields:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Return the object that `to_json` encoded. Fields that an older awsddp omitted get defaults."""
+        """Return the object that `to_json` encoded.
+
+        Fields that an older version of awsddp omitted get their defaults.
+        """
         return make_reader(cls, **cls.parts)(document)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +64,7 @@ class Fields:
 
 
 class OmitsUnset(Fields):
-    """Fields whose JSON omits those that were not set."""
+    """Base of classes whose JSON omits the fields that were not set."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, as JSON values."""
@@ -118,7 +121,7 @@ def list_reader(part: Read) -> Read:
 class Request(Fields, Generic[Answer]):
     """A request to the agent on one node.
 
-    `module` holds the function that serves the request; the function has the request's name. `extra` are
+    `module` holds the function that serves the request; the function has the request's name. `extra` holds
     modules that are sent only with this request, so that the rest of the agent fits into a connection's first
     window.
     """
@@ -190,7 +193,7 @@ class Cancel(Request["node_answers.NodeJob"]):
 
 
 class Lost(Request["node_answers.ReportReceived"]):
-    """Report that the job's node `node` is gone and `why`; `kind` is the kind of the cause."""
+    """Report that the job's node `node` is gone, and the reason `why`; `kind` is the kind of the cause."""
 
     module = "cancel"
     job: str
@@ -209,8 +212,8 @@ class Stacks(Request["node_answers.Stacks"]):
 class Manifest(Request["node_answers.Manifest"]):
     """List a job's results on the node (manifest.py).
 
-    The list contains the data of small files, at most `at_once` bytes in total; with 0 no file is read.
-    `ranks` are all ranks of the job, each with its node, because a node is allowed to list only its own
+    The list contains the data of small files, at most `at_once` bytes in total; if `at_once` is 0, no file is
+    read. `ranks` are all ranks of the job, each with its node, because a node is allowed to list only its own
     ranks' logs. `outputs` are paths in addition to the launch's, and `exclude` has the patterns from
     `excludes.exclude_patterns`. With `events`, which maps results paths to the sizes of the client's files,
     the response has only the TensorBoard event files whose size differs, with all their data.
@@ -256,7 +259,7 @@ class LaunchNode(Fields):
 
 @as_json_list
 class LayoutRow(NamedTuple):
-    """A rank, its local rank, and its node."""
+    """A row of the layout has a rank, its local rank, and its node."""
 
     rank: int
     local_rank: int
@@ -268,9 +271,9 @@ class Process(Fields):
 
     When the process ends, `ranks` end too, each with the process's exit code (-N: signal N). `log` is the
     file in logs/ that receives the output: rank3.log if the process is rank 3. For a process that starts
-    ranks it is launcher0.log (on node 0), and its ranks write their own rank3.log. `environment` is added to
-    the node's environment. `script` must exist on the node (None: do not check). `files` (text by name) are
-    written into the job's folder before the start.
+    ranks it is launcher0.log (on node 0), and its ranks write their own logs (rank3.log). `environment` is
+    added to the node's environment. `script` must exist on the node (None: do not check). `files` (text by
+    name) are written into the job's folder before the start.
     """
 
     ranks: Sequence[int]
@@ -287,9 +290,9 @@ class Launch(Request["node_answers.LaunchResult"]):
     The node stores the request as job.json. `launch` is this launch's id on all nodes, `facts` are returned
     in the job's documents, `helper` is the ranks' sitecustomize, `secret` is the key for the agents'
     connections, and `secrets` names the variables whose values are not stored. `elastic` has the limits for
-    torchrun's elastic agent, or is None without one. Times are in seconds; `silent_s` is how long an agent
-    may be silent, and `join_s` is how long the first node waits for the other nodes. `saving` has the `argv`
-    and the `stdin` (base64) for s3/uploader.py.
+    torchrun's elastic agent, or is None if there is no elastic agent. Times are in seconds; `silent_s` is how
+    long an agent may be silent, and `join_s` is how long the first node waits for the other nodes. `saving`
+    has the `argv` and the `stdin` (base64) for s3/uploader.py.
     """
 
     module = "launch"

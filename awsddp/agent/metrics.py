@@ -16,7 +16,10 @@ _BYTES = 64 * 1024
 
 
 def read_metrics(folder: JobFolder) -> list[Response]:
-    """Return the progress of every rank with rows; a row without `rank` belongs to the node's first rank."""
+    """Return the progress of every rank that has rows.
+
+    A row without `rank` belongs to the node's first rank.
+    """
     return read_progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UNKNOWN_NODE = -1
-_MAX_LINE = 64 << 20  # in bytes; a line may hold all unacknowledged messages
+_MAX_LINE = 64 << 20  # in bytes; a line can hold all unacknowledged messages
 _MAX_STRANGER_LINE = 4096  # in bytes; applies until the other side is authenticated
 _GREETING = re.compile(r"(\d{1,9}) ([0-9a-f]{32})")  # node, challenge
 _RESET = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER

@@ -38,11 +38,11 @@ _RETRY_SECONDS = 0.5
 
 
 class Frame(NamedTuple):
-    """The unit of transfer: the messages `said`, and how many messages the sender has `heard`.
+    """The unit of transfer has the messages `said`, and says how many messages the sender has `heard`.
 
-    `since` is how many messages the sender sent before those. Unacknowledged messages are resent; duplicates
-    and stale messages are ignored. If the agent on the link's node has ended, `lost` says why, and `kind` is
-    the kind of the cause.
+    `since` is how many messages the sender sent before the messages in the frame. Unacknowledged messages are
+    resent; duplicates and stale messages are ignored. If the agent on the link's node has ended, `lost` says
+    why, and `kind` is the kind of the cause.
     """
 
     heard: int = 0
@@ -81,7 +81,7 @@ class Session:
         return Frame(self._received, self._acknowledged, list(self._unacknowledged))
 
     def receive(self, frame: Frame) -> Sequence[Any]:
-        """Return a frame's new messages, or none if messages before the frame are missing."""
+        """Return a frame's new messages, or no messages if earlier ones are missing."""
         del self._unacknowledged[: max(0, frame.heard - self._acknowledged)]
         self._acknowledged = max(self._acknowledged, frame.heard)
         news = frame.said[self._received - frame.since :] if frame.since <= self._received else ()
@@ -139,7 +139,7 @@ class Peers:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """True if some peer that is not lost has not acknowledged all messages."""
+        """True if a peer that is not lost has not acknowledged all messages."""
         return any(peer.session.has_pending and not peer.lost for peer in self._peers.values() if peer.joined)
 
     def send(self, message: object) -> None:
@@ -168,7 +168,7 @@ class Peers:
                 self._beat_or_reconnect(peer)
 
     def reset_clocks(self, now: float) -> None:
-        """Restart all peers' silence timeouts, after a time in which this process did not run."""
+        """Restart all peers' silence timeouts, because this process did not run for some time."""
         for peer in self._peers.values():
             peer.received_at = now
 
@@ -209,7 +209,7 @@ class Peers:
         return link
 
     def _exchange(self, link: Link) -> None:
-        """Send what `link` accepts, and receive what has arrived."""
+        """Send the bytes that `link` accepts, and receive the frames that have arrived."""
         proved = link.is_authenticated
         try:
             frames = link.exchange()
@@ -228,7 +228,8 @@ class Peers:
             self._receive(peer, link, _read_frame(frame))
 
     def _receive(self, peer: Peer, link: Link, frame: Frame) -> None:
-        """Handle a frame. The first node answers every frame; other nodes answer those with new messages.
+        """Handle a frame. The first node answers every frame; other nodes answer only frames with new
+        messages.
 
         The session continues on the link that the newest frame used. A loss is reported over a separate link.
         """
@@ -246,7 +247,7 @@ class Peers:
             self._send_pending(peer)
 
     def _send_pending(self, peer: Peer) -> None:
-        """Send all unacknowledged messages, but avoid a backlog: send none if the link has unsent bytes."""
+        """Send all unacknowledged messages, but avoid a backlog: send nothing while bytes are unsent."""
         if peer.link is not None and not peer.link.has_unsent:
             self._send(peer.link, peer.session.pending_frame())
 

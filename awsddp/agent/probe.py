@@ -76,7 +76,7 @@ def close() -> None:
 
 
 def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
-    """Connect to all `peers` (node, address, port) in parallel, and return (node, port, why) for each.
+    """Connect to all `peers` (node, address, port) in parallel, and return (node, port, why) for each peer.
 
     `why` is "" if a connection was made within `seconds`.
     """
@@ -143,7 +143,7 @@ def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path,
 
 
 def _folders(controller: str) -> list[Path]:
-    """Return the folders of this process's cgroups: in version 2 all, in version 1 those of `controller`."""
+    """Return the folders of this process's cgroups; in version 1, only those of `controller`."""
     folders = []
     for line in Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines():
         _, names, path = line.split(":", 2)
@@ -164,7 +164,7 @@ def parse_gpus(xml: str) -> list[Response]:
 
 
 def _gpu(element: ET.Element) -> Response:
-    """Return a GPU, its faults as texts, and its uncorrectable ECC errors since the driver was loaded."""
+    """Return a GPU, its faults as text, and how many uncorrectable ECC errors the driver counted."""
     values = {_REASON.sub("", child.tag): (child.text or "").strip() for child in element.iter()}
     counts = [child for child in element.iterfind("ecc_errors/volatile//*") if "uncorrectable" in child.tag]
     return Response(

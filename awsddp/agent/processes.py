@@ -51,7 +51,7 @@ class Process:
         self.log = log
         self.started = time.time()
         self.since = time.monotonic()
-        self.child: subprocess.Popen[bytes] | None = None  # kept, else Popen reaps the child
+        self.child: subprocess.Popen[bytes] | None = None  # if not kept, Popen reaps the child
         self.error = ""  # why the process could not be started
         self.exit_code: int | None = None
         self.seconds = 0.0
@@ -165,8 +165,8 @@ class Ranks:
     def _explain(self, report: RankReport, log_text: str, *, stopped_at: float) -> RankReport:
         """Return the report with the cause of the rank's end, which is found from the end of its log.
 
-        `stopped_at` is when the rank was sent the signal to end (0: never). A rank that was already ending
-        after an exception at that time has failed by its own fault.
+        `stopped_at` is the time when the rank was sent the signal to end (0: never). A rank that was already
+        ending after an exception at that time has failed through its own fault.
         """
         code, rank = report.exit_code, report.rank
         if not code:
@@ -241,7 +241,7 @@ class Workers(Ranks):
         self._known_reports: dict[int, RankReport] = {}
 
     def reap(self) -> list[Message]:
-        """Return a message for each worker that has started or ended, and for an ended elastic agent."""
+        """Return a message for each worker that has started or ended, and for the elastic agent's end."""
         ended = super().reap()
         return [self._read_note(note) for note in self._notes()] + ended
 

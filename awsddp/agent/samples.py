@@ -20,7 +20,7 @@ _NVIDIA_SMI = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,no
 
 
 class _Counters(NamedTuple):
-    """Each process's (rank, pid) CPU seconds, and how many bytes the node has transferred, at a time."""
+    """The CPU seconds of each process (rank, pid), and the bytes that the node has transferred."""
 
     at: float
     used: dict[tuple[int | None, int], float]
@@ -84,7 +84,7 @@ class Samples:
         write_json(self._folder.samples, {"ranks": rows}, sync=False)
 
     def _query_gpus(self) -> dict[int, tuple[float, int]]:
-        """Return the last nvidia-smi's parsed output, and start the next; return {} while nvidia-smi runs."""
+        """Return the last nvidia-smi's parsed output and start the next one, or return {} while one runs."""
         if self._nvidia_smi is None or (self._child is not None and self._child.poll() is None):
             return {}
         gpus = (

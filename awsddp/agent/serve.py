@@ -88,7 +88,7 @@ class Agent:
         self._request = request
         self._folder = folder
         self._node, self._first_node = request.node, request.first_node.node
-        self._poll_s = 0.1 if elastic else 0.25  # short, as no signal reports a worker's note
+        self._poll_s = 0.1 if elastic else 0.25  # short, because no signal reports a worker's note
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._samples = Samples(request, folder)
         coordinator_type = ElasticCoordinator if elastic else Coordinator
@@ -136,7 +136,7 @@ class Agent:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
 
     def _on_term(self, *_: object) -> None:
-        """End the job as cancel.json requests. A TERM without cancel.json means that the node shuts down."""
+        """End the job as cancel.json requests. SIGTERM without cancel.json means that the node shuts down."""
         written = read_json(self._folder.cancel)
         requested = Ending.from_json(written) if written else ending_of_shutdown(self._request)
         if requested.lost is not None and self._requested:  # an earlier request decides how the job ends
@@ -161,7 +161,7 @@ class Agent:
             self._coordinate(now)
 
     def _report_ranks(self) -> None:
-        """Report this node's ended ranks to the first node."""
+        """Report the ranks that have ended on this node to the first node."""
         for message in self._ranks.reap():
             self._write_own_ranks()
             self._send_to_first(message)

@@ -36,7 +36,10 @@ class Worker:
         self._stopped_at: float | None = None
 
     def run(self, argv: list[str]) -> int:
-        """Run `argv` and return its exit code (-N: signal N). After a failure none of its processes runs."""
+        """Run `argv` and return its exit code (-N: signal N).
+
+        After a failure, none of the rank's processes is running.
+        """
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
@@ -124,7 +127,7 @@ class Worker:
             time.sleep(0.01)
 
     def _note(self, event: str, **fields: Any) -> None:
-        """Append a line to workers.jsonl, which holds the notes of this node's workers, in one write."""
+        """In one write, append a line to workers.jsonl, which holds the notes of this node's workers."""
         names = {"world_size": "WORLD_SIZE", "restart": "TORCHELASTIC_RESTART_COUNT"}
         numbers = {key: int(os.environ[name]) for key, name in names.items()}
         line = json.dumps({"is": event, "rank": self._rank, **numbers, **fields}) + "\n"
@@ -143,7 +146,10 @@ def _before_program() -> None:
 
 
 def main(folder: str, first: str, templates: str) -> int:
-    """Run a rank. `templates` is JSON: a list [literal text, variable, literal text, ...] per argument."""
+    """Run a rank.
+
+    `templates` is JSON: a list [literal text, variable, literal text, ...] for each argument.
+    """
     argv = [
         "".join(os.environ[part] if number % 2 else part for number, part in enumerate(parts))
         for parts in json.loads(templates)

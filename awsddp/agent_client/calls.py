@@ -163,7 +163,7 @@ def call_nodes_separately(
 ) -> dict[int, Answer | AwsddpError]:
     """Do what `call_each_node` does, but with separate agent processes.
 
-    Meant for calls while other threads use the persistent agent processes.
+    It is meant for calls that are made while other threads use the persistent agent processes.
     """
     argv, source = agent_program()
     commands = {node: (argv, source + encode_request(request)) for node, request in requests.items()}

@@ -60,7 +60,7 @@ def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
 
 
 def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[int]) -> Saving | None:
-    """Merge the states of the nodes' uploads to S3. Return None if no node uploads."""
+    """Merge the states of the nodes' uploads to S3. Return None if no node uploads results."""
     uploads = [report.saving for report in reports.values() if report.saving is not None]
     if not uploads:
         return None
@@ -136,7 +136,7 @@ def decode_job(data: bytes) -> JobRecord:
 
 
 def _report_order(report: NodeJob) -> tuple[bool, bool, int]:
-    """Return a key that sorts reports on the whole job first, then final reports, then by state."""
+    """Return a sort key: reports on the whole job come first, then final reports, then others by state."""
     return not report.complete, report.state in ACTIVE, _STATE_ORDER.index(report.state)
 
 

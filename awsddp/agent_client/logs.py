@@ -103,7 +103,7 @@ def parse_lines(labelled: bytes) -> list[LogLine]:
 
 
 def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
-    """Return the last `count` lines of a Merger's output, with about equally many lines from each rank."""
+    """Return the last `count` lines of a Merger's output, with about the same number from each rank."""
     lines: dict[bytes, deque[bytes]] = {}
     for line in (line for piece in pieces for line in piece.splitlines(keepends=True)):
         lines.setdefault(line.partition(b"]")[0], deque(maxlen=count)).append(line)
@@ -130,7 +130,7 @@ class Labeller:
         self._broken = False  # True if the next line's beginning was already returned
 
     def feed(self, data: bytes, *, now: float) -> bytes:
-        """Add bytes from the rank's log, and return the lines that they complete, labelled."""
+        """Add bytes from the rank's log, and return the labelled lines that they complete."""
         if not self._chunks:
             self._since = now
         end = data.rfind(b"\n") + 1
@@ -145,12 +145,12 @@ class Labeller:
         return self._lines(body) + self._progress(now)
 
     def pause(self, *, now: float) -> bytes:
-        """Return the line in which the rank paused, labelled."""
+        """Return the labelled line in which the rank paused."""
         body = b"".join(self._chunks)
         return self._flush(body, len(body) - _unfinished(body), now)
 
     def finish(self) -> bytes:
-        """Return the unfinished line at the end of the log, labelled and with a newline."""
+        """Return the unfinished line at the end of the log, with a label and a newline."""
         body, self._chunks = b"".join(self._chunks), []
         return self._partial(body)
 
@@ -164,7 +164,7 @@ class Labeller:
         return self._flush(body, body.rfind(b"\r") + 1, now)
 
     def _flush(self, body: bytes, cut: int, now: float) -> bytes:
-        """Return an unfinished line up to `cut`, labelled, and buffer the remainder."""
+        """Return an unfinished line up to `cut`, with a label, and buffer the remainder."""
         self._chunks, self._since = ([body[cut:]] if cut < len(body) else []), now
         return self._partial(body[:cut])
 

@@ -33,7 +33,7 @@ Dial = tuple[int, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """The nodes' responses to `probe`, and the time on this machine before and after (Unix time).
+    """The nodes' responses to `probe`, and the time on this machine before and after the probe (Unix time).
 
     `unanswered` holds the errors for the nodes that did not respond.
     """
@@ -221,7 +221,10 @@ def _equality_checks(probes: Probes) -> list[Check]:
 
 
 def _memory(probes: Probes, size: int) -> str:
-    """Return a node's memory as text. Nearly equal sizes give the same text, as sizes vary between boots."""
+    """Return a node's memory as text.
+
+    Nearly equal sizes give the same text, because sizes vary between boots.
+    """
     usual = statistics.median_high(answer.memory_size for answer in probes.answers.values())
     return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
@@ -305,7 +308,7 @@ _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
 class GroupProgress:
-    """A process group's ranks, and each rank's last reported step, in the order in which ranks reported."""
+    """A process group has ranks, and each rank's last reported step, in the order of the ranks' reports."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
@@ -328,7 +331,7 @@ class GroupProgress:
 def group_check(probes: Probes, group: GroupProgress) -> Check:
     """Return the check of a process group, with the ranks that are furthest behind, and the reason.
 
-    If those ranks are all on one node and other ranks got further, that node is what the check is about.
+    If those ranks are all on one node and other ranks got further, the check is about that node.
     """
     if group.gbyte_s is not None:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")

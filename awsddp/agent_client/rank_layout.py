@@ -1,4 +1,7 @@
-"""Lay out a job's ranks over nodes, with their environment and arguments. No I/O on nodes."""
+"""Distribute a job's ranks over its nodes, and create their environment and arguments.
+
+Does no I/O on nodes.
+"""
 
 import os
 import posixpath
@@ -16,7 +19,7 @@ from awsddp.util.formatting import counted
 from awsddp.util.shipped_files import REMOTE_DIR
 
 CPU_RANKS_PER_NODE = 2
-"""Default number of ranks per node without GPUs or with rehearsed ones."""
+"""Default number of ranks on a node without GPUs or with simulated ones."""
 
 PLACEHOLDERS = {
     "rank": "RANK",
@@ -31,7 +34,7 @@ PLACEHOLDERS = {
     "resume": "",
     "data": "",
 }
-"""A job's placeholders, each with the rank's environment variable that has its value ("": no variable)."""
+"""A job's placeholders, each with the rank's environment variable that holds its value ("": no variable)."""
 DATA = "awsddp/data"
 """The folder for data sets in a node's home folder."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -43,7 +46,10 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One of a job's processes. `node` is its node's number in the cluster, `node_rank` that in the job."""
+    """One of a job's processes.
+
+    `node` is its node's number in the cluster, and `node_rank` is the node's number in the job.
+    """
 
     rank: int
     local_rank: int
@@ -65,7 +71,8 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One of a job's nodes: its record, facts from its preparation, and the project folder (absolute path).
+    """One of a job's nodes, with its record, facts from its preparation, and the project folder (absolute
+    path).
 
     `gpus` are the indices of the GPUs that the job may use (empty: all); `resume` is the checkpoint's path;
     `sources` are the folders in the project folder that packages are imported from; `data` are the names of
@@ -125,7 +132,7 @@ def make_hosts(
 ) -> list[Host]:
     """Return a job's hosts. The keys of `prepared` are node numbers.
 
-    `folder` is the job's project folder, `resume` the job's checkpoint; both are relative to REMOTE_DIR.
+    `folder` is the job's project folder, `resume` is the job's checkpoint; both are relative to REMOTE_DIR.
     """
     sources = source_folders(Path(spec.sync.workdir))
     data = tuple(source.name for source in parse_data_sources(spec.data.sources))
@@ -152,10 +159,10 @@ def layout_ranks(
     world_size: int | None = None,
     nproc_per_node: int | None = None,
 ) -> tuple[Rank, ...]:
-    """Return `world_size` ranks, with consecutive ranks on each of `nodes` and equally many on each node.
+    """Return `world_size` ranks, with consecutive ranks on each of `nodes` and the same number on each node.
 
     `gpus` is the job's number of GPUs per node; 0 sets no limit. Without a world size, all nodes are used; if
-    the world size is small, only the first nodes are used. Raises UsageError with values that fit.
+    the world size is small, only the first nodes are used. Raises UsageError, which suggests values that fit.
     """
     limits = dict.fromkeys(nodes, gpus) if isinstance(gpus, int) else gpus
     default_ranks = min((limits[node] for node in nodes if limits[node]), default=CPU_RANKS_PER_NODE)
@@ -228,7 +235,7 @@ def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: in
 
 
 def sort_for_torchrun(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
-    """Return `ranks` renumbered in the order into which torch's rendezvous sorts nodes, which is by address.
+    """Return `ranks` renumbered in the order of torch's rendezvous, which sorts nodes by address.
 
     torch compares addresses as text, so 10.0.0.10 comes before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
     """
@@ -352,7 +359,7 @@ def fill_placeholders(text: str, rank: Rank, *, rendezvous: Rendezvous) -> str:
 def parse_template(
     text: str, *, nnodes: int, folder: str, resume: str | None = None, data: str | None = None
 ) -> list[str]:
-    """Return literal parts of `text`, alternating with the variables that replace placeholders.
+    """Return the literal parts of `text`, alternating with the variables that replace placeholders.
 
     Raises UsageError, as `expand_placeholders` does.
     """

@@ -255,7 +255,7 @@ class Evidence:
 
     def status(self) -> str:
         """Return a sentence on how the rank ended."""
-        if self.exception and self.exit_code in (1, -6):  # python exits with 1; torch may abort after it
+        if self.exception and self.exit_code in (1, -6):  # Python exits with 1; torch may abort afterwards
             return self.exception if self.exception.endswith(".") else f"{self.exception.rstrip(':')}."
         if self.exit_code >= 0:
             return f"It ended with exit code {self.exit_code}."
@@ -325,7 +325,7 @@ def _killed_for_memory(evidence: Evidence, _: str) -> dict[str, str] | None:
 
 
 def _no_whole_checkpoint(evidence: Evidence) -> bool:
-    """Return True if the rank read a truncated checkpoint, or a file that is no checkpoint (a web page)."""
+    """Return True if the rank read a truncated checkpoint, or a file that is not a checkpoint."""
     in_torch = "torch/serialization.py" in evidence.text and r"|^EOFError$|^OSError: \[Errno 22\]"
     return bool(re.search(f"{_BAD_CHECKPOINT}{in_torch or ''}", evidence.error_text))
 

@@ -25,7 +25,7 @@ _MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 """Terminal escape sequences: colours, cursor movements, links."""
 _FRAME = (" ", "\t", "│", "╭", "╰")
-"""The characters with which lines in a traceback begin; the library rich, which typer uses, draws boxes."""
+"""The characters that a traceback's lines can begin with; the library rich, which typer uses, draws boxes."""
 _REHEARSED = re.compile(r"rehearsal: \d+ x .+ simulated: ")  # templates/rehearse_gpu
 _WIDTH = 2000  # how many characters of a line are kept
 
@@ -78,7 +78,7 @@ def find_exceptions(text: str) -> list[str]:
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
-    chains: list[tuple[bool, list[str]]] = []  # (True if a thread other than the main one, its exceptions)
+    chains: list[tuple[bool, list[str]]] = []  # (True if not in the main thread, exceptions)
     origin = ""
     for block in blocks:
         heading = before.rpartition("\n")[0].rstrip().rpartition("\n")[2]

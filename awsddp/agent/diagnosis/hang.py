@@ -28,7 +28,7 @@ _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
 class ProcessState(NamedTuple):
-    """A process: its `state`, `stack` (oldest frame first), current frame `where`, and `source` line."""
+    """A process has a `state`, a `stack` (oldest frame first), a frame `where`, and a `source` line."""
 
     pid: int
     state: str
@@ -46,7 +46,7 @@ class InFlight(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """A rank: its main process, and that process's children in which user code runs (`workers`).
+    """A rank has a main process, which can have child processes that run user code (`workers`).
 
     `joined` and `records` are used only for the diagnosis; they are not shown.
     """
@@ -65,7 +65,7 @@ class RankState(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """A job's ranks that are `behind` the others, an `explanation`, and the state of all `ranks`.
+    """A diagnosis has the ranks that are `behind` the others, an `explanation`, and the state of all `ranks`.
 
     Up to its first colon, the explanation is a sentence without lines of code. `moving` is true if a
     collective began so recently that the job may be slow rather than stuck.
@@ -87,7 +87,7 @@ def diagnose(
     """Diagnose a job.
 
     `layout` has a row [rank, local rank, node] for each rank. `answers` maps each node to its answer, and
-    `exit_codes` each rank that has ended to its exit code.
+    `exit_codes` maps each rank that has ended to its exit code.
     """
     ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
     behind, explanation = _find_behind(ranks)
@@ -238,7 +238,7 @@ _STATES = {
 
 
 def _clause(ranks: list[RankState], singular: str, plural: str) -> str:
-    """Return ranks with a verb: "rank 3 (node1) waits", or "ranks 0-2 wait"."""
+    """Return text with the ranks and a verb: "rank 3 (node1) waits", or "ranks 0-2 wait"."""
     return f"{_names(ranks)} {singular if len(ranks) == 1 else plural}"
 
 
@@ -316,7 +316,7 @@ def _records(rank: RankState, group: str) -> Sequence[Collective]:
 
 
 def _judge_by_stacks(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose from the stacks alone: ranks outside a collective are behind if others are in one."""
+    """Diagnose from the stacks alone: ranks outside a collective are behind if other ranks are in one."""
     others = [rank for rank in ranks if not _is_waiting(rank)]
     return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 
@@ -332,7 +332,7 @@ def _format_others(ranks: list[RankState], behind: list[RankState]) -> str:
 
 
 def _format_waiting(ranks: list[RankState]) -> str:
-    """Return where ranks wait, most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
+    """Say where ranks wait, with the most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
     places: dict[str, list[RankState]] = {}
     for rank in ranks:
         collective = rank.collective
@@ -344,7 +344,7 @@ def _format_waiting(ranks: list[RankState]) -> str:
 
 
 def _format_places(ranks: list[RankState]) -> str:
-    """Return the ranks' current frames, each once, and those of their children in which user code runs."""
+    """Return the current frames of the ranks and of their children that run user code, without duplicates."""
     texts = []
     for rank in ranks:
         worker_frames = sorted({worker.where for worker in rank.workers if worker.where})

@@ -72,7 +72,7 @@ def _import_next_sitecustomize() -> None:
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = this_module  # at the end of the import, Python looks this module up
+        sys.modules["sitecustomize"] = this_module  # at the end of the import, Python looks up this module
 
 
 if __name__ == "sitecustomize":

@@ -1,4 +1,4 @@
-"""Causes of a job's end other than a rank's end, and the data types for all causes."""
+"""The causes that end a job, other than a rank's end, and the data types for all causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A row in a table of causes. `retryable`: the same command may succeed without any change.
+    """A row in a table of causes. `retryable` means that the same command may succeed without any change.
 
     `conditions` maps names of conditions (causes.py) to patterns. Rows without conditions, such as those in
     JOB_TABLE, are selected by their kind.
@@ -45,9 +45,10 @@ def rows(table: str) -> tuple[Row, ...]:
 
 
 class Cause(NamedTuple):
-    """Why a job, or one of its ranks, ended.
+    """The reason why a job, or one of its ranks, ended.
 
-    `values` are the values that were inserted into the texts. A cause from an old awsddp may have no kind.
+    `values` are the values that were inserted into the texts. A cause from an old version of awsddp may have
+    no kind.
     """
 
     kind: str = "unknown"
@@ -84,7 +85,7 @@ interrupted (retryable): {why}.
 expired (retryable): {why}.
   next awsddp up --expires TIME && awsddp train   # starts the nodes with more time""")
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
-"""Kinds for a lost node."""
+"""The kinds of causes that mean that a node was lost."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
 """Kinds for a rank that waited for another rank."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
@@ -115,7 +116,7 @@ def with_node(request: Launch, node: int | None, cause: Cause) -> Cause:
 
 
 def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
-    """Return `cause`, or, for a rendezvous timeout, the first master_unreachable (if any) in `causes`."""
+    """Return `cause`, or, for a rendezvous timeout, the first master_unreachable cause in `causes`."""
     unreachable = next((other for other in causes if other.kind == "master_unreachable"), None)
     if cause.kind != "rendezvous_timeout" or unreachable is None:
         return cause

@@ -40,7 +40,8 @@ _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 @as_json_list
 class Collective(NamedTuple):
-    """A recorded collective: its number in the group, its operation, its sizes, and whether it has ended."""
+    """A recorded collective has a number in its group, an operation and sizes; `over` says if it has
+    ended."""
 
     number: int
     operation: str
@@ -49,7 +50,7 @@ class Collective(NamedTuple):
 
 
 class GroupRecords(NamedTuple):
-    """A process group's last collectives; `age` is how many seconds ago the last one began."""
+    """A process group's last collectives; `age` is how many seconds ago the last collective began."""
 
     age: float
     records: list[Collective]
@@ -58,8 +59,9 @@ class GroupRecords(NamedTuple):
 class Process(NamedTuple):
     """One of a rank's processes.
 
-    `state` is the state as in proc(5). `stacks` is faulthandler's text, or "" if the process did not respond.
-    `joined` is true if the process is in torch's default group. `records` maps process groups to records.
+    `state` is the process's state, as in proc(5). `stacks` is faulthandler's text, or "" if the process did
+    not respond. `joined` is true if the process is in torch's default group. `records` maps process groups to
+    records.
     """
 
     pid: int

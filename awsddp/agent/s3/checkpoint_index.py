@@ -35,7 +35,7 @@ class CheckpointIndex:
     def update(
         self, documents: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]
     ) -> None:
-        """Update the checkpoint from all nodes' nodeK.json ({}: not read yet) and the rows listed there."""
+        """Update the checkpoint from all nodes' nodeK.json ({} if not read yet) and the rows listed there."""
         named_paths = {_path_in_node(links.get(f"node{node}/{LATEST}", "")) for node in documents}
 
         def rank(checkpoint: Mapping[str, Any]) -> tuple[bool, bool, float]:

@@ -6,9 +6,10 @@ accelerate 1.15, deepspeed 0.19.8):
 - Hugging Face's Trainer: checkpoint-N/ with optimizer.pt or optimizer.bin (FSDP: optimizer_0/, DeepSpeed:
   global_stepN/, latest), scheduler.pt, trainer_state.json (Trainer._save_checkpoint). The folder of the final
   model also has trainer_state.json, but no optimizer (Trainer.save_state): from this folder the Trainer
-  resumes with a new optimizer and schedule; only under DeepSpeed it fails (_load_optimizer_and_scheduler). A
-  checkpoint that is written at TERM (enable_jit_checkpoint) has checkpoint-is-incomplete.txt until it is
-  complete, even if it replaces files of the same step (CheckpointManager.execute_jit_checkpoint).
+  resumes with a new optimizer and schedule; only with DeepSpeed does this fail
+  (_load_optimizer_and_scheduler). A checkpoint that is written at TERM (enable_jit_checkpoint) has
+  checkpoint-is-incomplete.txt until it is complete, even if it replaces files of the same step
+  (CheckpointManager.execute_jit_checkpoint).
 - Accelerate's save_state: optimizer.bin or the folders above, scheduler.bin, random_states_N.pkl
   (accelerate/checkpointing.py, save_accelerator_state).
 - torch.distributed.checkpoint, torchtitan: *.distcp, .metadata (FileSystemWriter.finish). The checkpoint of
@@ -45,16 +46,16 @@ _PART = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|meta|.*[_-](model|optim)_states)(_\d+)?\.pth?"
     r"|((diffusion_)?pytorch_|adapter_)?model(-\d+-of-\d+|_\d+)?\.safetensors"
 )
-"""Files that are no checkpoints by themselves: parts of checkpoint folders, and Hugging Face's weights."""
+"""Files that are not checkpoints by themselves: parts of checkpoint folders, and Hugging Face's weights."""
 _PART_FOLDER = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
 _FILES_NEXT_TO_TAGS = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
 _OPTIMIZER_KEYS = (b"optim", b"param_groups")
 _MAX_BYTES = 16_000_000
-"""How many bytes of a pickle or a header are read at most."""
+"""The maximum number of bytes that are read from a pickle or a header."""
 
 
 class CheckpointPath(NamedTuple):
-    """A checkpoint: its path in a node's results, and the folders (`trees`) that belong to it."""
+    """A checkpoint has a path in a node's results, and the folders (`trees`) that belong to it."""
 
     name: str
     trees: tuple[str, ...] = ()
@@ -147,7 +148,7 @@ def find_flaw(path: Path, name: str) -> str:
             return "torn" if name.endswith(".tar") and not begin.startswith(b"\x80") else ""
     except OSError:
         raise
-    except Exception:  # the file is truncated or is no checkpoint
+    except Exception:  # the file is truncated or is not a checkpoint
         return "torn"
 
 

@@ -23,13 +23,14 @@ _ROLE_PAUSES_S = (0.5, 1.0, 2.0)
 _ROLE_S = 10.0
 """How long to retry; each request to a metadata service that does not respond takes 30 s to time out."""
 _TRIAL = ".awsddp"
-"""The key of a small test object below the prefix; all jobs use the same key."""
+"""The key of a small test object under the prefix; all jobs use the same key."""
 
 
 def open_store(order: Mapping[str, Any]) -> Store:
     """Return the store for an order, with only the permissions of the node's role.
 
-    boto3 is in ~/awsddp/boto3 if the image has none that is new enough. Raises ImportError if there is none.
+    boto3 is in ~/awsddp/boto3 if the image's boto3 is missing or too old. Raises ImportError if no usable
+    boto3 is installed.
     """
     sys.path.insert(0, str(Path.home() / "awsddp" / "boto3"))
     session = node_session()
@@ -75,7 +76,7 @@ def try_claim(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request that needs each permission, then claim the name."""
+    """For each permission, send a request that needs it; then claim the name."""
     region = store.get_region(top.bucket)
     if region and region != order["region"]:
         return {"code": "region", "what": region}

@@ -38,7 +38,7 @@ _MAX_LISTINGS = 3
 """How many times a bucket is listed if it changes while it is copied."""
 _BATCH_FILES = 2000
 _SENT_BY_CLIENT = "folder"
-"""The source that the stamp of a client's data names."""
+"""The source that is named in the stamp of data from a client."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = "Changed"
 _AGAIN = "awsddp train   # again: it goes on"
@@ -47,7 +47,7 @@ _ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with
 
 
 class CopyError(Exception):
-    """Why data cannot be copied, and the next step; `code` is S3's error code, or _CHANGED."""
+    """Data cannot be copied; the error has the reason and the next step. `code` is S3's code or _CHANGED."""
 
     def __init__(self, message: str, why: str = "", next_step: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -203,9 +203,10 @@ def _copy_sources(request: dict[str, Any], progress: _Progress) -> dict[str, Any
 def list_objects(
     uri: S3Uri, make_store: Callable[..., Store], *, most: int | None = None
 ) -> tuple[Store, list[S3Object]]:
-    """Return a store that may list `uri`, and the objects at `uri` (at most `most`).
+    """Return a store that is allowed to list `uri`, and the objects at `uri` (at most `most`).
 
-    The store has the caller's rights; for a public bucket its requests may be unsigned. Raises CopyError.
+    The store is one that `make_store` returns; for a public bucket, its requests may be unsigned. Raises
+    CopyError.
     """
     first_refusal: CopyError | None = None
     for unsigned in (False, True):
@@ -226,9 +227,9 @@ def list_objects(
 
 
 def map_paths(uri: S3Uri, objects: Iterable[S3Object]) -> dict[str, S3Object]:
-    """Return {path below `uri`: object}. Raises CopyError for a key that cannot be a path.
+    """Return {path under `uri`: object}. Raises CopyError for a key that cannot be a path.
 
-    Keys that end with "/" stand for folders, and are left out.
+    Keys that end with "/" represent folders, and are left out.
     """
     start = len(uri.key(""))
     objects_by_path = {
@@ -260,9 +261,10 @@ def _path_problem(path: str) -> str:
 
 
 def _make_data_folder(folder: Path, need: int) -> None:
-    """Make the folder for all data, on the instance store with most free space if `need` bytes fit there.
+    """Make the folder for all data, on the instance store with the most free space if `need` bytes fit there.
 
-    Stopping the instance empties its instance stores; the link's target is then made again. Raises OSError.
+    Stopping the instance empties its instance stores; the link's target is then created again. Raises
+    OSError.
     """
     if folder.is_symlink():
         _make_folder(Path(os.readlink(str(folder))))  # noqa: PTH115
@@ -309,7 +311,7 @@ def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
 
 
 class Stamp:
-    """A data folder's stored state: the source, the copied files, and whether the folder is `whole`."""
+    """A data folder's stored state has the source and the copied files, and says if the folder is `whole`."""
 
     def __init__(self, top: Path) -> None:
         self._top, self._path = top, top.with_name(f".{top.name}.json")

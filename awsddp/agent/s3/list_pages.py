@@ -62,7 +62,7 @@ class Pages:
         page.is_written = False
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a row, if the list has it."""
+        """Remove a row if the list contains it."""
         page = self._page_of.pop((kind, name), None)
         if page is not None:
             page.size -= _estimate_length(kind, name, page.rows.pop((kind, name)))
@@ -84,7 +84,7 @@ class Pages:
         return [page.next for page in self._pages if page.next is not None]
 
     def rewrite_missing(self, objects: Mapping[str, tuple[int, str]]) -> None:
-        """Mark pages for the next `write` if `objects`, {key: (size, ETag)}, lacks them or differs."""
+        """Mark pages for the next `write` unless `objects`, {key: (size, ETag)}, contains them as written."""
         for page in self._pages:
             if page.next is not None and objects.get(page.next[0]) != tuple(page.next[1:]):
                 page.is_written = False
@@ -109,7 +109,7 @@ class PageReader:
     def read(self, store: Store, uri: S3Uri, page_list: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
         """Return {kind: {name: row}} from the pages that a document names.
 
-        Raises ObjectChanged if a page was replaced, ValueError, ClientError, BotoCoreError.
+        Raises ObjectChanged if a page was replaced, and ValueError, ClientError or BotoCoreError.
         """
         previous, self._read = self._read, {}
         rows_by_kind: dict[str, dict[str, Any]] = {}

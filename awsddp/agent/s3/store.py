@@ -28,7 +28,7 @@ _Item = TypeVar("_Item")
 ATTEMPTS = 10
 CONCURRENCY = 16
 _THREADS = 8
-"""How many parts of large objects are transferred at once. With more threads, one Python is slower."""
+"""How many parts of large objects are transferred at once. With more threads, a Python process is slower."""
 DATA_FOLDER = ".data"
 """The folder for data that clients send to nodes, next to the jobs' folders."""
 _ACTIVE_STATES = ("claimed", "waiting", "running")
@@ -38,7 +38,7 @@ MOST_BYTES = 2 << 20
 _MAX_ITEMS = 300_000
 """Maximum number of objects and arrays in a document, which then takes less than 64 MB when parsed."""
 PART_BYTES = 8 << 20
-"""Minimum size of an object for a transfer in parts."""
+"""Minimum size of an object that is transferred in parts."""
 MOST_PART_BYTES = 2 * PART_BYTES
 """Maximum size of a part of a growing file, which is read into memory."""
 SIGNATURE = "awsddp-signature"
@@ -54,11 +54,11 @@ class S3Uri(NamedTuple):
     prefix: str
 
     def key(self, name: str) -> str:
-        """Return the key for `name` below the prefix."""
+        """Return the key for `name` under the prefix."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def join(self, name: str) -> S3Uri:
-        """Return the URI for `name` below the prefix."""
+        """Return the URI for `name` under the prefix."""
         return self._replace(prefix=self.key(name))
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class S3Uri(NamedTuple):
 
 
 class S3Object(NamedTuple):
-    """An object in a list: its key, its size in bytes, and its ETag.
+    """An object in a list has a key, a size in bytes, and an ETag.
 
     If there is a `digest`, it is the SHA-256 of the first `size` bytes, and the object may have grown since.
     """
@@ -121,7 +121,10 @@ class Upload(Protocol):
         """Return True if the upload has ended."""
 
     def cancel(self) -> object:
-        """Cancel the upload, unless it has ended. If a small file's upload is already running, it goes on."""
+        """Cancel the upload, unless it has ended.
+
+        If a small file's upload is already running, it continues.
+        """
 
     def result(self) -> Any:
         """Wait for the upload to end. If it failed, raises its error."""
@@ -130,7 +133,7 @@ class Upload(Protocol):
 def node_session() -> Any:
     """Return a botocore session for a node. The session retries if the metadata service is busy.
 
-    By default, botocore sends only one request, with a timeout of 1 s, and then does without a role.
+    By default, botocore sends only one request, with a timeout of 1 s, and then continues without a role.
     """
     import botocore.session
 
@@ -141,11 +144,11 @@ def node_session() -> Any:
 
 
 class Store:
-    """A thread-safe S3 client for one caller.
+    """A thread-safe S3 client that uses one AWS identity.
 
     `session` is a botocore session, or None to use the node's role from the instance metadata. `endpoint` is
-    None for AWS. With `payer` the caller pays for requests to requester-pays buckets. Raises ImportError if
-    boto3 is missing or too old in this Python.
+    None for AWS. With `payer`, the identity's account pays for requests to requester-pays buckets. Raises
+    ImportError if boto3 is missing or too old in this Python.
     """
 
     def __init__(
@@ -205,7 +208,7 @@ class Store:
                 yield S3Object(item["Key"], item["Size"], item["ETag"].strip('"'))
 
     def list_folders(self, uri: S3Uri, *, name: str = "") -> Iterator[str]:
-        """Yield the folders directly below `uri` whose names begin with `name`.
+        """Yield the folders directly under `uri` whose names begin with `name`.
 
         Raises botocore's ClientError.
         """
@@ -237,7 +240,7 @@ class Store:
     def document(self, uri: S3Uri, name: str) -> Document | None:
         """Return an object's document, or None if there is no object.
 
-        A caller with permission to list only some prefixes gets AccessDenied for a missing object:
+        An AWS identity with permission to list only some prefixes gets AccessDenied for a missing object:
         https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
         Raises ClientError, or ValueError if the object is larger than MOST_BYTES.
         """
@@ -250,7 +253,7 @@ class Store:
             code = error.response["Error"]["Code"]
             if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(uri, name=name))):
                 return None
-            return self._document(parameters)  # the object may have been written since
+            return self._document(parameters)  # the object may have been written since then
 
     def _document(self, parameters: Mapping[str, Any]) -> Document:
         def check(response: Mapping[str, Any]) -> int:
@@ -319,11 +322,11 @@ class Store:
         return str(response["ETag"]).strip('"')
 
     def abort(self, uri: S3Uri, *, ended_jobs: Container[str] | None = None) -> None:
-        """Abort incomplete uploads below `uri`, if the caller has the permission. Raises BotoCoreError.
+        """Abort incomplete uploads under `uri` if AWS permits it. Raises BotoCoreError.
 
         With `ended_jobs`, `uri` contains jobs and data. Then abort only uploads that are old or belong to
-        those jobs or to other jobs that have ended. Old ones are aborted because the state of a job that was
-        lost with its cluster remains "running".
+        those jobs or to other jobs that have ended. Old uploads are aborted because the state of a job that
+        was lost with its cluster remains "running".
         """
         from botocore.exceptions import ClientError
 
@@ -361,7 +364,7 @@ class Store:
         on_bytes: Callable[[int], None] = lambda count: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> Upload:
-        """Start to upload a file, in parts if it is large. `on_end` is called in another thread.
+        """Start uploading a file, in parts if it is large. `on_end` is called in another thread.
 
         After the upload, `pop_etag` returns its ETag. The upload's `result` raises OSError, ClientError,
         BotoCoreError.
@@ -391,7 +394,7 @@ class Store:
     def upload_files(
         self, files: Mapping[str, Path], uri: S3Uri, on_bytes: Callable[[int], None] = lambda count: None
     ) -> dict[str, str]:
-        """Upload files to names below `uri`, several at once, and return {name: ETag}.
+        """Upload files to names under `uri`, several at once, and return {name: ETag}.
 
         Raises OSError, ClientError, BotoCoreError.
         """
@@ -417,9 +420,9 @@ class Store:
     ) -> None:
         """Download several files at once, each from its objects, to their paths in `folder`.
 
-        Existing files are replaced. A file appears only when it is complete and as listed; `on_file` is then
-        called in this thread. The caller must have checked the paths.
-        Raises ObjectChanged, OSError, ClientError, BotoCoreError.
+        Existing files are replaced. A file appears only when it is complete and as listed; after that,
+        `on_file` is called in this thread. The paths must have been checked before. Raises ObjectChanged,
+        OSError, ClientError, BotoCoreError.
         """
         partial_folder = folder / PARTIAL_FOLDER
         shutil.rmtree(partial_folder, ignore_errors=True)
@@ -439,7 +442,7 @@ class Store:
         """Call `work` for several items at once. Yield the items in order, each when its call has ended.
 
         After an error no more calls are started; the error is raised when the running calls have ended.
-        `work` must not call `run_each` of this store.
+        `work` must not call this store's `run_each`.
         """
         stop = threading.Event()
 
@@ -465,7 +468,7 @@ class Store:
     ) -> None:
         """Write the file `path` from its listed objects.
 
-        Raises ObjectChanged if an object is not as listed, OSError, ClientError, BotoCoreError.
+        Raises ObjectChanged if an object is not as listed, and OSError, ClientError or BotoCoreError.
         """
         with _raise_changed(objects[0].key if objects else ""):
             if len(objects) == 1 and objects[0].size >= PART_BYTES and not objects[0].digest:
@@ -492,7 +495,7 @@ class Store:
         ).result()
 
     def _download_small(self, bucket: str, s3_object: S3Object) -> bytes:
-        """Return an object's bytes, or, if it has a digest, only those that the digest covers.
+        """Return an object's bytes, or, if it has a digest, only the bytes that the digest covers.
 
         Raises ObjectChanged, ClientError.
         """

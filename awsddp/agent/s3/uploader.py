@@ -69,7 +69,7 @@ _TICK_S = 0.2
 _BATCH_S = 0.02
 """How long finished uploads are collected before other uploads start."""
 _LATE_S = 1800.0
-"""How long failures are retried, and open files are waited for, after the job's end or a later success."""
+"""How long to retry failures, and to wait for open files, after the job's end or a later success."""
 _HURRY_S = 90.0
 """The same limit when the machine shuts down, which awsddp-jobs.service delays by at most 120 s."""
 _OTHER_NODES_S = 90.0
@@ -120,7 +120,7 @@ def _is_alone(folder: JobFolder) -> bool:
 
 
 class _File:
-    """A result. Its `parts` in S3, [key, size, ETag, digest], hold the content at the stamp `saved`."""
+    """A result. Its `parts` in S3, [key, size, ETag, digest], hold the content that had the stamp `saved`."""
 
     def __init__(self) -> None:
         self.parts: list[list[Any]] = []
@@ -169,7 +169,7 @@ class _File:
 
 
 class _Sending(NamedTuple):
-    """A file being uploaded: its upload, its key's version, its state at the start, its open file `held`."""
+    """A file being uploaded has an upload, its key's version, its state at the start, and an open file."""
 
     upload: Upload
     version: int
@@ -179,7 +179,10 @@ class _Sending(NamedTuple):
 
 
 class _Growing(NamedTuple):
-    """A growing file whose new parts are being sent; if `is_checked`, earlier parts are compared first."""
+    """A growing file whose new parts are being sent.
+
+    If `is_checked` is true, its earlier parts are compared first.
+    """
 
     future: Future[list[list[Any]]]
     line: ManifestEntry
@@ -234,7 +237,7 @@ class Uploader:
             all_done = False
             try:
                 all_done = self.step()
-            except Exception as error:  # by S3, the disk, or a malformed object
+            except Exception as error:  # from S3, the disk, or a malformed object
                 self._fails, self._error = self._fails + 1, str(error)
                 sys.stderr.write(f"{time.strftime('%FT%TZ', time.gmtime())} {error}\n")
                 sys.stderr.flush()
@@ -253,14 +256,15 @@ class Uploader:
             self._pause()
 
     def step(self) -> bool:
-        """Scan, upload and write the lists, each if it is due. Return True if everything is done.
+        """Scan the results, upload files and write the lists, whichever is due. Return True if everything is
+        done.
 
         If an upload has failed, raises its error.
         """
         if not self._is_over and self._folder.document().final:
             self._is_over, self._scan_at = True, -math.inf
             self._queue.clear()
-            _set_disk_priority("2")  # the default (best effort), as no rank uses the disk any more
+            _set_disk_priority("2")  # the default (best effort), because no rank uses the disk any more
         if not self._has_list:
             self._recover()
         error = self._upload_results()
@@ -332,7 +336,7 @@ class Uploader:
             return {}
 
     def _version_of(self, result: str, parts: list[list[Any]]) -> int:
-        """Return the version that the keys of a file's parts have."""
+        """Return the version in the keys of a file's parts."""
         file, key = _File(), parts[0][0]
         name = key if not parts[0][3] else dirname(key).partition("/")[2]
         suffix = re.search(r"~(\d+)$", name)
@@ -345,7 +349,7 @@ class Uploader:
         """Return a document that an uploader of this launch has signed, or None if there is none."""
         try:
             document = self._store.document(self._uri, name)
-        except ValueError:  # the document is longer than an uploader writes
+        except ValueError:  # the document is longer than any that an uploader writes
             return None
         if document is None:
             return None
@@ -390,14 +394,14 @@ class Uploader:
         self._scan_at = time.monotonic() + pause_s
 
     def _lost_files(self, skipped: Iterable[ManifestEntry]) -> str:
-        """Return a text on files that the next job wrote to before they were saved, or "" if none."""
+        """Return text on files that the next job wrote to before they were saved, or "" if there are none."""
         files = ((line, self._files.get(line.home)) for line in skipped if line.home)
         return "; ".join(
             f"{line.path}: {line.why}" for line, file in files if file is not None and not file.saved
         )
 
     def _is_due(self, line: ManifestEntry) -> bool:
-        """Record a file's current stamp. Return True if the file is to be uploaded now."""
+        """Record a file's current stamp. Return True if the file should be uploaded now."""
         result, file, stamp = line.home, self._files.setdefault(line.home, _File()), _stamp(line)
         is_known, file.current = file.current == stamp, stamp
         if file.saved == stamp and not (self._is_over and _is_append_only(result) and file.checked != stamp):
@@ -412,7 +416,7 @@ class Uploader:
             return False
         if _is_append_only(result):
             return self._is_over or time.monotonic() - file.sent_at >= self._order["parts_s"]
-        is_renamed = line.changed > line.modified  # as after a rename of a complete file
+        is_renamed = line.changed > line.modified  # as when a complete file is renamed
         return not line.writing and (is_known or is_renamed or self._is_over)
 
     def _urgency(self, result: str, marked_folders: set[str]) -> tuple[int, bool]:
@@ -443,7 +447,8 @@ class Uploader:
         return failure
 
     def _start_file(self, line: ManifestEntry, file: _File) -> None:
-        """Start to upload a file. If the current key is listed, use another one, so that its object is kept.
+        """Start uploading a file. If the current key is listed, use another key, so that the listed object is
+        kept.
 
         The file stays open, so that the upload succeeds even if the job removes or replaces the file.
         """
@@ -459,7 +464,10 @@ class Uploader:
         self._sending[line.home] = _Sending(upload, version, line, held, info)
 
     def _free_version(self, result: str, file: _File) -> int:
-        """Return a version whose keys are in no list, now or later: an earlier version, or else a new one."""
+        """Return a version whose keys are in no list, now or later.
+
+        This is an earlier version if possible, or else a new one.
+        """
         pause_s = self._order["beat_s"] * (_OWN_BEATS if self._is_first else _OTHER_BEATS)
         free = [version for version, left_at in file.left.items() if time.monotonic() - left_at >= pause_s]
         if free:
@@ -468,7 +476,10 @@ class Uploader:
         return min(free, default=max(file.version, *file.left, 0) + 1)
 
     def _named_keys(self) -> set[str] | None:
-        """Return the checkpoint keys in the current and next job.json, or None if it cannot be read."""
+        """Return the checkpoint keys in the current and next job.json.
+
+        Returns None if the current one cannot be read.
+        """
         if self._is_first:
             named_keys = checkpoint_keys(self._published[1]) if self._published else set()
         else:
@@ -484,7 +495,8 @@ class Uploader:
         return named_keys | {dirname(key).partition("/")[2] for key in named_keys}
 
     def _cancel_outdated(self) -> None:
-        """Cancel uploads whose files were written to after the start, as these would mix old and new data.
+        """Cancel uploads whose files were written to after the start, because these uploads would mix old and
+        new data.
 
         If a file was only replaced or removed, its upload continues, because the open file is unchanged. If a
         file was truncated, its request ends late, because S3 waits for more bytes; the uploader does not wait
@@ -566,7 +578,7 @@ class Uploader:
     def _send_parts(self, line: ManifestEntry, key: str, file: _File, is_checked: bool) -> list[list[Any]]:
         """Send the new bytes of a file and return its parts. If the last part is not full, it is replaced.
 
-        Raises ObjectChanged if the file no longer begins with its earlier parts, OSError, ClientError.
+        Raises ObjectChanged if the file no longer begins with its earlier parts, and OSError or ClientError.
         """
         parts = [*file.parts]
         with open_file(Path(line.path)) as stream:
@@ -684,7 +696,7 @@ class Uploader:
         }
 
     def _verify(self) -> None:
-        """Compare the listed files and the lists with the objects in S3, and send again those that differ."""
+        """Compare the listed files and the lists with the objects in S3, and resend those that differ."""
         keys_by_result = {result: [part[0] for part in file.parts] for result, file in self._files.items()}
         prefixes = {
             "lists/",
@@ -760,7 +772,7 @@ class Uploader:
                 self._node_documents[node], self._changed_at = document, now
 
     def _all_ended(self) -> bool:
-        """Return True if the other nodes' uploaders have ended, or their nodes are lost."""
+        """Return True if each other node is lost or its uploader has ended."""
         cause = self._folder.document().cause
         lost = cause.node if cause is not None and cause.kind == "node_lost" else None
         documents = self._node_documents
@@ -825,7 +837,10 @@ def _key_prefix(key: str) -> str:
 
 
 def _folders(results: Iterable[str]) -> list[str]:
-    """Return the files' folders. If there are too many, parent folders, ending in "/", replace some."""
+    """Return the files' folders.
+
+    If there are too many, some are replaced by parent folders, which end with "/".
+    """
     folders = {dirname(result) for result in results}
     while len(folders) > _MAX_FOLDERS:
         deepest = max(folder.count("/") for folder in folders)

@@ -67,7 +67,7 @@ def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes:
 
 
 def _rendezvous_conf(spec: JobSpec, *, is_first: bool) -> str:
-    """Return the --rdzv-conf that makes torch give up a node after `job.heartbeat_timeout`, not after 15 s.
+    """Return the --rdzv-conf that makes torch give up a node after `job.heartbeat_timeout` instead of 15 s.
 
     https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
     """
