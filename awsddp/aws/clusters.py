@@ -408,9 +408,9 @@ def _cluster(
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A cluster, or its leftovers. `mine`: the caller's AWS identity owns it.
+    """A cluster, or its leftovers. `mine` is True if the caller's AWS identity owns it.
 
-    `orphan`: that identity owns it, and it is expired or has no nodes. `price_usd_per_hour` is what its
+    `orphan` is True if, in addition, it is expired or has no nodes. `price_usd_per_hour` is what its
     running instances and its disks cost now (None: unknown).
     """
 

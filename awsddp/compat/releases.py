@@ -197,10 +197,10 @@ _G4_TO_P5 = frozenset({"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p
 _K80_TO_A100 = frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"})
 _TO_B200 = _G4_TO_P5 | {"p6-b200"}
 _ARM64 = frozenset({"g5g", "p6e-gb200"})
-# For each torch version: Ubuntu, CUDA, driver branch and families, according to the release notes as of
-# 2026-10: https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html An older build of
-# the same release may have an older driver; CUDA is "" and families are () where the notes were not seen: the
-# row of 2.13 is the output of `nvidia-smi` and torch on a g6 (2026-08-29).
+# For each torch version: Ubuntu, CUDA, driver branch and families, from the release notes as of 2026-10:
+# https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
+# An older build of the same release may have an older driver; CUDA is "" and families are () if the notes
+# were not seen: the row of 2.13 is the output of `nvidia-smi` and torch on a g6 (2026-08-29).
 _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.13": ("26.04", "13.0", 595, frozenset()),
     "2.12": ("24.04", "13.0", 595, _TO_B200),

@@ -42,9 +42,9 @@ class NodeState(Document):
 
 
 class SeenJob(JobRecord):
-    """A job as last seen; `reported`: its nodes have just reported it.
+    """A job as last seen; `reported` is true if its nodes have just reported it.
 
-    `fetched`: all its results are on this machine, fetched after its end.
+    `fetched` is true if all its results were fetched to this machine after its end.
     """
 
     last_seen: str | None
@@ -104,9 +104,9 @@ class JobDocument(JobRecord):
 class ListedJob(JobRecord):
     """A job on any of this machine's clusters, with its run time and its nodes' list price for that time.
 
-    Jobs that ran on a node at the same time share the node's price. `reported`: its nodes have just reported
-    it, otherwise it is as last seen. `step`, `loss` and `fraction` are the last values from its first rank
-    that reports them.
+    Jobs that ran on a node at the same time share the node's price. `reported` is true if its nodes have just
+    reported it; otherwise it is as last seen. `step`, `loss` and `fraction` are the last values from its
+    first rank that reports them.
     """
 
     step: int | None = None
@@ -174,7 +174,7 @@ class NodeFiles(Document):
 
 
 class DownDocument(Document):
-    """`down`."""
+    """The JSON document that `down` prints."""
 
     cluster: str
     state: Literal["absent", "ending"]
@@ -202,7 +202,10 @@ class Kept(Document):
 
 
 class SyncDocument(Document):
-    """`sync`. `kept`: the paths that are not sent, and the file or key that excludes them."""
+    """The JSON document that `sync` prints.
+
+    `kept` has the paths that are not sent, and the file or key that excludes them.
+    """
 
     nodes: tuple[NodeFiles, ...]
     files: tuple[str, ...]
@@ -213,7 +216,10 @@ class SyncDocument(Document):
 
 
 class FetchDocument(Document):
-    """`fetch`. `started`: a stopped cluster was started for the fetch, and terminated with `down`."""
+    """The JSON document that `fetch` prints.
+
+    `started` is true if a stopped cluster was started for the fetch; `down` describes its termination.
+    """
 
     nodes: tuple[NodeFiles, ...]
     job: str
@@ -223,7 +229,7 @@ class FetchDocument(Document):
 
 
 class Orphans(Document):
-    """`down --orphans`."""
+    """The JSON document that `down --orphans` prints."""
 
     clusters: tuple[str, ...]
     terminated: tuple[str, ...]
@@ -251,25 +257,28 @@ class NodeOutput(Document):
 
 
 class ExecDocument(Document):
-    """`exec`."""
+    """The JSON document that `exec` prints."""
 
     nodes: tuple[NodeOutput, ...]
 
 
 class SshDocument(Document):
-    """`ssh` is the command that opens the shell."""
+    """The JSON document that `ssh` prints: `ssh` is the command that opens the shell."""
 
     command: tuple[str, ...]
 
 
 class DoctorDocument(Document):
-    """`doctor`."""
+    """The JSON document that `doctor` prints."""
 
     checks: tuple[Check, ...]
 
 
 class QuotaDocument(Document):
-    """`doctor --request-quota`. `request` is the AWS request ID, or null if no request is needed."""
+    """The JSON document that `doctor --request-quota` prints.
+
+    `request` is the AWS request ID, or null if no request is needed.
+    """
 
     quota: str
     name: str
@@ -288,7 +297,7 @@ class Offer(Choice):
 
 
 class OffersDocument(Document):
-    """`plan --offers`."""
+    """The JSON document that `plan --offers` prints."""
 
     region: str
     target: TargetName
@@ -299,7 +308,7 @@ class OffersDocument(Document):
 
 
 class InitDocument(Document):
-    """`init`."""
+    """The JSON document that `init` prints."""
 
     file: str
 
@@ -376,13 +385,16 @@ class LocalDocument(Document):
 
 
 class StoppedDocument(Document):
-    """`local stop`. `stopped` is true if a local cloud was running."""
+    """The JSON document that `local stop` prints. `stopped` is true if a local cloud was running."""
 
     stopped: bool
 
 
 class Failure(Document):
-    """An error. `kind` is listed in docs/design.md; `retryable`: the same command may succeed later."""
+    """An error. `kind` is listed in docs/design.md.
+
+    `retryable` is true if the same command may succeed later.
+    """
 
     kind: str
     retryable: bool
@@ -410,10 +422,10 @@ class EventLine(Document):
 
 
 class WhyDocument(Document):
-    """`why`: the ranks that are `behind` the waiting ranks, and the activity of each rank.
+    """The JSON document that `why` prints: the ranks `behind` the waiting ones, and what each rank does.
 
-    `silent_s`: how long no rank has written to its log; `moving`: a collective has just begun; `result`: how
-    the job ended, if it does not run any more.
+    `silent_s` is how long no rank has written to its log. `moving` is true if a collective has just begun.
+    `result` describes how the job ended, if it has ended.
     """
 
     job: str

@@ -92,7 +92,8 @@ class Node(Frozen):
     to the cluster. `changed` is the time when the instance began to stop or terminate, if EC2 reports that.
     `profile` is its instance profile's ARN. `reason` has EC2's code and text for the stop or end. `uses` has
     the kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
-    `is_renumbered`: its tag and launch index give a number that another node has, so it has a different one.
+    `is_renumbered` is True if it has a different number, because its tag and launch index give a number that
+    another node has.
     """
 
     node: int
@@ -202,9 +203,9 @@ class Cause(Frozen):
     """Why a job did not succeed: the first rank that failed, with the end of its log, or the event that ended
     it.
 
-    `kind` is one that docs/why.md lists ("unknown": an older awsddp wrote the record). `retryable`: the same
-    command may succeed without a change. `values` are the variables in the explanation, such as `module` for
-    import_error. `next` is the next step, "" if none is known.
+    `kind` is one that docs/why.md lists ("unknown": an older awsddp wrote the record). `retryable` is True if
+    the same command may succeed without a change. `values` are the variables in the explanation, such as
+    `module` for import_error. `next` is the next step, "" if none is known.
     """
 
     rank: RankNumber | None
@@ -260,9 +261,9 @@ class Saving(Frozen):
     """The progress of uploads to S3: files saved, files pending, and the error that prevents uploads ("":
     none).
 
-    `ended`: all files were saved, or were given up because of the `error`. `silent_s` is the time since an
-    uploader's last heartbeat, by its node's clock. `unasked` are nodes that did not answer; their files are
-    not counted.
+    `ended` is True if all files were saved, or were given up because of the `error`. `silent_s` is the time
+    since an uploader's last heartbeat, by its node's clock. `unasked` are nodes that did not answer; their
+    files are not counted.
     """
 
     files: Count = 0
@@ -344,8 +345,10 @@ class Choice(Frozen):
 
 
 class Check(Frozen):
-    """A check that `doctor` makes, on one node unless `node` is None. `ok` is None if unknown or a
-    warning."""
+    """A check that `doctor` makes, on one node unless `node` is None.
+
+    `ok` is None if the result is unknown or only a warning.
+    """
 
     name: str
     ok: bool | None

@@ -145,8 +145,7 @@ def _launch_step(existing: ExistingCluster, missing: tuple[int, ...], ends: list
 def _why_terminated(
     spec: ClusterSpec, existing: ExistingCluster, node: Node, image_id: str, nodes: int
 ) -> str:
-    """Return the reason why a live node must terminate, or "" if it stays; `nodes` is the requested
-    number."""
+    """Return the reason why a live node must terminate, or "" if it stays; `nodes` nodes are requested."""
     if not 0 <= node.node < nodes:
         return f"{nodes} node{'s' * (nodes != 1)} requested"
     if node.instance_id in spec.cluster.replace:

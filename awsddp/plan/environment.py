@@ -174,8 +174,7 @@ def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | 
 
 
 def _build(row: Release, driver: str | None) -> str:
-    """Return the torch build ("cu130") for the newest CUDA that the driver supports, or "cpu" if there is
-    none."""
+    """Return the torch build ("cu130") for the driver's newest CUDA, or "cpu" if there is no driver."""
     if driver is None:
         return "cpu"
     supported = [cuda for cuda in row.wheels if least_driver(cuda) <= int(driver.split(".")[0])]
