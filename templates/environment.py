@@ -36,7 +36,7 @@ PROGRESS_S = 2
 FREE_SHARE = 0.25  # the share of a disk that is kept free for other environments and for results
 POLL_MS = 500
 END_S = 5
-PIPE_BYTES = 2**20  # larger than a pipe's buffer
+PIPE_BYTES = 2**20  # this is larger than a pipe's buffer
 # The image's python runs this to report the facts that the client needs to resolve packages.
 PLATFORM = """
 import json, platform, site, sys
@@ -88,7 +88,7 @@ BUILD = {}
 
 
 class Failed(Exception):
-    """A step failed. The arguments are the step and its last output."""
+    """A step failed. Its arguments are the step and the step's last output."""
 
 
 def send(**fields):
@@ -289,7 +289,8 @@ def link_programs(prefix, folders):
 def add_projects(prefix, request):
     """Add the metadata, entry points and .pth file that an installation of the synced projects would add.
 
-    The .pth file takes effect after the ranks' PYTHONPATH, because their project folder may differ from WORK.
+    The .pth file takes effect after the ranks' PYTHONPATH, because the ranks' project folder may differ from
+    WORK.
     """
     for packages in prefix.glob("lib/python3*/site-packages") if request["projects"] else ():
         for project in request["projects"]:

@@ -217,7 +217,7 @@ def fabric_state():
 def count_gpus(python, wanted, patience_s):
     """Return the number of GPUs that torch finds, and the evidence if there are too few.
 
-    Waits only for the NVSwitches to be set up, before which CUDA cannot be initialized.
+    Waits only for the NVSwitches to be set up, because CUDA cannot be initialized before that.
     """
     deadline = time.monotonic() + patience_s
     while True:

@@ -1,13 +1,15 @@
 """Compare and change a project folder. Runs on a node with its python3 (3.8 or newer, standard library only).
 
 The first argument is the folder's name in ~/awsddp. Reads a record for each of the client's paths, and prints
-the paths that differ, those that may differ, and those that an earlier sync sent but the client lacks now:
+the paths that differ, those that may differ, and those that an earlier sync sent but the client no longer
+has:
 
     in:   <kind> <mode> <size> <mtime in ns> <version> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , unsure <sha256> <path> NUL ... , missing <path> NUL ...
 
 The version of a client's file changes with every write, even if size and mtime do not. A file that has the
-same size and mtime is unsure, unless it was sent with that version and the node has not written it since.
+same size and mtime is listed as unsure, unless it was sent with that version and the node has not written it
+since.
 
 With the second argument `change` it reads three parts separated by NUL NUL: paths to remove; records of paths
 that equal the client's (both lists separated by NUL); and records that are each followed by `size` bytes, the
@@ -28,7 +30,7 @@ import sys
 HOME = os.path.expanduser(b"~")
 FOLDER = os.fsencode(sys.argv[1])
 WORK = os.path.join(HOME, b"awsddp", FOLDER)
-SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder, which jobs use
+SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # this is outside the folder, which jobs use
 # No data set has this name, because data sets' names do not begin with a dot.
 VERSIONS = os.path.join(os.path.dirname(WORK), b"." + os.path.basename(WORK) + b".versions")
 MOST_BYTES = 4 << 30
@@ -130,7 +132,8 @@ def compare(wanted):
     if updated != sent:
         write(SENT, updated)
     stale = [path for path in changed if path in versions]
-    for path in stale:  # they are sent next, and with an old stamp the node would seem to have changed them
+    # Stale paths are sent next, and with an old stamp they would look as if the node had changed them.
+    for path in stale:
         del versions[path]
     if stale:
         write(VERSIONS, versions)

@@ -69,7 +69,8 @@ def create(paths: CloudPaths, instance_id: str) -> list[Path]:
 def _divide_memory(limit_file: Path) -> None:
     """Set each node's memory limit to its share of the limit in this file."""
     for node in _list_nodes(limit_file.parent):
-        # A node that is just ending has no such file, and v1 refuses a limit below the memory in use.
+        # A node that is ending may not have this file any more, and v1 refuses a limit below the memory in
+        # use.
         with suppress(OSError):
             limit = max(_node_share(limit_file), _used_bytes(node) + TIGHT_BYTES)
             (node / limit_file.name).write_text(str(limit))

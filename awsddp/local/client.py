@@ -45,7 +45,7 @@ def check_region(region: str | None) -> None:
 
 
 def check_memory(ranks: int, *, nodes: int) -> None:
-    """Raise UsageError if this machine lacks the memory for `ranks` ranks on all nodes together."""
+    """Raise UsageError if this machine has too little memory for `ranks` ranks on all nodes together."""
     usable_bytes = cgroups.spare_bytes()
     max_ranks = usable_bytes // RANK_BYTES
     max_ranks -= max_ranks % nodes if max_ranks > nodes else 0
@@ -114,7 +114,8 @@ def is_running(awsddp_home: Path) -> bool:
 
 
 def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> list[str]:
-    """Return the variables (NAME=VALUE) that make any AWS client use the local cloud; [] if none runs.
+    """Return the variables (NAME=VALUE) that make any AWS client use the local cloud; [] if no local cloud is
+    running.
 
     `recorded_home` is the AWSDDP_HOME that a cluster's record names.
     """

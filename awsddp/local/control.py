@@ -35,7 +35,8 @@ VERSION = 8
 
 @dataclass(frozen=True)
 class LocalInfo:
-    """A local cloud: how to connect to it, its mode, and whether a command started it automatically."""
+    """Describes a local cloud: how to connect to it, its mode, and whether a command started it
+    automatically."""
 
     endpoint: str
     region: str
@@ -83,7 +84,7 @@ def find_cloud(home: Path) -> LocalInfo | None:
     If its daemon died, it is returned with `pid` set to None, but only if `local start` started it or it has
     instances.
 
-    :raises LocalCloudError: it was made by another version of awsddp.
+    :raises LocalCloudError: the local cloud was made by another version of awsddp.
     """
     paths = CloudPaths(home)
     deadline = time.monotonic() + START_S
@@ -173,7 +174,7 @@ def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> Loca
             raise UsageError(error["message"], error["why"], error["next"])
         return msgspec.convert({**document, **vars(info)}, LocalDocument)
     except (OSError, HTTPException, ValueError, LookupError, TypeError, msgspec.ValidationError) as failure:
-        # A daemon may end during its response, and another program may have taken its port by now.
+        # The daemon may end during its response, and another program may have taken its port by now.
         raise LocalCloudError(
             f"the local cloud at {info.endpoint} does not answer",
             why=str(failure),

@@ -39,7 +39,7 @@ SCOPE = re.compile(
 warnings.filterwarnings("ignore", message="Exception.* does not match an error shape")
 
 JSON = "application/x-amz-json-1.1"
-SIGNED_FOR_S = 900  # how far a signature's time may differ from now
+SIGNED_FOR_S = 900  # how far a signature's time can differ from now
 
 
 class Refusal(ServiceException):
@@ -52,7 +52,7 @@ class Refusal(ServiceException):
 
 @dataclass(frozen=True)
 class Request:
-    """One API call. `parameters` are as the client sent them, by GET, POST or JSON."""
+    """One API call. `parameters` are the parameters as the client sent them, by GET, POST or JSON."""
 
     service: str
     region: str

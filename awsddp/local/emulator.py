@@ -316,7 +316,7 @@ class Store:
             saved = pickle.loads(self.path.read_bytes())
             if saved["moto"] != moto.__version__:
                 why = f"it was made with moto {saved['moto']}, and moto {moto.__version__} is installed"
-        except Exception as error:  # a truncated or foreign pickle may raise anything
+        except Exception as error:  # a truncated or foreign pickle can raise any exception
             why = f"{self.path} cannot be read: {type(error).__name__}: {error}"
         if why:
             stop = "awsddp local stop   # it ends all instances"

@@ -40,7 +40,7 @@ one."""
 
 
 class Faults:
-    """The active faults. Callers hold the emulator's lock.
+    """Holds the active faults. Callers hold the emulator's lock.
 
     A fault's `operation` is an API operation, or the id of the instance that has the fault. `times` is how
     many more calls the fault affects (None: all). `only` is a parameter value that the request must have.
@@ -89,7 +89,7 @@ class Faults:
     def take_fault(self, operation: str, values: tuple[str, ...]) -> Fault | None:
         """Return the first fault that affects this request, or None, and decrement the fault's `times`.
 
-        `values` are the request's values, which a fault's `only` may match.
+        `values` are the request's values, which are compared with a fault's `only`.
         """
         for fault in self._list_active():
             if fault.operation in ("*", operation) and fault.only in ("", *values):

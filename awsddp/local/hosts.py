@@ -3,7 +3,7 @@
 Without root rights a host is an sshd on an address of 127.0.0.0/8, and a folder. The folder has `root` (the
 host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and `bin`, which comes
 first in the PATH and has replacements for sudo and systemctl. Hosts see each other's files and processes,
-security groups are not enforced, and there is no metadata service. User data may be a plain script or the
+security groups are not enforced, and there is no metadata service. User data can be a plain script or the
 cloud-config that awsddp sends.
 """
 
@@ -45,7 +45,7 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """The facts about an instance that its host needs. `rehearsal`: the instance type whose GPUs torch
+    """Holds the facts about an instance that its host needs. `rehearsal`: the instance type whose GPUs torch
     simulates."""
 
     instance_id: str
@@ -61,7 +61,7 @@ class HostSpec:
 class Hosts:
     """All of a local cloud's hosts. Hosts of this class are records whose states change after a moment.
 
-    Calls for the same instance are never concurrent. Each call may be repeated.
+    Calls for the same instance are never concurrent. Each call can be repeated.
     """
 
     ssh_port = 22

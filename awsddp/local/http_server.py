@@ -241,7 +241,7 @@ class EndpointApp:
 
 
 def _is_s3(environ: Mapping[str, Any]) -> bool:
-    """Return True if a request is for S3. Requests to public buckets may be unsigned."""
+    """Return True if a request is for S3. Requests to public buckets can be unsigned."""
     signature, path = environ.get("HTTP_AUTHORIZATION"), environ.get("PATH_INFO", "/")
     if signature is None:
         return path != "/" and not path.startswith(ADMIN) and "HTTP_X_AMZ_TARGET" not in environ
@@ -257,7 +257,7 @@ def _node_number(tags: dict[str, str], index: int) -> int | None:
 
 MAX_TOKEN_S = 21600
 SESSION_S = 21600
-RENEWED_S = 3600  # credentials are replaced this long before they expire
+RENEWED_S = 3600  # credentials are replaced this many seconds before they expire
 TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"
 TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"
 CLONE_NEWNET = 0x40000000
@@ -268,7 +268,7 @@ StatusAndBody = tuple[int, bytes]
 def read_metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> StatusAndBody:
     """Return the metadata service's response to an instance: the HTTP status and the body.
 
-    This may set a new `role_session` for the instance, which the caller must save.
+    If this sets a new `role_session` for the instance, the calling function must save it.
 
     :param environ: the WSGI environment.
     :param secret: the key that signs tokens, so that tokens stay valid after the daemon restarts.

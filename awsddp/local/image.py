@@ -199,7 +199,7 @@ def _write_accounts(layer: Path) -> None:
 
 TORCH_VERSION = "2.13.0"
 TORCHVISION_VERSION = "0.28.0"
-OTHER_PACKAGES = ("numpy", "pillow", "boto3")  # further packages that Deep Learning AMIs have
+OTHER_PACKAGES = ("numpy", "pillow", "boto3")  # other packages that Deep Learning AMIs have
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _NAME = "-".join(("torch", TORCH_VERSION, "torchvision", TORCHVISION_VERSION, *OTHER_PACKAGES))
 TORCH_FOLDER = Path("/opt/pytorch")
@@ -252,7 +252,7 @@ def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None)
 
 def find_python_library() -> Path | None:
     """Return the shared Python library, outside /usr, that a node needs, or None if it needs none."""
-    # If two threads called sysconfig at once, it would return None to the second one (Python 3.11).
+    # If two threads called sysconfig at the same time, it would return None to the second one (Python 3.11).
     library = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
     return library if BASE_IN_NODE != BASE and library.exists() else None
 

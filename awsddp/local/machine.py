@@ -21,7 +21,7 @@ from awsddp.errors import LocalCloudError
 
 
 class CloudPaths:
-    """The paths and names of one AWSDDP_HOME's local cloud. The class only resolves paths."""
+    """Holds the paths and names of one AWSDDP_HOME's local cloud. The class only resolves paths."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -64,7 +64,8 @@ def list_image_parameters(region: str) -> dict[str, str]:
 
 
 class Call:
-    """A request, with the facts that its checks and handlers need. Most of the facts are about launches."""
+    """Holds a request and the facts that its checks and handlers need. Most of the facts are about
+    launches."""
 
     def __init__(self, request: Request, backend: Any) -> None:
         self.request, self.backend = request, backend
@@ -313,7 +314,7 @@ def delete_placement_group(call: Call) -> dict[str, Any]:
     return {}
 
 
-VCPUS = 12288.0  # the default value for quotas, enough for 64 of the largest machines
+VCPUS = 12288.0  # the default value for quotas, which is enough for 64 of the largest machines
 RUNNING = ("pending", "running")
 _ON_DEMAND = (types.QUOTA_P, types.QUOTA_G, types.QUOTA_STANDARD)
 QUOTAS = dict((*_ON_DEMAND, types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPOT_STANDARD))
@@ -352,7 +353,7 @@ def find_exceeded_quota(
 
 
 def handle_quota(call: Call) -> dict[str, Any]:
-    """Answer GetServiceQuota and RequestServiceQuotaIncrease. An increase is granted at once."""
+    """Answer GetServiceQuota and RequestServiceQuotaIncrease. An increase is granted immediately."""
     code = call.quota
     names = {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": QUOTAS[code]}
     if call.request.action == "GetServiceQuota":
@@ -362,7 +363,7 @@ def handle_quota(call: Call) -> dict[str, Any]:
     return {"RequestedQuota": {**names, **request}}
 
 
-NOT_COMPARED = ("ClientToken", "DryRun")  # parameters that may differ when a launch is repeated
+NOT_COMPARED = ("ClientToken", "DryRun")  # parameters that can differ when a launch is repeated
 
 
 def launch(call: Call) -> Any:

@@ -1,6 +1,6 @@
-"""The operations that the local cloud supports, one row each. Any other operation is refused by name.
+"""The operations that the local cloud supports, one row each. The error for any other operation names it.
 
-moto accepts more operations than have an effect in the local cloud, such as creating a volume that no node
+moto also accepts operations that have no effect in the local cloud, such as creating a volume that no node
 can use.
 """
 

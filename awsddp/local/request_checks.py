@@ -29,7 +29,7 @@ USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_f
 Checks = dict[str, Callable[[Call], Any]]
 """Refusals, each with a check that returns a true value if it applies to a call.
 
-The text is formatted with the call and its parameters. A check may return a dict of further values for it.
+The text is formatted with the call and its parameters. A check can return a dict of more values for the text.
 """
 
 
@@ -138,7 +138,7 @@ def _unknown_profile(call: Call) -> dict[str, str] | None:
 
 
 def _unsupported_interfaces(call: Call) -> bool:
-    """Return True if a further interface is not efa-only, because hosts have one network interface."""
+    """Return True if an additional interface is not efa-only, because hosts have one network interface."""
     kinds = [(nic.get("InterfaceType"), nic.get("NetworkCardIndex")) for nic in call.nics]
     return any(kind != ("efa-only", card) for card, kind in enumerate(kinds) if card > 0)
 
@@ -169,7 +169,8 @@ def _wrong_architecture(call: Call) -> dict[str, str] | None:
 
 
 def _unsupported_by_hosts(call: Call) -> dict[str, str] | None:
-    """Return the launch features that booting hosts cannot have, such as a subnet that is not routed."""
+    """Return the requested features that hosts do not support in a launch, such as a subnet that is not
+    routed."""
     if call.backend.tags[call.image.id].get("awsddp:hosts") == "none":
         return None
     data, subnet = call.user_data or b"", call.subnet

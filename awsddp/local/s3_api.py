@@ -119,7 +119,8 @@ class S3App:
         return response
 
     def _authorize(self, call: S3Call) -> None:
-        """Set a call's bucket. Raises Refusal if the bucket does not exist or the caller lacks permission."""
+        """Set a call's bucket. Raises Refusal if the bucket does not exist or the client has no
+        permission."""
         is_own, is_public = True, False
         if call.operation not in ("ListBuckets", "CreateBucket"):
             bucket = call.bucket_info = self._read_bucket(call.bucket)
@@ -445,6 +446,6 @@ def _make_response(operation: str, result: object, body: Iterator[bytes] | None 
     model: Any = get_service_model("s3").operation_model(operation)
     serialized = S3Serializer(model).serialize(result)
     status = serialized["status_code"]
-    if status == 400:  # the serializer's default for errors that the model lacks
+    if status == 400:  # the serializer's default for errors that are not in the model
         status = getattr(result, "status", status)
     return Response(body or serialized["body"], status, serialized["headers"])

@@ -51,7 +51,7 @@ VALUES = {
 
 
 class Headers(dict[str, str]):
-    """A request's headers, with case-insensitive names. moto looks up 50 headers per request."""
+    """Holds a request's headers, whose names are case-insensitive. moto looks up 50 headers per request."""
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name.lower(), value)
@@ -98,7 +98,7 @@ class S3Call:
     `bucket_info` is the bucket, once it is known. `is_cut`: a fault cuts the connection in the middle of the
     body.
 
-    :raises NotFound: the request matches no operation of S3.
+    :raises NotFound: the request matches no S3 operation.
     """
 
     environ: dict[str, Any] = field(repr=False)
@@ -148,11 +148,11 @@ class S3Call:
         return {name: self.arguments[name] for name in ("ContentType", "Metadata") if name in self.arguments}
 
     def encode_key(self, text: str) -> str:
-        """Return a key as it appears in a listing: URL-encoded if the caller requests this."""
+        """Return a key as it appears in a listing: URL-encoded if the request asks for this."""
         return quote(text, safe="/*-._") if "EncodingType" in self.arguments else text
 
     def check_permission(self, operation: str, resource: str) -> None:
-        """Raise Refusal if the caller's policies do not allow an operation on a resource."""
+        """Raise Refusal if the call's policies do not allow an operation on a resource."""
         if self.policies is None:
             return
         action = iam.ACTIONS[operation]
@@ -237,7 +237,7 @@ def get_part_number(call: S3Call) -> int:
 def parse_parts(call: S3Call) -> list[tuple[int, str]]:
     """Return each part's number and ETag, as listed in a request to complete an upload.
 
-    :raises Refusal: no part is listed, a part lacks a number or an ETag, or the parts are not in order.
+    :raises Refusal: no part is listed, a part has no number or no ETag, or the parts are not in order.
     """
     try:
         rows = call.arguments["MultipartUpload"]["Parts"]

@@ -45,7 +45,7 @@ _FORWARDING = (
     "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # what forbids it\n"
     "-o env.packages_from=node   # if nodes have internet access"
 )
-_WINDOW = 8 * 2**20  # bytes in flight; paramiko's 2 MiB allow 10 MB/s at 200 ms
+_WINDOW = 8 * 2**20  # bytes in flight; paramiko's 2 MiB limit a log to 10 MB/s at a latency of 200 ms
 _FORWARD_WINDOW = 64 * 1024  # small, because there are many connections with small requests
 
 
@@ -122,7 +122,7 @@ def load_key(path: Path) -> paramiko.PKey:
 def check_key_file(path: Path, *, name: str, public: str) -> None:
     """Check that `access.key_file` is a usable private key and belongs to the key pair `name`.
 
-    `public` is the public key from EC2, or "" if EC2 does not return it. Raises ConfigError.
+    `public` is the public key that EC2 returned, or "" if EC2 did not return one. Raises ConfigError.
     """
     setting, file = f"access.key_file: {path}", shlex.quote(str(path))
     program = find_program("ssh-keygen", f"it checks {setting}", "install openssh-client")
@@ -198,7 +198,7 @@ def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
 
 
 def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
-    """Start connecting to all nodes at once at their last known addresses, with one attempt for each node.
+    """Start connecting to all nodes at once at their last known addresses, with one attempt per node.
 
     The caller adds `close_when_connected` as a callback to futures that it does not use. Raises ConfigError
     for an invalid login key.

@@ -32,7 +32,7 @@ SAMPLED_BYTES = 128 << 10
 VERSIONS = ".awsddp/versions.json"
 """This file records the ctime and inode that each larger file had on its node when it was fetched."""
 _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
-"""File systems' timestamp resolutions in ns; the last is FAT's, 2 s."""
+"""File systems' timestamp resolutions in ns; the last is FAT's resolution, 2 s."""
 Listed = Mapping[tuple[int, str], ResultFile]
 """The nodes' files: {(node, path): file}."""
 ListFiles = Callable[[Collection[int]], Listed]
@@ -284,7 +284,7 @@ class _Results:
             (self.top / folder).is_symlink() for folder in PurePosixPath(file.home).parents[:-1]
         ):
             return False
-        if file.home.endswith(".log") and not file.home.startswith("node"):  # written as the job ran
+        if file.home.endswith(".log") and not file.home.startswith("node"):  # it was written as the job ran
             return size == file.size or (self._grown and size > file.size)
         return is_downloaded(path, file, self._begins)
 

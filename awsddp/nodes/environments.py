@@ -58,7 +58,7 @@ def ensure_environments(
     """Return each node's environment; create those that do not exist. Takes one round trip if all
     environments exist.
 
-    `pythons`: the image's Python by node. `cache`: the folder for resolved versions. `send_files` syncs the
+    `pythons`: {node: the image's Python}. `cache`: the folder for resolved versions. `send_files` syncs the
     project folder, in which the `env.setup` commands run. Raises ConfigError, and NodeError if nodes fail
     (each with its last lines of output) or differ. Events are reported by the fleet's `on_event`.
     """
@@ -209,7 +209,7 @@ def _tool_variables(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
 
 
 def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Request:
-    """Return the request to check for the environment (`do` is "look"), or to create it ("build")."""
+    """Return the request that checks for the environment (`do` is "look") or creates it ("build")."""
     document = {
         **asdict(plan),
         "ca": plan.indexes.ca,

@@ -64,7 +64,8 @@ class Wakeup(threading.Event):
 
 
 class RemoteCommand:
-    """A command on a node. A background thread starts it and sends stdin; the caller's thread reads output.
+    """A command on a node. A background thread starts it and sends its stdin; the caller's thread reads its
+    output.
 
     The stdin of a `persistent` command stays open, and `send` writes to it.
     """
@@ -206,7 +207,8 @@ class Fleet:
     failures: dict[int, NodeError] = field(default_factory=dict, init=False)
     _connections: dict[int, Connection] = field(default_factory=dict, init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
-    _programs: dict[int, RemoteCommand] = field(default_factory=dict, init=False)  # persistent; see request()
+    # These commands are persistent (see `request`).
+    _programs: dict[int, RemoteCommand] = field(default_factory=dict, init=False)
 
     def __post_init__(self, initial: Iterable[Endpoint]) -> None:
         self.endpoints = {endpoint.node: endpoint for endpoint in initial}
@@ -308,7 +310,7 @@ class Fleet:
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", nodes: Iterable[int] | None = None, timeout_s: float
     ) -> dict[int, Result]:
-        """Run a command on `nodes` (default: all connected) at once and return the results by node.
+        """Run a command on `nodes` (default: all connected) at once and return {node: result}.
 
         Raises NodesFailed once all commands have ended, if nodes were lost or exceeded `timeout_s`. No exit
         code raises an error.

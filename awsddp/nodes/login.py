@@ -86,7 +86,8 @@ class Jump:
     uses_instance_ids: ClassVar[bool] = False
     """True if a node is addressed by its instance id."""
     dial_timeout_s: ClassVar[float] = 8.0
-    """The timeout for a connection attempt. It is long, because jump hosts continue abandoned attempts."""
+    """The timeout for a connection attempt. The timeout is long, because jump hosts do not stop abandoned
+    attempts."""
     permanent_errors: ClassVar[tuple[str, ...]] = ("prohibited",)
     """Texts that appear in permanent errors, which are not retried."""
     remedy: ClassVar[str] = (
@@ -192,7 +193,8 @@ def _exit_code(argv: list[str]) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ssm(Jump):
-    """AWS Systems Manager instead of a jump host: each connection is a session that the aws program opens."""
+    """Uses AWS Systems Manager instead of a jump host: each connection is a session that the aws program
+    opens."""
 
     region: str | None = None
     profile: str | None = None

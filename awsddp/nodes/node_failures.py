@@ -27,7 +27,7 @@ _NEXT: dict[Layer, str] = {
 
 
 def find_program(name: str, why: str, install: str) -> str:
-    """Return the path of a program on this machine. Raises ConfigError if it is not installed."""
+    """Return the path of a program on this machine. Raises ConfigError if the program is not installed."""
     path = shutil.which(name)
     if path is None:
         raise ConfigError(f"{name} not found on this machine", why, install)

@@ -1,4 +1,4 @@
-"""Serve packages to nodes during an installation through an HTTP mirror behind an SSH port forward.
+"""During an installation, serve packages to nodes through an HTTP mirror behind an SSH port forward.
 
 Nodes can request only the URLs in the user's configuration and the files that pages at those URLs link to
 (catalog.py). The mirror's password is valid for one installation. Programs on a node use the mirror as their

@@ -44,8 +44,8 @@ class Listing:
     """The entries in a folder that are sent.
 
     `skipped`: paths that cannot be sent, such as sockets and links that lead out of the folder, each with the
-    reason. `ignored`: paths that are not sent (folders end with "/"), each with the rule's source: an ignore
-    file, "sync.ignore", or "awsddp" (for results and virtual environments).
+    reason. `ignored`: paths that are not sent (folders end with "/"), each with the source of the rule that
+    ignores it: an ignore file, "sync.ignore", or "awsddp" (for results and virtual environments).
     """
 
     root: Path
@@ -101,7 +101,7 @@ def list_files_to_send(
 
 
 def _check_folder(workdir: Path) -> Path:
-    """Return the resolved path of a folder that may be synced. Raises ConfigError."""
+    """Return the resolved path of a folder after checking that it can be synced. Raises ConfigError."""
     root = workdir.resolve()
     if not root.is_dir():
         raise ConfigError(f"folder to sync not found: {workdir}", "", "set sync.workdir")

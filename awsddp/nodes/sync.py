@@ -101,7 +101,7 @@ class _Push:
             self._gone[node] = [path for path in missing if not self._exists(path)]
 
     def _compare_digests(self, node: int, unsure: Iterable[bytes], entries: Mapping[bytes, Entry]) -> None:
-        """Use the digests from a node to divide files that may differ into same and changed files."""
+        """Use a node's digests to divide the files that may differ into unchanged and changed files."""
         self._same[node] = []
         for line in unsure:
             digest, _, path = line.partition(b" ")

@@ -35,7 +35,8 @@ _FILE_HOSTS = frozenset(
 """Hosts that have the files for public indexes, channels and releases. For https they count as configured
 hosts.
 
-They can thus be reached through a proxy, or at private addresses if a company's DNS points to a local mirror.
+They can therefore be reached through a proxy, or at private addresses if a company's DNS points to a local
+mirror.
 """
 
 
@@ -48,7 +49,7 @@ class RefusedError(OSError):
 
 @dataclass(frozen=True)
 class Grant:
-    """A URL (without login) that nodes may request, and the `login` (USER:PASSWORD) for URLs under it.
+    """A URL (without login) that nodes can request, and the `login` (USER:PASSWORD) for URLs under it.
 
     `kind` limits the requests that are allowed: the index's pages for "index", only the URL itself for "page"
     and "file", all URLs under it for "tree", and a clone's requests for "git".
@@ -99,7 +100,7 @@ class Upstream:
         self._proxies = proxies
         context = ssl.create_default_context(cadata=ca or None)
         context.load_default_certs()
-        self._opener = urllib.request.OpenerDirector()  # no redirects, no file: or ftp:
+        self._opener = urllib.request.OpenerDirector()  # without redirects, and without file: and ftp: URLs
         for handler in (urllib.request.ProxyHandler(dict(proxies)), _Handler(context)):
             self._opener.add_handler(handler)
 
@@ -242,7 +243,7 @@ def host_port(url: str) -> str:
         parts = urlsplit(url)
         port = parts.port or (80 if parts.scheme == "http" else 443)
         return f"{parts.hostname}:{port}" if parts.hostname else ""
-    except ValueError:  # the port is invalid, or [ has no ]
+    except ValueError:  # the port is invalid, or there is a [ without a ]
         return ""
 
 

@@ -19,7 +19,7 @@ FLAT += "_all_gather_base", "_reduce_scatter_base"
 
 
 class Groups:
-    """The process groups' state: the requested backends, the groups whose ranks have connected, and the
+    """Holds the process groups' state: the requested backends, the groups whose ranks have connected, and the
     functions to call after coalesced collectives.
     """
 
@@ -103,7 +103,8 @@ def _patch_collectives(distributed, groups):
     coalesced = distributed._broadcast_coalesced
 
     def broadcast_coalesced(group, tensors, *others):
-        """Broadcast for each GPU, because C++ sees a single device. DistributedDataParallel uses this."""
+        """Broadcast once for each GPU, because C++ sees a single device. DistributedDataParallel uses
+        this."""
         for gpu in dict.fromkeys(map(gpu_of, tensors)):
             coalesced(group, [tensor for tensor in tensors if gpu_of(tensor) == gpu], *others)
 
@@ -225,7 +226,8 @@ def _is_dense(tensor):
 
 
 def delay_destroy(distributed):
-    """Delay a group's end, because gloo may abort a peer in its last collective (seen with torch 2.13)."""
+    """Delay a group's end, because gloo may abort a peer in its last collective (observed with torch
+    2.13)."""
     core = distributed.distributed_c10d
     destroy = core.destroy_process_group
 

@@ -1,6 +1,6 @@
 """NCCL's reductions and data types on gloo, with conversions for those that gloo does not support.
 
-Types and error texts are those in NCCL and in torch's checks around it
+The types and the error texts are those in NCCL and in torch's checks around it
 (torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp, nccl's src/enqueue.cc).
 """
 

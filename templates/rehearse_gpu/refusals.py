@@ -10,7 +10,7 @@ import torch
 
 
 def refusal_text(call):
-    """Return the error text for a call, with the script line that made the call."""
+    """Return the error text for a call; the text includes the script line that made the call."""
     return (
         f"rehearsal: {call} needs a true GPU and cannot be simulated{_calling_line()}. Leave it out of the "
         "rehearsal: there torch.cuda.get_device_name() ends with (rehearsed); or rehearse on the CPU: "

@@ -291,7 +291,7 @@ def track_gpus():
 
 
 class _Property(property):
-    """One of Tensor's properties, with the attributes that torch._dynamo reads (seen with 2.11)."""
+    """One of Tensor's properties, with the attributes that torch._dynamo reads (observed with torch 2.11)."""
 
     __objclass__ = torch._C.TensorBase
 
