@@ -91,7 +91,7 @@ def _writing_errors(path: Path) -> Iterator[None]:
 
 
 class Record(Frozen):
-    """A cluster's record (cluster.json): its identity, target, settings, prepared nodes and jobs.
+    """A cluster's record (cluster.json), with its identity, target, settings, prepared nodes and jobs.
 
     `account` is its AWS account ("" if an older awsddp wrote the record), `created` is the time of its last
     launch, and `expires` is when the nodes terminate themselves (already set on them, or about to be set).
@@ -172,8 +172,9 @@ class ClusterFolder:
     def write_ssh_config(self, entries: Callable[[str, Record], str]) -> None:
         """Write the cluster's ssh_config, and its part of the shared ssh_config; nothing else writes them.
 
-        `entries(prefix, record)` returns the entries for an ssh_config, with `prefix` before each name ("":
-        no prefix). `entries` is called while the write lock is held, so that it gets the newest record.
+        `entries(prefix, record)` returns the entries for an ssh_config, with `prefix` before each name (if
+        "", without a prefix). `entries` is called while the write lock is held, so that it gets the newest
+        record.
         Raises ConfigError if a file cannot be written.
         """
         with self._write_lock():

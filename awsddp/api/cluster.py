@@ -45,7 +45,7 @@ class Cluster:
     options with these names; every other keyword is a key of awsddp.toml and applies to all methods
     (`workdir=...`, `results=...`). awsddp.toml is read from the current folder. `on_event` is called with
     progress, on the thread that called the method or iterates `Job.logs`. Raises UsageError for a keyword
-    that is not a key of awsddp.toml, ConfigError for an invalid name; the methods raise ConfigError for an
+    that is not a key of awsddp.toml, or ConfigError for an invalid name; the methods raise ConfigError for an
     invalid value.
     """
 
@@ -116,7 +116,7 @@ class Cluster:
     def plan(self, **keys: "Unpack[Keys]") -> "Plan":
         """Return what `up` would do with these keys (for example, `nodes=2, instance_type="g5.xlarge"`).
 
-        Changes nothing. Raises ConfigError, CloudError.
+        Changes nothing. Raises ConfigError or CloudError.
         """
         from awsddp.cluster.plan import plan
 
@@ -155,7 +155,7 @@ class Cluster:
         """Send the project folder to every node and return the `sync` document.
 
         `confirm` is called for each running job, because its files would change, and raises an exception to
-        refuse. Raises ConfigError, NodeError.
+        refuse. Raises ConfigError or NodeError.
         """
         from awsddp.cluster.sync import sync
 
@@ -186,7 +186,7 @@ class Cluster:
             return Job(configured, document["job"], document)
 
     def jobs(self) -> "list[Job]":
-        """Return the jobs on the nodes, oldest first. Raises NotFoundError, NodeError, CloudError."""
+        """Return the jobs on the nodes, oldest first. Raises NotFoundError, NodeError or CloudError."""
         from awsddp.job.reported import query_jobs
         from awsddp.session.connect import preconnected_cluster
 
@@ -196,7 +196,7 @@ class Cluster:
     def job(self, name: str) -> "Job":
         """Return one of this cluster's jobs by its name, a part of its name, or `last`.
 
-        Raises UsageError, NotFoundError.
+        Raises UsageError or NotFoundError.
         """
         from awsddp.job.reported import get_job
 
@@ -214,7 +214,7 @@ class Cluster:
         """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
         Several words are a program and its arguments; a single word is a line for bash. `on_output` is called
-        with a node's number, a piece of output, and True if the piece is from stderr. Raises NotFoundError,
+        with a node's number, a piece of output, and True if the piece is from stderr. Raises NotFoundError or
         NodeError.
         """
         from awsddp.cluster.remote import run_on_nodes
@@ -228,8 +228,8 @@ class Cluster:
         """Fetch the results of a job (the last by default), and return the `fetch` document.
 
         Results that are already fetched are not fetched again, unless `refetch` is True. Stopped nodes with
-        results are started; `confirm` has the same meaning as for `up`. Raises NotFoundError, NodeError if a
-        part is missing.
+        results are started; `confirm` has the same meaning as for `up`. Raises NotFoundError, or NodeError if
+        a part is missing.
         """
         from awsddp.cluster.up import up
         from awsddp.job.fetch import fetch
@@ -241,7 +241,7 @@ class Cluster:
     def doctor(self) -> "documents.DoctorDocument":
         """Return the `doctor` document: checks on the cluster's nodes or, without a cluster, on a launch.
 
-        Changes nothing. Raises NodeError if no node can be reached, InUse, ConfigError, CloudError.
+        Changes nothing. Raises InUse, ConfigError, CloudError, and NodeError if no node can be reached.
         """
         from awsddp.cluster.doctor import check_before_launch, check_cluster
 
@@ -271,7 +271,7 @@ class Cluster:
         With `known_only`, a cluster without a record on this machine is refused. `confirm` is called before
         anything is terminated and raises an exception to refuse. If results cannot be fetched, `lose` is
         called with the NodeError, which is then raised unless `lose` returns True; with `discard`, nothing is
-        fetched. Raises LeftoverError, CloudError.
+        fetched. Raises LeftoverError or CloudError.
         """
         from awsddp.cluster.down import down
 
@@ -283,7 +283,7 @@ class Cluster:
         """Return a fabric.Group of the nodes in order, which uses the cluster's key, host keys and jump host.
 
         Needs the extra `fabric`. `Cluster.close` closes the group's connections. Raises ConfigError,
-        NotFoundError, NodeError.
+        NotFoundError or NodeError.
         """
         from awsddp.nodes.fabric_group import fabric_group
         from awsddp.session.connect import list_endpoints, make_login, publish_addresses, ready_cluster
@@ -409,14 +409,14 @@ class Job:
         return self.record().cause
 
     def record(self) -> JobRecord:
-        """Return the job's current record. Raises NotFoundError, NodeError, CloudError."""
+        """Return the job's current record. Raises NotFoundError, NodeError or CloudError."""
         from awsddp.job.reported import get_job
 
         with completing_errors(self.cluster.session):
             return get_job(self.cluster.session, self.name)
 
     def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield every rank's lines until the job ends or, if not `follow`, those printed so far.
+        """Yield every rank's lines until the job ends or, without `follow`, those printed so far.
 
         A separate thread follows the job and fetches its results at the end; `on_event` is called on the
         thread that iterates. Raises the errors of `awsddp logs -f`.
@@ -471,7 +471,7 @@ class Job:
     def cancel(self) -> "Job":
         """End the job: the ranks get SIGTERM, and SIGKILL after the grace.
 
-        Raises NotFoundError, NodeError.
+        Raises NotFoundError or NodeError.
         """
         from awsddp.job.cancel import cancel
 
@@ -486,7 +486,7 @@ class Job:
     def why(self) -> "documents.WhyDocument":
         """Return each rank's stack, and which ranks are behind; for an ended job, the cause of its end.
 
-        The job keeps running. Raises NotFoundError, NodeError.
+        The job keeps running. Raises NotFoundError or NodeError.
         """
         from awsddp.job.why import why
 

@@ -109,7 +109,7 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
     """Request the vCPU quota that the configuration needs, if it is too small.
 
     `confirm` is called with the question and raises an exception to refuse. Raises CloudError if AWS refuses
-    the request, ConfigError if no plan can be made or the quota is unknown.
+    the request, or ConfigError if no plan can be made or the quota is unknown.
     """
     from awsddp.plan.launch_plan import make_plan
 

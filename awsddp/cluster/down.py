@@ -37,12 +37,12 @@ def down(
 ) -> DownDocument:
     """Terminate the cluster and return the `down` document. A cluster that does not exist is not an error.
 
-    Unfetched results are fetched first, unless `discard`. With `known_only`, a cluster without a record on
-    this machine is refused (UsageError). `confirm` is called before anything is terminated and raises an
-    exception to refuse. If results cannot be fetched, `lose` is called with the NodeError, which is then
-    raised unless `lose` returns True. Raises NotFoundError if only another session of the user's role has a
-    cluster with this name, LeftoverError if something could not be terminated, or CloudError if AWS does not
-    answer.
+    Unfetched results are fetched first, unless `discard` is set. With `known_only`, a cluster without a
+    record on this machine is refused (UsageError). `confirm` is called before anything is terminated and
+    raises an exception to refuse. If results cannot be fetched, `lose` is called with the NodeError, which is
+    then raised unless `lose` returns True. Raises NotFoundError if only another session of the user's role
+    has a cluster with this name, LeftoverError if something could not be terminated, or CloudError if AWS
+    does not answer.
     """
     try:
         return _down(session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Search(NamedTuple):
-    """The results of searching one target, and which of its regions were searched."""
+    """Holds the results of searching one target, and which of its regions were searched."""
 
     cluster: LocatedCluster
     regions: list[str]
@@ -45,9 +45,9 @@ def status_all(session: Session) -> list[FoundCluster]:
 def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
     """Terminate the user's resources whose cluster has no instance or is past its expiry.
 
-    A cluster with unfetched results is not terminated, unless `discard`. `confirm` is called with the list of
-    orphans and raises an exception to refuse. Raises LeftoverError if an orphan was kept for its results or
-    could not be terminated, or CloudError if AWS does not answer.
+    A cluster with unfetched results is not terminated, unless `discard` is set. `confirm` is called with the
+    list of orphans and raises an exception to refuse. Raises LeftoverError if an orphan was kept for its
+    results or could not be terminated, or CloudError if AWS does not answer.
     """
     from awsddp.aws.teardown import teardown
 

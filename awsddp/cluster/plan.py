@@ -98,7 +98,8 @@ def must_reconcile(cluster: LocatedCluster) -> bool:
 def plan(session: Session) -> LaunchPlan:
     """Return the plan that `up` would carry out now; for an existing cluster, it has the steps of the change.
 
-    Raises ConfigError for an invalid spec or environment, CloudError if AWS does not answer or refuses.
+    Raises ConfigError for an invalid spec or environment, or CloudError if AWS does not answer or refuses a
+    request.
     """
     record = session.folder.read()
     with open_target(session, record) as target:

@@ -31,7 +31,7 @@ _LOST = "results are fetched first; everything else on the disks of terminated n
 def plan_changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Reconciliation:
     """Return the changes that make the cluster match the spec.
 
-    Raises ConfigError for an invalid spec, CloudError if AWS does not answer.
+    Raises ConfigError for an invalid spec, or CloudError if AWS does not answer.
     """
     from awsddp.aws.instances import list_impaired
 

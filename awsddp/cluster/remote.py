@@ -1,4 +1,4 @@
-"""exec and ssh: commands and shells on the nodes."""
+"""exec and ssh: run commands and open shells on the nodes."""
 
 import posixpath
 import shlex

@@ -12,7 +12,7 @@ from awsddp.util.formatting import node_name
 def report_jobs_without_replaced_nodes(cluster: LocatedCluster) -> None:
     """Report the jobs that had a node replaced while they ran or waited, and how to restart them.
 
-    A job that has started resumes from its checkpoint. Raises NodesFailed, NodeError.
+    A job that has started resumes from its checkpoint. Raises NodesFailed or NodeError.
     """
     session, live_ids = cluster.session, {node.instance_id for node in cluster.nodes}
     active = [job for job in cluster.record.jobs if job.state in ACTIVE]

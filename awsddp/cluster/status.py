@@ -34,7 +34,7 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
 
     If there is no record, only the running local cloud and one region are searched; `status_all` searches
     every region. With `ask_nodes`, the document has each node's `idle_left_s` as its watchdog last counted
-    it, or None if the node does not answer within ASK_S. Raises CloudError if AWS does not answer,
+    it, or None if the node does not answer within ASK_S. Raises CloudError if AWS does not answer, or
     NotFoundError if another session of the user's role has a cluster with this name.
     """
     with find_cluster(session, ignore_newer=True, all_regions=False) as cluster:

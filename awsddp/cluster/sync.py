@@ -12,7 +12,7 @@ def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
     """Send the project folder to all nodes and return the `sync` document.
 
     `confirm` is called for each running job, because its files would change, and raises an exception to
-    refuse. Raises ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
+    refuse. Raises ConfigError for an invalid folder, or NodeError for nodes that did not receive the files.
     """
     from awsddp.nodes.sync import push
 

@@ -12,7 +12,7 @@ from awsddp.util.shipped_files import is_bundled
 
 
 def find_checkpoint_to_resume(session: Session) -> Checkpoint | None:
-    """Return the checkpoint for `job.resume`, or None if it is not set. Raises ConfigError, UsageError."""
+    """Return the checkpoint for `job.resume`, or None if it is not set. Raises ConfigError or UsageError."""
     if session.job_spec.job.resume is None:
         return None
     requested = session.job_spec.job.resume

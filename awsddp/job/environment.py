@@ -17,7 +17,7 @@ def ensure_environment(
     """Build the environment on the connected nodes.
 
     Returns the cluster with the environment in its record, and the job with the environment's variables.
-    If there are no packages and no setup commands, no request is sent to the nodes. Raises ConfigError,
+    If there are no packages and no setup commands, no request is sent to the nodes. Raises ConfigError or
     NodeError.
     """
     record = connected.cluster.record

@@ -210,7 +210,7 @@ def fetch_from_nodes(
     job.json in the results folder lists the missing nodes. A lock admits one client on this machine at a
     time. If the results exceed job.results_limit, `session.confirms` decides. With `wait_for_uploads`, the
     nodes of a job that saves to S3 are released after its last upload. Raises Unfetched if files of the job
-    stay on the nodes, NodeError if a node does not send a file that it listed, ConfigError if the disk is
+    stay on the nodes, NodeError if a node does not send a file that it listed, or ConfigError if the disk is
     full or the folder belongs to another job.
     """
     refuse_other_job(connected.session, job)

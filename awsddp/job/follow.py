@@ -284,7 +284,7 @@ class JobFollower:
         self._restarts = max(self._restarts, len(restarts))
 
     def _hint_at_why(self, now: float) -> None:
-        """After HINT_S without output, report once the command that shows where the ranks are."""
+        """After HINT_S without output, report (once) the command that shows where the ranks are."""
         if any(document.state == "waiting" for document in self.merger.documents.values()):
             self._last_output = max(now, self._last_output)
         if self.to_the_end and now - self._last_output >= HINT_S:
@@ -314,7 +314,7 @@ class JobFollower:
                 self._give_up(node)
 
     def _patience(self, node: int) -> float:
-        """Return how many seconds a node may be lost: fewer if its sshd refuses and the job has ended."""
+        """Return how many seconds a node may be lost: fewer if sshd refuses logins and the job is over."""
         refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
         has_ended = any(document.state not in ACTIVE for document in self.merger.documents.values())
         return EXTRA_PATIENCE_S if refuses and has_ended else self._patience_s
@@ -388,7 +388,7 @@ class BackgroundFetch:
             )
 
     def report_uploads(self) -> None:
-        """Report once that results are no longer uploaded, and why. Raises AwsddpError."""
+        """Report (once) that results are no longer uploaded, and why. Raises AwsddpError."""
         job, fleet = self._job, self._connected.fleet
         if job.save_to is None:
             return

@@ -31,7 +31,7 @@ def make_jobs_document(
 
     Jobs and clusters that ended before `since` are left out, and so are costs before that time. `reported`
     are the jobs that the session's cluster has just reported; `bill` is the cluster's bill, if AWS has just
-    listed the cluster. Raises NotFoundError, UsageError.
+    listed the cluster. Raises NotFoundError or UsageError.
     """
     registry = JobRegistry(session, reported)
     views = registry.jobs

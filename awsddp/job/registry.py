@@ -177,7 +177,7 @@ class JobRegistry:
         return max(reversed(matches), key=rank, default=None)
 
     def require(self, text: str | None) -> JobView:
-        """Return the job as `find` does. Raises NotFoundError, UsageError."""
+        """Return the job as `find` does. Raises NotFoundError or UsageError."""
         view = self.find(text)
         if view is None:
             message = f"no job {text}" if text else "no jobs have run from this machine"

@@ -35,7 +35,7 @@ def write_report(session: Session, *, job: str | None = None) -> JobReport:
     """Write a job's page, runs/JOB/report.html (by default, for the last job), and return the job's document.
 
     Uses the fetched results and the cluster's ledger, and sends no requests. Raises NotFoundError if this
-    machine does not know the job, ConfigError if the page cannot be written.
+    machine does not know the job, or ConfigError if the page cannot be written.
     """
     from awsddp.job import report_page
 

@@ -69,7 +69,7 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
 def query_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
     """Return every job that the nodes report, oldest first, and update the cluster's record.
 
-    Unreachable nodes are reported. Raises NotFoundError, NoReachableNodes if no node is reachable.
+    Unreachable nodes are reported. Raises NotFoundError, or NoReachableNodes if no node is reachable.
     """
     with connect_reachable(cluster) as connected:
         jobs = list_jobs_on_nodes(connected, partial=True)
@@ -83,7 +83,7 @@ def query_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
 def get_job(session: Session, text: str) -> JobRecord:
     """Return the job that `resolve_name` finds: from local records if it has ended, or else from its nodes.
 
-    Raises UsageError, NotFoundError, NodeError, CloudError.
+    Raises UsageError, NotFoundError, NodeError or CloudError.
     """
     view = JobRegistry(session).find(text)
     if view is not None and view.job.state not in ACTIVE:

@@ -71,7 +71,7 @@ def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
 def prepare_local_saving(cluster: LocatedCluster) -> LocatedCluster:
     """If the job saves to S3, add an instance profile to a cluster in the local cloud; return the cluster.
 
-    Creates and reports a missing profile and bucket. Raises ConfigError, CloudError.
+    Creates and reports a missing profile and bucket. Raises ConfigError or CloudError.
     """
     from awsddp.aws.api_errors import none_if_refused
 

@@ -1,4 +1,4 @@
-"""init: check the answers for a starter awsddp.toml without AWS."""
+"""init: check the answers for a starter awsddp.toml without asking AWS."""
 
 import difflib
 from collections.abc import Collection

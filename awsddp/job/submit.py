@@ -56,8 +56,8 @@ def submit_job(
 
     Sends nothing while a job runs on the nodes. Starts nothing unless the nodes pass `preflight` and EC2
     keeps their disks when they power off. A failed launch is rolled back. If another client takes the
-    automatic name at the same time, the next name is used. Raises InUse, UsageError if the name is taken,
-    CloudError, NodeError.
+    automatic name at the same time, the next name is used. Raises InUse, CloudError, NodeError, and
+    UsageError if the name is taken.
     """
     session = connected.session
     nodes, launches = _launch_alone(connected, ranks, listing, checkpoint)
@@ -254,7 +254,7 @@ def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, 
     """Return the jobs to wait for: the job in `job.after`, and all jobs that occupy the nodes now.
 
     `answers` are the answers to `messages.Slots`. If `job.after` is not set ("all" counts as set), no job may
-    occupy the nodes. Raises InUse, UsageError, NotFoundError.
+    occupy the nodes. Raises InUse, UsageError or NotFoundError.
     """
     requested = session.job_spec.job.after
     blocking = {job: nodes for slots in answers.values() for job, nodes in slots.jobs.items() if nodes}

@@ -30,7 +30,7 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
 
     With `detach`, return once the ranks run; `logs` follows the job and fetches its results. `on_lines`
     receives the ranks' labelled lines. Raises UsageError for an invalid job, InUse if another job runs,
-    NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
+    NotFoundError or NodeError for a cluster that is not ready, or Interrupted after Ctrl-C.
     """
     from awsddp.job.unsynced_data import ask_about_unsynced_data
 

@@ -31,7 +31,7 @@ def why(session: Session, job: str | None = None) -> WhyDocument:
     """Report where each of a job's ranks is and which ranks are behind; by default, for the last started job.
 
     If the job is not running, the document has the job's end as `result`, and the ranks' last stacks if nodes
-    wrote them. Raises NotFoundError, NodeError.
+    wrote them. Raises NotFoundError or NodeError.
     """
     view = JobRegistry(session).find(job)
     if view is not None and (is_s3_uri(job) or view.job.state not in ACTIVE):

@@ -69,7 +69,7 @@ def preconnected_cluster(session: Session) -> "Iterator[LocatedCluster]":
 def ready_cluster(session: Session, *, node: int | None = None) -> "Iterator[LocatedCluster]":
     """Find the cluster and check that all nodes (or `node`) are prepared and running.
 
-    Raises NotFoundError, NodeError, CloudError.
+    Raises NotFoundError, NodeError or CloudError.
     """
     with preconnected_cluster(session) as cluster:
         yield require_ready(cluster, node)
@@ -132,8 +132,8 @@ def connect(
     """Connect to `nodes` (default: all usable nodes) within the context, and publish their addresses.
 
     `on_wait` is called while connecting; an exception from `on_wait` ends the attempt. Raises NodesFailed if
-    a node cannot be reached; with `partial` the node is added to the fleet's `failures` instead. Raises
-    NodeError for a node without an address, ConfigError if the record cannot be written.
+    a node cannot be reached; with `partial`, the node is added to the fleet's `failures` instead. Raises
+    NodeError for a node without an address, or ConfigError if the record cannot be written.
     """
     from awsddp.nodes.fleet import Fleet
 
@@ -205,7 +205,7 @@ def find_jump_host(session: Session, record: Record | None = None) -> "Jump | No
 def check_jump_host(session: Session) -> None:
     """Check that the jump host, if there is one, can be reached before anything is created behind it.
 
-    Raises JumpFailure, ConfigError.
+    Raises JumpFailure or ConfigError.
     """
     jump = find_jump_host(session)
     if jump is not None:

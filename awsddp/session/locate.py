@@ -51,7 +51,7 @@ def find_owner(aws: "AwsClient", record: Record | None) -> str:
 
     The login may have changed since the record was written. In a local cloud, the owner is always the AWS
     identity of the caller.
-    Raises CloudError, ConfigError.
+    Raises CloudError or ConfigError.
     """
     if record is None or record.target.access_key_id is not None:
         return aws.identity().user_id
@@ -351,7 +351,7 @@ def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
 
 
 def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, ClusterListing]:
-    """Return the cluster and its listing. Raises NotFoundError if there are no living nodes, CloudError."""
+    """Return the cluster and its listing. Raises CloudError, or NotFoundError without living nodes."""
     if (
         cluster.aws_client
         and cluster.local_record

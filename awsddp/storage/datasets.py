@@ -213,7 +213,7 @@ class _SentFiles:
     """The list of a local folder's files that are in a bucket; `rows` has each path's file stamp and ETag.
 
     The list is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages, and is signed
-    with this machine's `secret` because others may write to the bucket.
+    with this machine's `secret` because others can write to the bucket.
     """
 
     def __init__(self, store: Store, parent: S3Uri, name: str, *, secret: str) -> None:
@@ -268,7 +268,7 @@ def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
 def copy_checkpoint_to_nodes(
     connected: ConnectedCluster, checkpoint: Checkpoint, nodes: Collection[int]
 ) -> None:
-    """Send a checkpoint to nodes, or let them download it from S3. Raises NodesFailed, ConfigError."""
+    """Send a checkpoint to nodes, or let them download it from S3. Raises NodesFailed or ConfigError."""
     from awsddp.nodes.project_files import list_files_to_send
     from awsddp.nodes.sync import push
 

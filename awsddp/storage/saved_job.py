@@ -182,7 +182,7 @@ class StoredJob:
         return _Node(listed, manifest, {_staging_path(path): row for path, row in listed.files.items()})
 
     def _manifest(self, node: int, entries: Sequence[Mapping[str, Any]]) -> Manifest:
-        """Return a node's checked manifest. Raises ValueError, ValidationError."""
+        """Return a node's checked manifest. Raises ValueError or ValidationError."""
         manifest = msgspec.convert({"files": entries, "skipped": []}, Manifest)
         check_manifest(manifest, node, [rank.rank for rank in self.job.ranks if rank.node == node])
         return manifest
@@ -247,7 +247,7 @@ class StoredJob:
     def _transfer(
         self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
     ) -> None:
-        """Download several of a node's files in parallel to their paths below a folder.
+        """Download several of a node's files in parallel to their paths under a folder.
 
         Files that an earlier call has downloaded are skipped. Raises ClientError.
         """
@@ -325,7 +325,7 @@ class StoredJob:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint in S3; `files` has each file's parts, with keys below `uri`."""
+    """A checkpoint in S3; `files` has each file's parts, with keys under `uri`."""
 
     uri: S3Uri
     files: Mapping[str, Sequence[Part]]
@@ -345,7 +345,7 @@ def is_s3_uri(text: str | None) -> TypeGuard[str]:
 def open_store(target: Target, uri: S3Uri) -> Iterator[Store]:
     """Yield an S3 store with this machine's login. In the context, botocore's errors become awsddp's.
 
-    Raises CloudError, ConfigError, NotFoundError if the bucket does not exist.
+    Raises CloudError, ConfigError, or NotFoundError if the bucket does not exist.
     """
     from awsddp.aws.login import session_of, translate_aws_errors
 
@@ -362,7 +362,7 @@ def open_store(target: Target, uri: S3Uri) -> Iterator[Store]:
 def open_saved_job(session: Session, uri: str) -> Iterator[StoredJob]:
     """Yield the job at s3://bucket/prefix/JOB, read with this machine's login.
 
-    Raises NotFoundError, CloudError, NodeError for invalid documents.
+    Raises NotFoundError, CloudError, or NodeError for invalid documents.
     """
     place = S3Uri(*parse_s3_uri(uri))
     with open_target(session, session.folder.read()) as target, open_store(target, place) as store:
