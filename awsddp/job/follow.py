@@ -314,7 +314,7 @@ class JobFollower:
                 self._give_up(node)
 
     def _patience(self, node: int) -> float:
-        """Return how many seconds a node may be lost: fewer if sshd refuses logins and the job is over."""
+        """Return how many seconds a node may be lost: fewer if sshd refuses connections and the job ended."""
         refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
         has_ended = any(document.state not in ACTIVE for document in self.merger.documents.values())
         return EXTRA_PATIENCE_S if refuses and has_ended else self._patience_s
