@@ -176,7 +176,8 @@ def rekey():
 
 
 def find_interface(address, rank0):
-    """Return the interface that has the route to rank 0; on rank 0 itself, the one that has its address."""
+    """Return the interface that has the route to rank 0; on rank 0 itself, the interface that has its
+    address."""
     if address == rank0:
         for line in run("ip", "-4", "-o", "addr", "show")[1].splitlines():
             fields = line.split()

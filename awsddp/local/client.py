@@ -109,7 +109,7 @@ def is_running(awsddp_home: Path) -> bool:
     """Return True if there is a local cloud, without sending a request to it."""
     try:
         return control.find_cloud(resolve_home(awsddp_home)) is not None
-    except LocalCloudError:  # of another version
+    except LocalCloudError:  # another version made it
         return True
 
 
@@ -121,7 +121,7 @@ def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> l
     """
     try:
         info = control.find_cloud(resolve_home(awsddp_home, recorded_home))
-    except LocalCloudError:  # of another version
+    except LocalCloudError:  # another version made it
         info = None
     if info is None:
         return []
@@ -155,7 +155,8 @@ def find_instance_id(awsddp_home: Path, cluster: str, node: int) -> str:
 
 
 def clear_faults(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
-    """Remove one fault, or all faults; return those that remain. Raises the same errors as `add_fault`."""
+    """Remove one fault, or all faults; return the faults that remain. Raises the same errors as
+    `add_fault`."""
     with _connect(awsddp_home) as info:
         return [*control.send_command(info, {"clear": number}).faults]
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 S3_PORT = 9000  # at the metadata service's address
-LOOK_S = 1.0  # how often the daemon checks if it is still used
+LOOK_S = 1.0  # how often the daemon checks whether it is still used
 QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
 
 

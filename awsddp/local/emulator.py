@@ -197,13 +197,14 @@ def _reboot(self: Any) -> None:
 
 
 def _set_public_ip(self: Any) -> None:
-    """Set the public address to the private address, because the machine can reach the private one."""
+    """Set the public address to the private address, because the machine can reach the private address."""
     if str(self.public_ip_auto_assign).lower() == "true":
         self.public_ip = self.private_ip_address
 
 
 def _allocate_subnet_ip(self: Any, instance: Any) -> str:
-    """Assign the lowest free address and return it; EC2 reserves the first four and the last of a subnet.
+    """Assign the lowest free address and return it; EC2 reserves a subnet's first four addresses and its last
+    one.
 
     All VPCs share one network in the local cloud: an address assigned in another subnet is not free.
     """

@@ -87,7 +87,8 @@ class Faults:
         return any(fault.effect == effect for fault in self._faults)
 
     def take_fault(self, operation: str, values: tuple[str, ...]) -> Fault | None:
-        """Return the first fault that affects this request, or None, and decrement the fault's `times`.
+        """Return the first fault that affects this request, or None if no fault does, and decrement the
+        fault's `times`.
 
         `values` are the request's values, which are compared with a fault's `only`.
         """
@@ -120,7 +121,7 @@ def make_refusal(fault: Fault, *, instance_type: str = "such", zone: str = "any 
 
 
 def set_creation_times(backend: Any) -> None:
-    """Set the creation time of new resources in a region's back end."""
+    """Record when the new resources in a region's back end were created."""
     for collection in _collections(backend):
         for resource in collection.values():
             if not hasattr(resource, "born"):

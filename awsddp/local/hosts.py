@@ -1,6 +1,6 @@
 """The instances' hosts: records only, or an sshd without root rights; hosts in containers are in nspawn.py.
 
-Without root rights a host is an sshd on an address of 127.0.0.0/8, and a folder. The folder has `root` (the
+Without root rights a host is an sshd on an address in 127.0.0.0/8, and a folder. The folder has `root` (the
 host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and `bin`, which comes
 first in the PATH and has replacements for sudo and systemctl. Hosts see each other's files and processes,
 security groups are not enforced, and there is no metadata service. User data can be a plain script or the
@@ -35,12 +35,12 @@ MOMENT_S = 0.1  # how long a state change takes if hosts are records only
 class Condition(Enum):
     """The state of a host."""
 
-    ABSENT = "absent"  # never created, or this machine was restarted: boot the host
+    ABSENT = "absent"  # the host was never created, or this machine was restarted: boot it
     STARTING = "starting"
     UP = "up"  # answers
-    OFF = "off"  # powered off from inside, or on request
-    RESTARTING = "restarting"  # rebooted from inside: boot the host again
-    BROKEN = "broken"  # could not be started; `Hosts.failure_reason` returns why
+    OFF = "off"  # the host was powered off from inside, or on request
+    RESTARTING = "restarting"  # the host was rebooted from inside: boot it again
+    BROKEN = "broken"  # the host could not be started; `Hosts.failure_reason` returns the reason
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ exec setsid '{python}' '{ending}' '{mark}'
 
 
 class LoopbackHosts(Hosts):
-    """All hosts in a local cloud that has no root rights. They use only the packages of torch's
+    """All hosts in a local cloud that has no root rights. The hosts use only the packages in torch's
     environment."""
 
     ssh_port = 7722  # not the system sshd's port, and lower than the ephemeral ports

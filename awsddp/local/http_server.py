@@ -390,7 +390,7 @@ def serve_nodes(application: Any, namespace: str, port: int) -> None:
 
     :raises OSError: the address cannot be bound in the namespace.
     """
-    with ThreadPoolExecutor(1) as pool:  # a thread of its own, because it stays in the namespace
+    with ThreadPoolExecutor(1) as pool:  # it needs its own thread, because the thread stays in the namespace
         listening = pool.submit(_listen, namespace, port).result()
     server = make_server(
         METADATA_ADDRESS,

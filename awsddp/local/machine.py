@@ -2,7 +2,7 @@
 
 The names of everything outside its folder (namespaces, interfaces, cgroups, machines) contain a short hash of
 AWSDDP_HOME, so that several local clouds can run on one machine, and `sweep` finds all parts of a local cloud
-by name.
+by their names.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def fill_disk(disk: Path) -> None:
         while blocks:
             try:
                 os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, blocks * block)
-            except OSError:  # the file system's tables also need space
+            except OSError:  # because the file system's tables also need space
                 blocks //= 2
 
 

@@ -120,8 +120,8 @@ class Call:
 
     @property
     def requested_machines(self) -> tuple[str, str, bool]:
-        """Return the type and zone of the instances to launch or start, and True if they are in a placement
-        group.
+        """Return the type and zone of the instances that are launched or started, and True if they are in a
+        placement group.
 
         :raises ServiceException: an id does not exist.
         """

@@ -67,7 +67,7 @@ class Headers(dict[str, str]):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """The content of `bucket.json`. A `public` bucket can be read without a signature."""
+    """Holds the content of `bucket.json`. A `public` bucket can be read without a signature."""
 
     region: str
     owner: str
@@ -78,7 +78,7 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """The description of an object, a part or an upload.
+    """Describes an object, a part or an upload.
 
     `tag` is the ETag, and `kept` has the content type and the user metadata.
     """

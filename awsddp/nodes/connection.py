@@ -246,7 +246,7 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> NodeSocket:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_timeout_s, left_s))
         connected = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # this machine's limit on open files is reached
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # this machine has reached its limit on open files
             raise
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         if jump is not None:
@@ -258,7 +258,7 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> NodeSocket:
     connected.setsockopt(
         socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
     )  # without this each command waits 40 ms for an ACK
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux: fail if the peer acknowledges nothing
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, fail if the peer acknowledges nothing
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
     return NodeSocket(connected)
 

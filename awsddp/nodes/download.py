@@ -96,8 +96,9 @@ def rsync_transfer(ssh_config: Path) -> Transfer:
         files: Sequence[ResultFile], staging: Path, progress: rsync.Progress, stop: threading.Event
     ) -> None:
         # Transfer contents and mtimes only: no devices, owners or modes, and links are followed. A partial
-        # file of an interrupted fetch is updated in place by blocks. --ignore-times is needed because a file
-        # may have been rewritten on the node with its mtime kept, and then the staged file looks complete.
+        # file of an interrupted fetch is updated in place, block by block. --ignore-times is needed because a
+        # file may have been rewritten on the node without a change to its mtime, and then the staged file
+        # looks complete.
         args = ["-tL", "--modify-window=-1", "--ignore-times", "--inplace", "--no-implied-dirs"]
         args += rsync.SPARSE if any(file.sparse for file in files) else ()
         try:

@@ -55,7 +55,7 @@ def ensure_environments(
     cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
-    """Return each node's environment; create those that do not exist. Takes one round trip if all
+    """Return each node's environment; create the environments that do not exist. Takes one round trip if all
     environments exist.
 
     `pythons`: {node: the image's Python}. `cache`: the folder for resolved versions. `send_files` syncs the

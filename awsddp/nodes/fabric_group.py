@@ -19,8 +19,8 @@ except ImportError as error:
 
 
 def fabric_group(endpoints: Iterable[Endpoint], login: Login) -> fabric.Group:
-    """Return a group with a connection for each of `endpoints`, in order; each accepts only its node's host
-    keys.
+    """Return a group with a connection for each of `endpoints`, in the same order; each connection accepts
+    only its node's host keys.
 
     Connections open when they are first used. Raises ConfigError.
     """

@@ -29,7 +29,8 @@ Request = tuple[Sequence[str], bytes]  # argv, stdin
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The exit code and output of a command on a node. `exit_code` is -1 if a signal ended the command."""
+    """Holds the exit code and the output of a command on a node. `exit_code` is -1 if a signal ended the
+    command."""
 
     exit_code: int
     stdout: bytes

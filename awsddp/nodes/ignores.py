@@ -21,7 +21,7 @@ class Rules(NamedTuple):
     """Holds patterns and their `source`: the path of an ignore file, or sync.ignore.
 
     Patterns are relative to `folder` in the project folder ("" or "sub/"), or to a folder above the project
-    folder; `prefix` is then the project folder's path in that folder.
+    folder; in that case `prefix` is the project folder's path in that folder.
     """
 
     source: str

@@ -160,7 +160,7 @@ def _call(
     timeout_s: float,
     failures: dict[int, NodeError],
 ) -> dict[int, Answer]:
-    """Return the nodes' responses; the errors from nodes without a response are added to `failures`."""
+    """Return the nodes' responses; add an error to `failures` for each node without a response."""
     commands = {}
     for node, request in requests.items():
         sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
@@ -174,7 +174,7 @@ def _call(
             if end.exit_code != 0 or not end.stdout.strip():
                 why = f"exit code {end.exit_code}\n{end.tail()}"
                 raise NodeFailure(node, "command", "preparation failed", why)
-            # Startup files of the login shell may print lines before the response.
+            # The login shell's startup files may print lines before the response.
             responses[node] = read_answer(end.stdout.splitlines()[-1], answer, node=node)
         except NodeError as error:
             failures[node] = error
