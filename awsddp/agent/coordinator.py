@@ -93,8 +93,9 @@ def find_root_failure(failures: list[Failure]) -> Failure:
 class Coordinator:
     """The state of the whole job. `now` is always in seconds on the same monotonic clock.
 
-    `orders` are for all nodes, oldest first; the caller removes them. `done` is true once none of the job's
-    processes is left on any node that responds; `document()` is final from then on.
+    `orders` holds the orders for all nodes, oldest first; the agent that carries them out removes them.
+    `done` is true once none of the job's processes is left on any node that responds; `document()` is final
+    from then on.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:
@@ -105,7 +106,7 @@ class Coordinator:
         self._absent = set(self._nodes)
         self._busy = set(self._nodes) if request.after else set()  # nodes with jobs that this job waits for
         self._has_begun = False
-        self._remaining = set(self._nodes)  # nodes that may still have processes of the job
+        self._remaining = set(self._nodes)  # nodes that may still run processes of the job
         self._reports: dict[int, RankReport] = {}
         self._zero_at: dict[int, float] = {}  # when the ranks with exit code 0 ended
         self._failures: list[Failure] = []

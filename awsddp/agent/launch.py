@@ -124,7 +124,7 @@ def _launch(request: Launch) -> dict[str, str]:
     folder = JobFolder(request.job)
     if request.folder != str(folder.path):
         raise CommandError(f"home directory changed since the node was probed: {Path.home()}", kind="node")
-    if folder.path.exists():  # no other process can create it, as this one holds the lock
+    if folder.path.exists():  # only this process can create it, because it holds the lock
         raise CommandError(f"job {folder.job} already exists on this node", kind="taken")
     for job, nodes in blocking_nodes_by_job(request.gpus).items():
         if nodes and job not in request.after:

@@ -101,13 +101,13 @@ def digest(path: Path) -> str:
 class ManifestEntry(OmitsUnset):
     """A file, a link or a skipped path in the list of results.
 
-    `path` is absolute and without links; `home` is the file's unique path in the results folder. `limited`:
-    the file counts against job.results_limit; `ephemeral`: the file is lost when the instance stops;
-    `sparse`: the file has holes; `writing`: the file is being written. A small file has `data` (base64).
-    `changed` (ns) and `inode` detect a file that was rewritten with the same size and modification time. A
-    synced file that differs only in its change time (for example after chown -R) has a `digest`. A link has a
-    `target`, a path in the results folder. A skipped path has the reason `why`; it is `owed` if the job
-    created it, in which case the node must be kept.
+    `path` is absolute and without links; `home` is the file's unique path in the results folder. `limited`
+    means that the file counts against job.results_limit; `ephemeral` means that the file is lost when the
+    instance stops; `sparse` means that the file has holes; `writing` means that the file is being written. A
+    small file has `data` (base64). `changed` (ns) and `inode` detect a file that was rewritten with the same
+    size and modification time. A synced file that differs only in its change time (for example after chown
+    -R) has a `digest`. A link has a `target`, a path in the results folder. A skipped path has the reason
+    `why`; it is `owed` if the job created it, in which case the node must be kept.
     """
 
     path: str = ""

@@ -31,7 +31,7 @@ BEAT_SECONDS = 2.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
 """How long heartbeats may stay unanswered before a reconnect. An answer proves that both directions work."""
 _CLOSED = "its agent has ended and closed the connection; a rank that kills every process (kill -1) does that"
-"""Why an agent is lost if its connection was closed. Its node may still run."""
+"""The reason why an agent is lost if its connection was closed. Its node may still be running."""
 _CONNECT_SECONDS = 1.0
 _REFUSED_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
@@ -90,7 +90,7 @@ class Session:
 
 
 class Peer:
-    """The agent on another node: the session with it, and the link that the session uses."""
+    """The agent on another node. It has a session, and the link that the session uses."""
 
     def __init__(self, node: int, *, now: float) -> None:
         self.node = node
@@ -104,7 +104,7 @@ class Peer:
 class Peers:
     """All agents that this agent is connected to. `now` is always in seconds on the same monotonic clock.
 
-    `received` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the caller
+    `received` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the agent
     removes them.
     """
 

@@ -35,7 +35,7 @@ def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
     }
     ranks = [ended_ranks.get((rank.node, rank.rank), rank) for rank in leading.ranks]
     machines = {machine.node: machine for machine in leading.nodes}
-    for node, report in reports.items():  # each node adds only itself, so none can omit another
+    for node, report in reports.items():  # each node adds only itself, so no node can omit another
         machines |= {machine.node: machine for machine in report.nodes if machine.node == node}
     started, ended_at = _times(leading.state, ranks)
     running = [report for _, report in sorted(reports.items())] if leading.state == "running" else []

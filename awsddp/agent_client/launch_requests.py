@@ -126,7 +126,7 @@ def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
 
 
 def list_job_ports() -> list[int]:
-    """Return all ports that a job may use.
+    """Return all ports that a job can use.
 
     Ask only a job's first node which of these ports are taken, because local nodes may share a machine, where
     concurrent checks would conflict.

@@ -259,8 +259,8 @@ def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[C
 def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
     """Return the checks of the connections between nodes; `dials` maps nodes to their responses to `dial`.
 
-    The failed pairs are blamed on as few nodes as possible: each time on the node that has the most failed
-    pairs left.
+    The failed pairs are blamed on as few nodes as possible: each time on the node with the most remaining
+    failed pairs.
     """
     failed = {(node, peer): why for node, results in dials.items() for peer, _, why in results if why}
     pairs = {frozenset(pair) for pair in failed}

@@ -44,7 +44,7 @@ _NOT_SENT = re.compile(r'^( *"")".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
 
 @functools.cache
 def agent_program() -> tuple[list[str], bytes]:
-    """Return the agent's remote command (to be quoted by the caller) and the beginning of its stdin.
+    """Return the agent's remote command (not yet quoted) and the beginning of its stdin.
 
     The stdin continues with messages, one per request. The command is constant and contains no user data.
     """

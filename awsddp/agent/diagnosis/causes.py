@@ -198,7 +198,7 @@ signal: The script, or somebody outside awsddp, sent it.
   signalled
 exit:""")
 ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
-"""Kinds that another rank's fault may have caused."""
+"""The kinds of causes that another rank's fault may have led to."""
 
 _HANDLED = frozenset({"file_not_found", "import_error", "no_metadata", "permission"})
 """Kinds of exceptions that programs often handle; if another exception follows, they are not the cause."""

@@ -72,9 +72,9 @@ def find_exceptions(text: str) -> list[str]:
     """Return the lines of the last exception with a traceback in `text` and of earlier ones in its chain.
 
     Exceptions that Python ignored are left out. An exception in another thread counts only if the main thread
-    has none. Both rules also hold for the exceptions that are chained to such an exception, and for members
-    of an ExceptionGroup, which Python prints after the group, with a margin. In a process group, torch puts
-    "[rank2]: " before each line.
+    has no exception. Both rules also hold for the exceptions that are chained to such an exception, and for
+    members of an ExceptionGroup, which Python prints after the group, with a margin. In a process group,
+    torch puts "[rank2]: " before each line.
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
@@ -141,7 +141,7 @@ def run_command(command: list[str], *, seconds: float) -> str | None:
 def read_kernel_log(since: float, *, seconds: float = 1.0) -> str:
     """Return the kernel's log since `since` (a value of time.monotonic()), or "" if it cannot be read.
 
-    Each command may take up to `seconds`. On Ubuntu only root can read the kernel's log:
+    Each command can take up to `seconds`. On Ubuntu only root can read the kernel's log:
     https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for command in (["dmesg"], ["sudo", "-n", "dmesg"]):

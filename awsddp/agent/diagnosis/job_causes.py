@@ -87,7 +87,7 @@ expired (retryable): {why}.
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
 """The kinds of causes that mean that a node was lost."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
-"""Kinds for a rank that waited for another rank."""
+"""The kinds of causes of a rank that waited for another rank."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
 """Kinds for a rank that waited for another rank until a timeout; the other rank may still be running."""
 

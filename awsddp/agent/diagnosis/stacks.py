@@ -40,8 +40,7 @@ _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 @as_json_list
 class Collective(NamedTuple):
-    """A recorded collective has a number in its group, an operation and sizes; `over` says if it has
-    ended."""
+    """A recorded collective has a number in its group, an operation, sizes and an `over` flag."""
 
     number: int
     operation: str
@@ -100,7 +99,7 @@ read_stacks = make_reader(NodeStacks, processes=list_reader(_read_process))
 
 
 def stacks(request: Stacks | Launch) -> NodeStacks:
-    """Return a job's processes on this node, with their stacks. Waits for at most 2 s."""
+    """Return a job's processes on this node, with their stacks. This takes at most 2 s."""
     folder = JobFolder(request.job)
     rank_processes = [process for process in list_processes(folder.run) if process.rank is not None]
     requests = [_StackRequest(process, folder.stacks) for process in rank_processes[:_MAX_PROCESSES]]

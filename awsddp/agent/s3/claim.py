@@ -37,7 +37,7 @@ def open_store(order: Mapping[str, Any]) -> Store:
     providers = session.get_component("credential_provider").providers
     providers[:] = [provider for provider in providers if provider.METHOD == "iam-role"]
     deadline = time.monotonic() + _ROLE_S
-    for pause_s in _ROLE_PAUSES_S:  # botocore caches credentials, and requests them again if it has none
+    for pause_s in _ROLE_PAUSES_S:  # botocore caches credentials, and requests missing ones again
         if session.get_credentials() is not None or time.monotonic() > deadline:
             break
         time.sleep(pause_s)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PAGE_BYTES = MOST_BYTES // 2
-"""Maximum size of a page; only a page with a single row may be larger."""
+"""Maximum size of a page; only a page with a single row can be larger."""
 MOST_PAGES = 64
 
 

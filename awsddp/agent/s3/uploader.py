@@ -394,7 +394,7 @@ class Uploader:
         self._scan_at = time.monotonic() + pause_s
 
     def _lost_files(self, skipped: Iterable[ManifestEntry]) -> str:
-        """Return text on files that the next job wrote to before they were saved, or "" if there are none."""
+        """Return text on files that the next job wrote to before they were saved ("" for no files)."""
         files = ((line, self._files.get(line.home)) for line in skipped if line.home)
         return "; ".join(
             f"{line.path}: {line.why}" for line, file in files if file is not None and not file.saved
@@ -466,7 +466,7 @@ class Uploader:
     def _free_version(self, result: str, file: _File) -> int:
         """Return a version whose keys are in no list, now or later.
 
-        This is an earlier version if possible, or else a new one.
+        This is an earlier version if possible, or else a new version.
         """
         pause_s = self._order["beat_s"] * (_OWN_BEATS if self._is_first else _OTHER_BEATS)
         free = [version for version, left_at in file.left.items() if time.monotonic() - left_at >= pause_s]
