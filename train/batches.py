@@ -26,11 +26,11 @@ class Batch(NamedTuple):
 
 
 class Transform:
-    """Turns records into the network's input, on their device: crop, mirror, resize, normalise.
+    """Crops, mirrors, resizes and normalises records, on their device, so that the network can use them.
 
-    `mean` and `std`: one per channel, for pixels between 0 and 1. `size`: the side in pixels to which images
-    are resized (bilinear), or None if they are not resized. `crop`: pad each side of an image with this many
-    zeros, then crop at random.
+    `mean` and `std` have one number per channel, for pixels between 0 and 1. Images are resized (bilinear) to
+    `size` pixels per side, or not at all if `size` is None. Before a random crop, each side of an image is
+    padded with `crop` zeros.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Transform:
 def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
     """Pad `pixels` with zeros and return crops [B, C, H, W] from them, some mirrored.
 
-    `draws` [B, 3]: the crop's offset in rows and in columns, 0 to 2 * padding, and 1 to mirror the image.
+    `draws` [B, 3] has each crop's offsets in rows and columns, 0 to 2 * padding, then 1 to mirror the image.
     """
     count, _, height, width = pixels.shape
     padded = F.pad(pixels, (padding,) * 4)
@@ -153,7 +153,7 @@ class Batches:
                 yield self.images.gather(index, pinned=pinned), self.images.labels[index], index
 
     def _draw(self, epoch: int) -> Tensor:
-        """Return all samples' random draws [N, 3]: they depend on seed, epoch and sample, not on the rank."""
+        """Return all samples' random draws [N, 3], which depend on seed and epoch, not on the rank."""
         random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         limits = (2 * self.crop + 1, 2 * self.crop + 1, 2)
         return torch.stack([torch.randint(n, (len(self.images),), generator=random) for n in limits], 1)

@@ -32,7 +32,7 @@ class World:
     local_rank: int
     size: int
     local_size: int
-    init_method: str | None  # the address at which the ranks meet; None if there is one rank
+    init_method: str | None  # the address at which the ranks meet, or None if there is one rank
 
 
 def find_world(

@@ -57,7 +57,10 @@ COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 100
 
 @dataclass(frozen=True)
 class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Half a data set: `records` [n, format.record] uint8 per file; `labels` [N] int64, beginning at 0."""
+    """Half a data set.
+
+    It has `records` [n, format.record] uint8 for each file, and `labels` [N] int64, which begin at 0.
+    """
 
     name: str
     folder: Path
@@ -91,7 +94,7 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return pixels.unflatten(1, (channels, height, width))
 
     def __getitems__(self, samples: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a batch's records, labels and sample numbers. A DataLoader's workers call this."""
+        """Return a batch's records, labels and sample numbers. A DataLoader's workers call it."""
         index = torch.tensor(samples)
         return self.gather(index), self.labels[index], index
 
@@ -133,7 +136,7 @@ def _made_counts(root: Path) -> list[int] | None:
 
 
 def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
-    """Map `path` from byte `offset` on as [records, size] uint8. Raises DataError if its length is wrong."""
+    """Map a file from byte `offset` on as [records, size] uint8. Raises DataError if its length is wrong."""
     expected = offset + records * size
     if not path.exists() and (packed := path.with_name(path.name + ".gz")).exists():
         _unpack(packed, path)

@@ -21,7 +21,7 @@ def results_folder() -> Path:
 
 
 def count_hits(logits: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return how often the label has the highest of the `logits` [B, classes], and how often a top-5 one."""
+    """Return how many labels have the highest of their `logits` [B, classes], and how many a top-5 one."""
     hits = logits.topk(5).indices == labels[:, None]
     return [hits[:, 0].sum(), hits.sum()]
 

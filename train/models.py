@@ -33,7 +33,7 @@ def resnet18(classes: int = 10) -> nn.Module:
 
 
 class MissingPackage(Exception):
-    """A network needs a package that is not installed. The message says how to install it."""
+    """A network needs a package that is not installed. The message says how to install the package."""
 
 
 def _torchvision_models() -> ModuleType:

@@ -45,7 +45,7 @@ PUBLISHED = {
 
 
 def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
-    """Download `name` into `folder`, check its MD5, unpack it. Does nothing if the set is complete already.
+    """Download the data set `name` into `folder`, check its MD5 and unpack it, unless it is already complete.
 
     `mirror` is a base URL that serves the same files. If several processes on one node call this, they take
     turns. Raises image_files.DataError if the download fails or if the file is not the published one.

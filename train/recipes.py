@@ -24,14 +24,14 @@ class Recipe:
     batch_size: int | None = None  # how many images a process has in one pass; or instead:
     global_batch: int | None = None  # how many images all processes have in one step
     momentum: float = 0.9
-    lr_drop_every: int = 0  # epochs after which the learning rate is divided by 10; 0: never
+    lr_drop_every: int = 0  # epochs after which the learning rate is divided by 10, or 0 for never
     image_size: int | None = None  # the side length to which images are resized
     log_every: int = 10  # steps between rows in metrics.jsonl
-    print_every: int = 10  # batches between printed lines; 0: none
+    print_every: int = 10  # batches between printed lines, or 0 for no lines
     evaluate_every: int = 1  # epochs
     export: Path | None = None  # a file for a copy of the weights, written on EACH node by local rank 0
     workers: int = 0
-    crop: int = 0  # pixels of padding before random crops and mirroring; 0: no crops, no mirroring
+    crop: int = 0  # pixels of padding before random crops and mirroring, or 0 for neither
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 

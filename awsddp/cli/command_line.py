@@ -1,4 +1,4 @@
-"""The running command's state: its global options, its signal handlers, the commands that it recommends.
+"""The running command's state: its global options, its signal handlers and the commands that it recommends.
 
 The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way; a second one ends it at once.
 Orderly means: `train` ends its job and fetches the results, `run` also terminates the nodes, and every other
@@ -40,7 +40,7 @@ class Globals:
 
     @property
     def name(self) -> str:
-        """The cluster's name, from -c or else $AWSDDP_CLUSTER; "default" if neither is set."""
+        """The cluster's name, from -c or else $AWSDDP_CLUSTER, or "default" if neither is set."""
         return self.cluster or os.environ.get("AWSDDP_CLUSTER") or "default"
 
     @property
@@ -110,7 +110,7 @@ class CommandState:
         self._signals += 1
         if self._signals > 1:
             if self.ends_cluster and number != signal.SIGINT:
-                return  # only a user at a terminal may exit while instances still run
+                return  # only a user at a terminal can exit while instances still run
             self._exit(number)
         if not self.finishes:
             timer = threading.Timer(EXIT_WITHIN_S, self._exit, [number])

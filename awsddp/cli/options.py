@@ -1,4 +1,4 @@
-"""The global options, which may precede or follow the verb, and the shell completions.
+"""The global options, which can precede or follow the verb, and the shell completions.
 
 Completions are read from this machine's files, without calls to AWS.
 """

@@ -294,13 +294,13 @@ class Screen:
 
     @functools.cache  # noqa: B019  # a screen lives as long as its process
     def agree(self, question: str) -> bool:
-        """Ask a question at most once and return the answer; False if there is neither a terminal nor -y."""
+        """Ask a question once and return the answer, or False if there is neither a terminal nor -y."""
         return (self.options.yes or sys.stdin.isatty()) and self.confirm(question)
 
     def ask(self, question: str) -> bool | None:
-        """Return the answer to a question that -y does not answer; None if no user can answer it.
+        """Return the answer to a question that -y does not answer, or None if no user can answer it.
 
-        No user can answer with -y, with --json, or without a terminal.
+        Users cannot answer if -y or --json is given, or if there is no terminal.
         """
         is_unattended = self.options.yes or self.options.json or not sys.stdin.isatty()
         return None if is_unattended else self.confirm(question)
@@ -310,7 +310,10 @@ class Screen:
         return bool(self.ask(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?"))
 
     def confirm(self, question: str) -> bool:
-        """Return the user's answer; True with -y. Raises UsageError if there is neither a terminal nor -y."""
+        """Return the user's answer, or True with -y.
+
+        Raises UsageError if there is neither a terminal nor -y.
+        """
         import click
 
         self.pause()

@@ -329,7 +329,7 @@ class _Correction:
 
     @staticmethod
     def _fill_job(command: str, words: _Words) -> str:
-        """Return a command with JOB replaced by the first argument, or removed if there is none."""
+        """Return a command in which the first fitting argument replaces JOB; if none fits, JOB is removed."""
         names = [*words.arguments, *(word for word in words.script_args if not word.startswith("-"))]
         if "-c JOB" in command:
             names = [name for name in names if _CLUSTER.fullmatch(name)]

@@ -48,7 +48,7 @@ def line(*texts: str, stderr: bool = False) -> None:
 
 
 def wrap_lines(text: str, *, columns: int | None) -> list[str]:
-    """Return text as lines of at most `columns` (None: unlimited), with control characters escaped."""
+    """Return text, with control characters escaped, as lines of at most `columns` (None means no limit)."""
     parts = terminal_safe.escape_lines(text).split("\n")
     return [row for part in parts for row in ([part] if part[:3] == "  |" else wrap(part, columns))]
 
@@ -94,7 +94,7 @@ def place_name(target: str, region: str | None) -> str:
 
 
 def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut: bool = False) -> list[str]:
-    """Return a table as lines of at most `columns` (None: unlimited). Words are never broken.
+    """Return a table as lines of at most `columns` (None means no limit). Words are never broken.
 
     The widest columns are wrapped first. If the longest words do not fit next to each other, each cell gets
     its own line. If `cut`, no column is wrapped: instead, the last one is truncated to the remaining width,

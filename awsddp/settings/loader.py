@@ -39,7 +39,7 @@ from awsddp.settings.values import VARIABLE_NAME, check_name
 ONE_COMMAND_KEYS = frozenset(
     {"cluster.replace", "capacity.retry_until_up", "job.resume", "job.after", "job.on"}
 )
-"""Keys that only a command line may set, because in awsddp.toml they would apply to every later command."""
+"""Keys that only a command line can set, because in awsddp.toml they would apply to every later command."""
 _MOMENTARY = ONE_COMMAND_KEYS.union(
     ("cluster.nodes", "cluster.profile", "cluster.region", "env.variables", "env.secrets")
 )

@@ -2,7 +2,7 @@
 
 import re
 
-# C0 except tab and newline, DEL and C1; marks that change the text direction; line separators.
+# These are C0 (except tab and newline), DEL, C1, marks that change the text direction, and line separators.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _NOT_UTF8 = "\ud800-\udfff"
 """Matches surrogates, which os.fsdecode() returns for bytes in a file's name that are not UTF-8."""
