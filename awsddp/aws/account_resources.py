@@ -120,7 +120,7 @@ def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet,
 
 
 def read_own_group(aws: AwsClient, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> OwnGroup:
-    """Return the user's own security group, and the needed traffic that its rules do not allow.
+    """Return the user's own security group, and the traffic that is needed but that its rules do not allow.
 
     `cidrs` are the source addresses for SSH. Raises CloudError, or ConfigError if the group does not exist.
     """
@@ -202,8 +202,8 @@ def find_role(aws: AwsClient, requested: str) -> str | None:
 def list_missing_actions(aws: AwsClient, role: str, uri: str) -> Iterator[str]:
     """Yield the S3 actions that saving results to `uri` needs but the role's policies do not allow.
 
-    Yields nothing if the user is not allowed to simulate policies. The bucket's own policy may still allow
-    them.
+    Yields nothing if the user is not allowed to simulate policies. The bucket's own policy could still allow
+    these actions.
 
     https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
     """

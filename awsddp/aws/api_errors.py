@@ -1,4 +1,4 @@
-"""Translate botocore's errors to awsddp's errors, which say what failed, why, and what to do next.
+"""Translate botocore's errors into awsddp's errors, which say what failed, why, and what to do next.
 
 Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
@@ -252,7 +252,7 @@ def translate_error(
 
 
 def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
-    """Return an error reply's row, code and text; the text lacks the encoded message."""
+    """Return an error reply's row, code and text, without the encoded message in the text."""
     code = str(reply.get("Error", {}).get("Code", ""))
     why = _ENCODED.sub("", f"{code}: {reply.get('Error', {}).get('Message', '') or code}")
     metadata = reply.get("ResponseMetadata", {})

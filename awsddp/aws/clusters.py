@@ -134,7 +134,7 @@ def by_id(*instance_ids: str) -> Filters:
 def describe(aws: AwsClient, filters: Filters) -> list[Node]:
     """Return the matching instances from all pages. Raises CloudError.
 
-    The first filter may have any number of values.
+    The first filter can have any number of values.
     """
     filter_sets = [filters]
     if filters and len(values := filters[0]["Values"]) > MAX_FILTER_VALUES:
@@ -475,7 +475,7 @@ def _price(
 ) -> float | None:
     """Return the price per hour of the running instances and all disks; None if a price is unknown.
 
-    A spot instance has the current spot price in its zone, or the list price if AWS returns none.
+    A spot instance has the current spot price in its zone, or the list price if AWS returns no spot price.
     """
     instances_usd = 0.0
     for node in cluster.nodes:

@@ -14,7 +14,7 @@ from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 
 PROGRAM_S, QUIET_S = 120.0, 3.0
-"""How long a `credential_process` may run, since a person may have to log in with a browser, and how long it
+"""How long a `credential_process` can run, since the user may have to log in with a browser, and how long it
 runs before the wait is reported. The SDK for Go allows 60 s:
 https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
 """

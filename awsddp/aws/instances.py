@@ -49,7 +49,7 @@ def launch(
     write_intent: Callable[[LaunchIntent], None],
     on_event: OnEvent,
 ) -> tuple[Node, ...]:
-    """Launch all of the plan's nodes or none, in one zone; the plan's zones are tried in order.
+    """Launch all of the plan's nodes in one zone, or no nodes at all; the plan's zones are tried in order.
 
     A zone where the placement group has no room is tried again without the group, except for nodes with EFA.
     `values` has the ids name, cluster_id and security_group. Each attempt has its own token, and
@@ -148,7 +148,7 @@ def _is_eventual_consistency(refusal: AwsRefused) -> bool:
 
 
 def resume_launch(aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
-    """Return the nodes that an interrupted launch created or now creates, or None if there are none.
+    """Return the nodes that an interrupted launch created or now creates, or None if there are no nodes.
 
     The request of `intent` is sent again unchanged while it is less than an hour old. After that the
     instances are looked up by tag for two minutes. Raises CloudError.
@@ -183,7 +183,7 @@ def _requested_tags(intent: LaunchIntent) -> dict[str, str]:
 def find_launched_nodes(
     aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent
 ) -> tuple[Node, ...] | None:
-    """Return a launch's live nodes, or None if there are none.
+    """Return a launch's live nodes, or None if it has no live nodes.
 
     Polls for up to two minutes until all nodes are listed, since tags may become visible late.
     """

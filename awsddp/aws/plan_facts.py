@@ -32,7 +32,7 @@ _MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacit
 # The characters that AWS allows in a tag:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 _NO_TAG = re.compile(r"[^\w .:/=+@-]")
-# Each of these services returns the caller's public address over HTTPS.
+# Each of these services returns the client's public address over HTTPS.
 ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
 
 

@@ -149,7 +149,7 @@ def dry_run(aws: AwsClient, plan: LaunchPlan, values: RequestValues) -> tuple[Ch
     """Send the plan's requests with DryRun, and return for each one a check of its permission.
 
     The launch leaves out resources that do not exist yet: the key, the cluster's own security group and its
-    placement group. Without a group EC2 uses the VPC's default group; if that is denied, a launch into the
+    placement group. Without a group, EC2 uses the VPC's default group; if that is denied, a launch into the
     cluster's own group may still be allowed. Raises CloudError if AWS cannot be reached.
     """
     requests = [request for request in plan.requests if request.operation not in _OF_GROUP]

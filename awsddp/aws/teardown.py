@@ -1,4 +1,4 @@
-"""Terminate and delete everything that has a cluster's id tag, and wait until AWS lists none of it.
+"""Terminate and delete all resources with a cluster's id tag, and wait until AWS lists none of them.
 
 A security group can be deleted only after every network interface in it:
 https://docs.aws.amazon.com/vpc/latest/userguide/deleting-security-groups.html
@@ -235,7 +235,7 @@ class _Run:
         return {node.instance_id for node in listed if node.state not in ENDED_STATES} - ours
 
     def _interfaces(self, group: clusters.Resource) -> list[clusters.Resource]:
-        """Return the interfaces in a security group; [] for any other resource."""
+        """Return the interfaces in a security group, or [] for any other resource."""
         if group.kind is not clusters.GROUPS:
             return []
         filters: clusters.Filters = [{"Name": "group-id", "Values": [group.id]}]

@@ -18,7 +18,7 @@ DISK_USD_PER_GB_MONTH = 0.08
 ADDRESS_USD_PER_HOUR = 0.005
 # https://aws.amazon.com/ec2/pricing/on-demand/ (data transfer out to the internet, after 100 GB a month)
 EGRESS_USD_PER_GB = 0.09
-# From the same page: the price from us-east-1 to most regions; between other regions it may be higher.
+# From the same page: the price from us-east-1 to most regions; between other regions it can be higher.
 REGION_USD_PER_GB = 0.02
 HOURS_PER_MONTH = 730
 
@@ -31,7 +31,7 @@ class GpuType:
     is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's compute
     capability ("8.9"), "" for a type that is not in this table; `price_usd_per_hour` is the on-demand list
     price for Linux in us-east-1 on `price_date` (None: unknown). `store_gb` is the size of its instance
-    store, `share` the fraction of a whole GPU that each of its GPUs is (0.125: an eighth).
+    store, and `share` is the fraction of a whole GPU that each of its GPUs is (0.125: an eighth).
     """
 
     name: str

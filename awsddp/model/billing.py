@@ -35,10 +35,10 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `event` is "launched", "started", "stopped", "resized", "ended", "extended" (a new expiry), "repriced" (a
     new spot price), "fetched" (bytes left AWS at a cost of `usd`) or "train" (a `job` with its results in
-    `home`). `time` is when the row was written, `at` when the event happened, if known more precisely.
-    `instances` are the instances that changed (empty: all). A "launched" row has the cluster's target,
-    region, type, size and settings (`asked`), the hourly prices of an instance and its disk in US dollars
-    (None: unknown), and the nodes' expiry.
+    `home`). `time` is when the row was written, and `at` is when the event happened, if that is known more
+    precisely. `instances` are the instances that changed (empty: all). A "launched" row has the cluster's
+    target, region, type, size and settings (`asked`), the hourly prices of an instance and its disk in US
+    dollars (None: unknown), and the nodes' expiry.
     """
 
     time: Moment
@@ -60,7 +60,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def happened_at(self) -> datetime:
-        """When the event happened, as precisely as known."""
+        """The time when the event happened, as precisely as it is known."""
         return self.at or self.time
 
     @property
@@ -125,7 +125,7 @@ class _Meter:
 
     `rates` are (time, US dollars per instance-hour from then on; None: unknown), sorted by time; the launch's
     rate is first; `disk` is its disk's hourly rate. `running_since` is the start of the current run (None: it
-    does not run), `runs` are the earlier runs.
+    does not run), and `runs` are the earlier runs.
     """
 
     since: datetime
@@ -235,7 +235,7 @@ class Account:
             rates, disk = [(_ALWAYS, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
             begins = row.happened_at
             meter = _Meter(since=begins, running_since=begins, rates=rates, disk=disk, expires=row.expires)
-            self._meters.setdefault(key, meter)  # another `status` may have written it before
+            self._meters.setdefault(key, meter)  # another `status` may already have written the row
 
     def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
         """Return the bill until `now`, or None for a cluster that was never launched.

@@ -1,7 +1,7 @@
 """The JSON documents that verbs return and `--json` prints; docs/schema.json is generated from these classes.
 
 The generator is tests/support/schema.py. A document on stdout also has the key "schema". A key with a default
-may be absent.
+can be absent.
 """
 
 from collections.abc import Mapping
@@ -122,7 +122,7 @@ class ListedJob(JobRecord):
 class CostedCluster(Document):
     """One of this machine's clusters; `ended` is null while it exists.
 
-    `cost_usd` is its cost at list price, `idle_usd` the part spent while no job ran.
+    `cost_usd` is its cost at list price, and `idle_usd` is the part spent while no job ran.
     """
 
     cluster: str
@@ -263,7 +263,7 @@ class ExecDocument(Document):
 
 
 class SshDocument(Document):
-    """The JSON document that `ssh` prints: `ssh` is the command that opens the shell."""
+    """The JSON document that `ssh` prints: the command that opens the shell."""
 
     command: tuple[str, ...]
 

@@ -17,7 +17,7 @@ def parse_json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def read_values(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the numbers under `key` from the lowest rank that has any; these numbers stand for the job.
+    """Return the numbers under `key` from the lowest rank that has any; these numbers count as the job's.
 
     A row without a rank belongs to rank 0.
     """
@@ -29,13 +29,13 @@ def read_values(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def read_last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
-    """Return the last number that `read_values` returns, or None if there are none."""
+    """Return the last number that `read_values` returns, or None if there are no numbers."""
     values = read_values(rows, key)
     return values[-1] if values else None
 
 
 def as_number(value: object) -> float | None:
-    """Return a finite number below 1e15 as a float, None for anything else (docs/results.md)."""
+    """Return a finite number below 1e15 as a float, or None for anything else (docs/results.md)."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:
         return float(value)
     return None

@@ -52,12 +52,12 @@ _Kind = TypeVar("_Kind")
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
-    `limited` is True if it counts towards job.results_limit. `modified` is in ns since 1970, `sample` a hash
-    of some of its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was rewritten
-    with the same size and time. `digest` is the SHA-256 of a synced file if only its change time has changed
-    since the launch. `data` is the content, if the node sent it with the list. `ephemeral` is True if it is
-    on instance store, `sparse` if it has holes, and `writing` if it is being written. A file with a `target`,
-    relative to runs/JOB, is a symbolic link. `node` is set by the client.
+    `limited` is True if it counts towards job.results_limit. `modified` is in ns since 1970, and `sample` is
+    a hash of some of its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was
+    rewritten with the same size and time. `digest` is the SHA-256 of a synced file if only its change time
+    has changed since the launch. `data` is the content, if the node sent it with the list. `ephemeral` is
+    True if it is on instance store, `sparse` if it has holes, and `writing` if it is being written. A file
+    with a `target`, relative to runs/JOB, is a symbolic link. `node` is set by the client.
     """
 
     path: _Remote

@@ -88,10 +88,10 @@ class Node(Frozen):
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
     `state` is EC2's state (pending, running, shutting-down, terminated, stopping, stopped). `launched` is the
-    launch time in UTC, `expires` the expiry in its tag. `node` is -1 for an instance that no longer belongs
-    to the cluster. `changed` is the time when the instance began to stop or terminate, if EC2 reports that.
-    `profile` is its instance profile's ARN. `reason` has EC2's code and text for the stop or end. `uses` has
-    the kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
+    launch time in UTC, and `expires` is the expiry in its tag. `node` is -1 for an instance that no longer
+    belongs to the cluster. `changed` is the time when the instance began to stop or terminate, if EC2 reports
+    that. `profile` is its instance profile's ARN. `reason` has EC2's code and text for the stop or end.
+    `uses` has the kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
     `is_renumbered` is True if it has a different number, because its tag and launch index give a number that
     another node has.
     """
@@ -125,7 +125,8 @@ class ClusterListing(Frozen):
     """A cluster as AWS lists it by its tags: it has one name and one owner. `nodes` is sorted by node number.
 
     `leftovers` are the ids of the cluster's other resources (security groups, keys). `group` is its own
-    security group, `ssh_cidrs` the addresses to which port 22 is open, `host` the machine that created it.
+    security group, `ssh_cidrs` the addresses to which port 22 is open, and `host` the machine that created
+    it.
     """
 
     name: str
@@ -178,7 +179,7 @@ class PreparedNode(Frozen):
     """A prepared node's properties (nodes/provision.py), recorded in the cluster folder.
 
     `python` is the image's interpreter, `environment` the interpreter in a built environment (None: none was
-    built), `nic` the interface with the private address, `gpus` the number of GPUs that torch finds,
+    built), `nic` the interface with the private address, and `gpus` the number of GPUs that torch finds,
     including rehearsed ones.
     """
 
@@ -205,7 +206,7 @@ class Cause(Frozen):
 
     `kind` is one that docs/why.md lists ("unknown": an older awsddp wrote the record). `retryable` is True if
     the same command may succeed without a change. `values` are the variables in the explanation, such as
-    `module` for import_error. `next` is the next step, "" if none is known.
+    `module` for import_error. `next` is the next step, or "" if no next step is known.
     """
 
     rank: RankNumber | None
@@ -261,7 +262,7 @@ class Saving(Frozen):
     """The progress of uploads to S3: files saved, files pending, and the error that prevents uploads ("":
     none).
 
-    `ended` is True if all files were saved, or were given up because of the `error`. `silent_s` is the time
+    `ended` is True if all files were saved, or were abandoned because of the `error`. `silent_s` is the time
     since an uploader's last heartbeat, by its node's clock. `unasked` are nodes that did not answer; their
     files are not counted.
     """
@@ -367,7 +368,7 @@ class Collective(Frozen, Keyed):
 
 
 class ProcessStack(Frozen, Keyed):
-    """A process: `where` is its innermost line in the project folder, `source` the code on that line.
+    """A process: `where` is its innermost line in the project folder, and `source` is that line's code.
 
     `stack` has its frames, oldest first.
     """

@@ -28,9 +28,10 @@ _SAME_S = 60.0
 class ExistingCluster:
     """The existing cluster according to its tags, and the settings that this machine last requested.
 
-    `image` is the image as requested, `gpus` the nodes' `local.gpus`. `spent_usd` is the cost so far (None:
-    unknown), `rate` the rate that a budget assumes for all `nodes`. `impaired` are the instances that fail
-    AWS's status checks, `others` are clusters with the same name and owner that another machine created.
+    `image` is the image as requested, and `gpus` is the nodes' `local.gpus`. `spent_usd` is the cost so far
+    (None: unknown), and `rate` is the rate that a budget assumes for all `nodes`. `impaired` are the
+    instances that fail AWS's status checks, and `others` are clusters with the same name and owner that
+    another machine created.
     """
 
     cluster: ClusterListing
@@ -80,9 +81,9 @@ def plan_reconciliation(
 ) -> Reconciliation:
     """Return the steps that reconcile the cluster with `spec`; a setting that is not set stays as it is.
 
-    `image_id` is the current id of the spec's image, `callers` are this machine's addresses as CIDRs. Raises
-    ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, if Systems Manager could not connect to a
-    node, or if the budget is spent.
+    `image_id` is the current id of the spec's image, and `callers` are this machine's addresses as CIDRs.
+    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, if Systems Manager could not
+    connect to a node, or if the budget is spent.
     """
     requested = spec.cluster.nodes if "cluster.nodes" in spec.explicit else existing.nodes
     kept_nodes: dict[int, Node] = {}
@@ -226,7 +227,7 @@ def _cidrs(
 ) -> tuple[str, ...] | None:
     """Return the blocks and groups to which SSH will be open; None means that the open ones stay.
 
-    Without `network.ssh_cidr` these are the caller's current addresses, and the already open blocks and
+    Without `network.ssh_cidr`, these are this machine's current addresses, and the already open blocks and
     groups that a user configured.
     """
     if spec.network.ssh_cidr or (spec.network.jump and opened is not None):

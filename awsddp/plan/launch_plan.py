@@ -226,7 +226,7 @@ def highest_spot_rate(
     """Return the highest rate for spot nodes in the zones; `fixed_usd` is the hourly price of disks and
     addresses.
 
-    A spot price may rise until the nodes terminate, so the highest price of the last days is assumed.
+    A spot price may rise until the nodes terminate, so the highest price in the last few days is assumed.
     """
     highest, kind = facts.highest_spot_prices.get(instance_type, {}), types.GPU_TYPES.get(instance_type)
     each = facts.prices.get(instance_type, kind.price_usd_per_hour if kind else None)

@@ -18,7 +18,7 @@ _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
-    """Return the blocks and groups to which SSH is open: those in `network.ssh_cidr`, or else the caller's
+    """Return the blocks and groups to which SSH is open: `network.ssh_cidr`, or else this machine's
     addresses.
 
     Returns () for connections through Systems Manager. Raises ConfigError for an invalid block.

@@ -186,5 +186,5 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
 
 
 def _arn(scope: str, name: str | None) -> str | None:
-    """Return the ARN for a name, which may already be an ARN."""
+    """Return the ARN for a name; the name can already be an ARN."""
     return f"arn:*:{scope}/{name}" if name and not name.startswith("arn:") else name

@@ -139,7 +139,7 @@ def read_project(document: Table, folder: Path) -> Project | None:
 
 def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]:
     """Yield candidates for the version, in this order: from pyproject.toml, a file that it names, the
-    environment and an installation. A candidate may be "" or an expression.
+    environment and an installation. A candidate can be "" or an expression.
     """
     tool = document.get("tool", {})
     for version in (*toml_list(document, "project", "version"), *toml_list(tool, "poetry", "version")):

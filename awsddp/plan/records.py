@@ -37,7 +37,7 @@ InternetRoute = Literal["internet", "private", "none"]
 class Image:
     """A machine image, as EC2 describes it. `root_gb` is the size of its root disk.
 
-    `owner` is an alias such as "amazon" or an account, `deprecated` the time when the image was deprecated.
+    `owner` is an alias such as "amazon" or an account, and `deprecated` is when the image was deprecated.
     `platform` is EC2's name for the operating system. `ssh_user` is "" if it is unknown. `newer` is the name
     of a Deep Learning AMI with a newer PyTorch that is not in the table.
     """
@@ -106,7 +106,7 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnGroup:
-    """The user's own security group. `lacks` describes the needed traffic that its rules do not allow."""
+    """The user's own security group. `lacks` describes needed traffic that its rules do not allow."""
 
     id: str
     vpc: str
@@ -171,11 +171,11 @@ class Facts:
     cannot be read; `used_vcpus` to the vCPUs that run outside the cluster. `callers` are this machine's
     addresses as the nodes see them, as CIDRs; `public_key` is the one in the user's own key pair ("":
     unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's on-demand
-    prices on `price_date`, `spot_prices` the current spot prices by zone, `highest_spot_prices` the highest
-    in the last 7 days (if spot and a budget are requested). `host` is the client's host name, `credentials_s`
-    the seconds until its login ends (None: no end), `data` the data for the nodes, `saving` the S3 URI for
-    their results. `role` is the ARN of the nodes' role, "" for an instance profile without a role, None if
-    unknown.
+    prices on `price_date`, `spot_prices` the current spot prices by zone, and `highest_spot_prices` the
+    highest in the last 7 days (if spot and a budget are requested). `host` is the client's host name,
+    `credentials_s` the seconds until its login ends (None: no end), `data` the data for the nodes, and
+    `saving` the S3 URI for their results. `role` is the ARN of the nodes' role, "" for an instance profile
+    without a role, or None if unknown.
     """
 
     region: str
@@ -256,7 +256,7 @@ class Efa:
 class Step:
     """One step: open port 22 for `value`, terminate, start or launch nodes, or set the expiry to `value`.
 
-    `numbers` are node numbers, `instances` the ids of existing instances; a launch has no ids yet.
+    `numbers` are node numbers, and `instances` are the ids of existing instances; a launch has no ids yet.
     """
 
     do: Literal["open", "end", "start", "launch", "expire"]
@@ -294,7 +294,7 @@ class Planned:
     `why` is the reason why the type was chosen. `placement` is the placement group that is created for the
     nodes, {"$ref": "name"} (None: no group). SSH goes through the host `jump`, and is allowed from the blocks
     and groups in `ssh_cidrs`. `steps` reconcile a cluster that `exists`; without steps nothing changes.
-    `budget` is `cluster.budget_usd` with the rate that it assumes, `data` the data for each node.
+    `budget` is `cluster.budget_usd` with the rate that it assumes, and `data` is the data for each node.
     """
 
     cluster: str
@@ -324,11 +324,11 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan(Planned):
-    """The plan that `up` carries out. `numbers` are the nodes to launch, `uses` the existing resources that
-    they use.
+    """The plan that `up` carries out.
 
-    `subnets` has one subnet for each zone to try, in order. `untried` lists features that were never launched
-    on AWS, which `experimental` allows. `alternatives` are tried next, in order, if AWS has no capacity.
+    `numbers` are the nodes to launch, and `uses` are the existing resources that they use. `subnets` has one
+    subnet for each zone to try, in order. `untried` lists features that were never launched on AWS, which
+    `experimental` allows. `alternatives` are tried next, in order, if AWS has no capacity.
     """
 
     owner: str
@@ -356,7 +356,7 @@ class LaunchPlan(Planned):
 
     @property
     def is_placement_optional(self) -> bool:
-        """True if the nodes may be launched outside the placement group if it has no room."""
+        """True if the nodes can be launched outside the placement group if it has no room."""
         return self.placement is not None and not self.efa.count
 
     @property
@@ -467,5 +467,5 @@ PlanDocument = msgspec.defstruct(
 
 
 def resource_names(cluster: str, cluster_id: str) -> dict[str, str]:
-    """Return the ids that are known before a launch: the cluster's id, and the name of its group and key."""
+    """Return the ids that are known before a launch: the cluster's id, and its group's and key's name."""
     return {"cluster_id": cluster_id, "name": f"awsddp-{cluster}-{cluster_id}"}

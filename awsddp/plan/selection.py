@@ -184,7 +184,7 @@ def _cheapest(
         and _comparable_price(kind, facts, market) is not None
         and (gpus is not None or not is_family_unlisted(kind, facts.image.name))
     ]
-    # If the image supports none of them, the plan raises the error about the image.
+    # If the image supports none of these types, the plan raises the error about the image.
     fitting = [kind for kind in candidates if not find_image_problem(kind, facts.image.name)] or candidates
     offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
