@@ -132,7 +132,7 @@ class Batches:
         return min(passes * self.batch_sampler.batch_size, len(self.sampler) - first)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
-        """Yield `epoch`'s batches on the device, from batch `start` on."""
+        """Yield `epoch`'s batches on the device, beginning with batch `start`."""
         self.sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         draws = self._draw(epoch) if self.crop else None
         batches = (
@@ -142,7 +142,7 @@ class Batches:
         return prefetch(batches, self.device) if self.device.type == "cuda" else batches
 
     def _read(self, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield each batch's records, labels and sample numbers, from batch `start` on."""
+        """Yield each batch's records, labels and sample numbers, beginning with batch `start`."""
         self.batch_sampler.start = start
         if self.loader.num_workers:
             yield from self.loader

@@ -136,7 +136,10 @@ def _made_counts(root: Path) -> list[int] | None:
 
 
 def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
-    """Map a file from byte `offset` on as [records, size] uint8. Raises DataError if its length is wrong."""
+    """Map a file, without its first `offset` bytes, as [records, size] uint8.
+
+    Raises DataError if its length is wrong.
+    """
     expected = offset + records * size
     if not path.exists() and (packed := path.with_name(path.name + ".gz")).exists():
         _unpack(packed, path)

@@ -1,4 +1,4 @@
-"""From one GPU to many: one GPU, then DataParallel (one line) on all GPUs of a machine, then DDP.
+"""From one GPU to many: one GPU, then DataParallel (one line) on all of a machine's GPUs, then DDP.
 
     python train/ladder.py single                                 # one GPU, or the CPU
     python train/ladder.py dataparallel                           # one process, all GPUs of this machine

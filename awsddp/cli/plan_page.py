@@ -120,7 +120,10 @@ def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
 
 
 def _step_lines(steps: "Sequence[Step]") -> list[str]:
-    """Return the steps as lines, terminations first. Steps with the same action and reason share a line."""
+    """Return the steps as lines, with terminations first.
+
+    Steps with the same action and reason share a line.
+    """
     groups: dict[tuple[str, str], list[Step]] = {}
     for step in sorted(steps, key=lambda step: step.do != "end"):
         groups.setdefault((step.do, step.why), []).append(step)

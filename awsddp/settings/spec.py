@@ -138,7 +138,7 @@ class ClusterSection(Section):
 
     @property
     def markets(self) -> tuple[Literal["spot", "on-demand"], ...]:
-        """The markets to try, in order."""
+        """The markets to try, in this order."""
         return ("spot", "on-demand") if self.spot == "first" else ("spot",) if self.spot else ("on-demand",)
 
 

@@ -56,7 +56,7 @@ def elapsed_seconds(since: str | None, until: str | None = None) -> float | None
 
 
 def age(moment: str | None) -> str:
-    """Return how long ago a time was, in a single unit: 48 s, 2 h, 3 days. Return "" if it is None."""
+    """Return how long ago a time was, in a single unit: 48 s, 2 h, 3 days. Return "" if `moment` is None."""
     if (seconds := elapsed_seconds(moment)) is None:
         return ""
     units = (("days", 172800, 86400), ("h", 3600, 3600), ("min", 60, 60), ("s", 0, 1))
