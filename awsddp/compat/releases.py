@@ -31,7 +31,7 @@ class Architecture:
     last_torch: str = ""
 
 
-# Open modules need Turing or later, Blackwell needs open modules:
+# Open modules need Turing or later; Blackwell needs open modules:
 # https://github.com/NVIDIA/open-gpu-kernel-modules (issue 19). The last branches are R470 for Kepler and R580
 # for Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/ Capabilities:
 # https://developer.nvidia.com/cuda-gpus. A first branch belongs to the first CUDA release that supports the
@@ -94,7 +94,7 @@ def _release(torch: str, torchvision: str, first: int, last: int, **wheels: str)
 # Sources of the oldest capabilities: pytorch/builder manywheel/build_cuda.sh, pytorch
 # .ci/manywheel/build_cuda.sh, and
 # https://github.com/pytorch/pytorch/issues/172352 (2.11), /172663 (2.11), /190385 (2.15). The torchvision
-# of 2.14 is not confirmed. The table begins with 1.7, of October 2020.
+# of 2.14 is not confirmed. The table begins with 1.7, released in October 2020.
 RELEASES = (
     _release("2.14", "0.29", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),
     _release("2.13", "0.28", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),

@@ -58,7 +58,7 @@ class GpuType:
 
     @property
     def family(self) -> str:
-        """The part before the dot: "g6", "p6-b200"."""
+        """The part of the name before the dot: "g6", "p6-b200"."""
         return self.name.partition(".")[0]
 
 
@@ -193,7 +193,7 @@ _STORES = {
 }
 _STORE_GB = {name: size for size, names in _STORES.items() for name in names.split()}
 
-# A type with 17 network cards, of which card 0 takes no EFA:
+# A type with 17 network cards, of which card 0 does not support EFA:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 

@@ -240,8 +240,8 @@ class Account:
     def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
         """Return the bill until `now`, or None for a cluster that was never launched.
 
-        An instance last seen running that is not among `running`, the instances that AWS lists as running
-        now, is charged until its expiry at most, when it terminates itself.
+        An instance that was running when last seen but is not in `running` (the instances that AWS now lists
+        as running) is charged at most until its expiry, when it terminates itself.
         """
         if not self._launches:
             return None
@@ -291,7 +291,7 @@ def compute_cost_until(rows: Sequence[LedgerRow], moment: datetime) -> float:
 def compute_shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
     """Return the share of its instances' time that each job pays for, from 0 to 1.
 
-    A span is a job's begin, end and instance ids. Jobs that run on one instance at the same time share its
+    A span has a job's start, end and instance ids. Jobs that run on one instance at the same time share its
     time equally.
     """
     shared_hours = [0.0] * len(spans)

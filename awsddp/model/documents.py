@@ -239,7 +239,7 @@ class Orphans(Document):
 
 
 class RunDocument(Document):
-    """The JSON document that `run` prints: its stages' documents (null: not reached) and durations."""
+    """The JSON document that `run` prints: its stages' documents (null if not reached) and durations."""
 
     up: ClusterDocument | None
     train: JobDocument | None

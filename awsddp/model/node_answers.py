@@ -50,7 +50,7 @@ _Kind = TypeVar("_Kind")
 
 
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
+    """A file to fetch: `path` is absolute on the node, `home` is relative to runs/JOB, `size` is in bytes.
 
     `limited` is True if it counts towards job.results_limit. `modified` is in ns since 1970, and `sample` is
     a hash of some of its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was
@@ -212,7 +212,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU: `errors` counts uncorrectable memory errors, `faults` describes why it is unfit."""
+    """A GPU: `errors` counts uncorrectable memory errors, and `faults` describes why it is unfit."""
 
     name: ShortText
     memory_mib: _Size
@@ -223,7 +223,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """A node's resources (in bytes; `time` is a Unix time).
 
-    `smi` and the fields after it are only in a full probe.
+    `smi` and the fields after it are present only in a full probe.
     """
 
     ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
@@ -268,7 +268,7 @@ class NameClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a claim for a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 
     `what` is the missing permission, or the bucket's region. `names` are the taken names with the same
-    prefix. "throttled" is the code for all temporary errors, "unreachable" means that there was no
+    prefix. "throttled" is the code for all temporary errors, and "unreachable" means that there was no
     connection.
     """
 

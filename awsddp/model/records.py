@@ -223,7 +223,7 @@ class Cause(Frozen):
 
 
 class RankResult(Frozen):
-    """One rank's result. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
+    """One rank's result. `exit_code` is None while it runs, or -N for signal N; `seconds` is its run time.
 
     `rank` is the number of its log; under torchrun its RANK differs after a node is lost.
     """
@@ -246,7 +246,7 @@ class RankProgress(Frozen):
 
 
 class RankUsage(Frozen):
-    """A rank's usage in the last 10 s; None: unknown. The network usage is that of the whole node.
+    """A rank's usage in the last 10 s; None means unknown. The network usage is that of the whole node.
 
     `cpu_percent` is a percentage of one core: 400 means four cores.
     """
@@ -259,8 +259,7 @@ class RankUsage(Frozen):
 
 
 class Saving(Frozen):
-    """The progress of uploads to S3: files saved, files pending, and the error that prevents uploads ("":
-    none).
+    """The progress of uploads to S3: files saved, files pending, and the error that prevents uploads (or "").
 
     `ended` is True if all files were saved, or were abandoned because of the `error`. `silent_s` is the time
     since an uploader's last heartbeat, by its node's clock. `unasked` are nodes that did not answer; their

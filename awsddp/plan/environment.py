@@ -205,7 +205,7 @@ def _read_ca(env: EnvSection) -> str:
 
 
 def pin_image_packages(packages: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the pins that keep the packages that belong to the image's torch."""
+    """Return pins for the packages that belong to the image's torch, so that they are not replaced."""
     return tuple(
         f"{name}=={version}"
         for name, version in sorted(packages.items())

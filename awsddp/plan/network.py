@@ -1,4 +1,4 @@
-"""Plan the network: SSH source addresses, network interfaces, the placement group, the route to S3."""
+"""Plan the network: SSH source addresses, network interfaces, the placement group and the route to S3."""
 
 import ipaddress
 import re

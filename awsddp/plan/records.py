@@ -168,11 +168,11 @@ class Facts:
 
     `offers` maps an instance type to the zones that offer it; `described` has the requested types that are
     not in `compat`, or EC2's error text for them. `quotas` maps a quota's code to its vCPUs, or to None if it
-    cannot be read; `used_vcpus` to the vCPUs that run outside the cluster. `callers` are this machine's
-    addresses as the nodes see them, as CIDRs; `public_key` is the one in the user's own key pair ("":
-    unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's on-demand
-    prices on `price_date`, `spot_prices` the current spot prices by zone, and `highest_spot_prices` the
-    highest in the last 7 days (if spot and a budget are requested). `host` is the client's host name,
+    cannot be read; `used_vcpus` maps it to the vCPUs that run outside the cluster. `callers` are this
+    machine's addresses as the nodes see them, as CIDRs; `public_key` is the one in the user's own key pair
+    ("": unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's
+    on-demand prices on `price_date`, `spot_prices` the current spot prices by zone, and `highest_spot_prices`
+    the highest in the last 7 days (if spot and a budget are requested). `host` is the client's host name,
     `credentials_s` the seconds until its login ends (None: no end), `data` the data for the nodes, and
     `saving` the S3 URI for their results. `role` is the ARN of the nodes' role, "" for an instance profile
     without a role, or None if unknown.
