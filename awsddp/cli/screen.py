@@ -306,7 +306,7 @@ class Screen:
         return None if is_unattended else self.confirm(question)
 
     def confirm_loss(self, error: NodeError) -> bool:
-        """Return True if the user agrees that `down` deletes the results that could not be fetched."""
+        """Return True if the user agrees to let `down` delete the results that could not be fetched."""
         return bool(self.ask(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?"))
 
     def confirm(self, question: str) -> bool:

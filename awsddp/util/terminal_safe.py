@@ -42,7 +42,7 @@ def escape_lines(text: str) -> str:
 
 
 def keep_colours(data: bytes, *, none: bool = False) -> bytes:
-    """Make the output of ranks or commands safe for a terminal: colours stay, but end with their line.
+    """Make the output of ranks or commands safe for a terminal: colours are kept until the line ends.
 
     Other control sequences are removed. Characters that hide text or change its direction are made visible.
     If `none` is true, colours are removed too.
