@@ -54,7 +54,7 @@ ARCHITECTURES = (
     Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, module="open"),
 )
 
-# The oldest driver branch that supports each CUDA toolkit. Since CUDA 11, minor-version compatibility sets it:
+# The oldest driver branch that supports a CUDA toolkit. Since CUDA 11, minor-version compatibility sets it:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; for older toolkits see
 # table 3 of
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/

@@ -14,8 +14,8 @@ accelerate 1.15, deepspeed 0.19.8):
   (accelerate/checkpointing.py, save_accelerator_state).
 - torch.distributed.checkpoint, torchtitan: *.distcp, .metadata (FileSystemWriter.finish). The checkpoint of
   torchtitan's last step holds only the model (checkpoint.last_save_model_only).
-- Lightning: *.ckpt. A sharded checkpoint is a folder *.ckpt/ that torch.distributed.checkpoint writes (meta.pt
-  last: FSDPStrategy.save_checkpoint) or DeepSpeed writes.
+- Lightning: *.ckpt. A sharded checkpoint is a folder *.ckpt/ that torch.distributed.checkpoint writes, with
+  meta.pt last (FSDPStrategy.save_checkpoint), or that DeepSpeed writes.
 - DeepSpeed: TAG/*_model_states.pt, with ZeRO TAG/*_optim_states.pt, and latest, which names TAG
   (DeepSpeedEngine.save_checkpoint); rank 0 writes `latest` without waiting for the other ranks' files.
   load_checkpoint() takes the folder that holds `latest`.
