@@ -119,7 +119,7 @@ def release(
 
     Once a node's tag has no job, a poweroff terminates the node again. The node's poweroff is set before its
     tag is removed, so that it still has the tag if the command is interrupted between the two calls. `tagged`
-    is what `unfetched_of` returns now. `older` maps each instance id to the jobs that MORE represents;
+    is the current result of `unfetched_of`. `older` maps each instance id to the jobs that MORE represents;
     without `older`, MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged

@@ -156,7 +156,7 @@ class _Correction:
         self.table = _read_table()
 
     def split(self, verb: str, words: Sequence[str]) -> _Words:
-        """Split words: options that no verb has, and words after the script, are the script's arguments.
+        """Split a line's words: options of no verb, and words after the script, are the script's arguments.
 
         Only `verb`'s short options are recognised.
         """

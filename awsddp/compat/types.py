@@ -289,7 +289,7 @@ def find_nearest_types(
 
 
 def network_gbyte_s(instance_type: str) -> float | None:
-    """Return a type's guaranteed network bandwidth in GB/s, or None if at most a peak is known."""
+    """Return a type's guaranteed network bandwidth in GB/s, or None if only a peak or nothing is known."""
     kind = GPU_TYPES.get(instance_type)
     match = re.fullmatch(r"(?:(\d+) x )?(\d+)", kind.network) if kind else None
     return int(match[1] or 1) * int(match[2]) / 8 if match else None

@@ -344,7 +344,7 @@ class JobFollower:
 
 
 def _end_of(node: Node) -> tuple[str, str]:
-    """Return the kind of cause for an instance that is not running, and the reason that EC2 reports."""
+    """Return why an instance is not running: the cause's kind, and the reason that EC2 reports."""
     from awsddp.aws.clusters import find_end_cause
 
     kind, why = find_end_cause(node)

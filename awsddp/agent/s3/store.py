@@ -420,7 +420,7 @@ class Store:
     ) -> None:
         """Download several files at once, each from its objects, to their paths in `folder`.
 
-        Existing files are replaced. A file appears only when it is complete and as listed; after that,
+        Existing files are replaced. A file appears only when it is complete, as its entry says; after that,
         `on_file` is called in this thread. The paths must have been checked before. Raises ObjectChanged,
         OSError, ClientError, BotoCoreError.
         """
