@@ -752,8 +752,8 @@ class Uploader:
             self._read_lists(now)
         rows: dict[str, dict[str, Any]] = {"files": {}, "links": {}}
         for node, pages in self._other_rows.items():
+            prefix = f"node{node}/"
             for kind, page_rows in pages.items():
-                prefix = f"node{node}/"
                 rows[kind] |= {name: row for name, row in page_rows.items() if name.startswith(prefix)}
         rows["files"] |= {result: file.row() for result, file in self._files.items() if file.saved}
         rows["links"] |= self._links
@@ -792,7 +792,8 @@ class Uploader:
             for result, row in checkpoint["files"].items():
                 self._checkpoint.set("files", result, row)
             pages = self._checkpoint.write(self._store, self._uri)
-            listed_checkpoint = {key: checkpoint[key] for key in ("name", "modified")} | {"pages": pages}
+            name, modified = checkpoint["name"], checkpoint["modified"]
+            listed_checkpoint = {"name": name, "modified": modified, "pages": pages}
         job = {
             "job": self._folder.job,
             "save": 2,
