@@ -23,8 +23,8 @@ SLOW_CPU_US = (5_000, 100_000)
 TIGHT_BYTES = 96 << 20
 """The memory that a node can use in addition to its current use if a fault makes it short of memory."""
 _DIVIDE_LOCK = threading.Lock()
-"""Held while the memory is divided, because nodes that boot or end at the same time would otherwise get
-unequal shares."""
+"""The lock that is held while the memory is divided. Without the lock, nodes that boot or end at the same
+time would get unequal shares."""
 
 
 def list_hierarchies() -> list[Path]:
@@ -41,11 +41,11 @@ def _find_files(paths: CloudPaths, name: str, *file_names: str) -> list[Path]:
 
 
 def create(paths: CloudPaths, instance_id: str) -> list[Path]:
-    """Create a node's cgroups with their limits and return them.
+    """Create a node's cgroups, set their limits, and return the cgroups' folders.
 
     All nodes together can use most of the machine's free memory in addition to what they already use, so that
-    the machine itself never runs out. Each node gets an equal share: otherwise the kernel kills one node's
-    processes because of the memory that another node uses.
+    the machine itself never runs out. Each node gets an equal share, because the kernel would otherwise kill
+    one node's processes when another node uses too much memory.
     """
     created = []
     for tree in list_hierarchies():
@@ -125,8 +125,8 @@ def set_frozen(paths: CloudPaths, instance_id: str, *, frozen: bool) -> None:
 def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
     """Limit the CPU time of a node's processes, or remove the limit.
 
-    With cgroup v1 the node's CPU cgroup is created only here, because v1 divides the machine's CPUs by
-    cgroup, not by process.
+    With cgroup v1, the node's CPU cgroup is created only when the limit is first set: v1 divides the CPU time
+    equally among cgroups, however many processes each cgroup has.
     """
     quota, period = SLOW_CPU_US
     for parent in [folder for tree in list_hierarchies() for folder in (tree, tree / paths.cgroup) if slow]:

@@ -25,7 +25,7 @@ RANK_BYTES = 400_000_000
 
 
 def resolve_home(awsddp_home: Path, recorded_home: str | None = None) -> Path:
-    """Return the local cloud's AWSDDP_HOME: $AWSDDP_LOCAL, or `awsddp_home` if that is not set.
+    """Return the local cloud's AWSDDP_HOME: $AWSDDP_LOCAL, or `awsddp_home` if this variable is not set.
 
     `recorded_home`, which a cluster's record names, takes precedence if it has a local cloud.
     """
@@ -35,12 +35,12 @@ def resolve_home(awsddp_home: Path, recorded_home: str | None = None) -> Path:
 
 
 def check_region(region: str | None) -> None:
-    """Raise ConfigError if this is not the local cloud's region."""
+    """Raise ConfigError if `region` is not the local cloud's region."""
     if region != control.REGION:
         raise ConfigError(
-            f"cluster.region: the local cloud is {control.REGION}, not {region}",
+            f"cluster.region: the local cloud is in {control.REGION}, not in {region}",
             "",
-            f"omit --region, or --region {control.REGION}; without --local it is on AWS",
+            f"omit --region, or use --region {control.REGION}; to use AWS, omit --local",
         )
 
 
@@ -53,7 +53,7 @@ def check_memory(ranks: int, *, nodes: int) -> None:
         raise UsageError(
             f"{ranks} ranks do not fit into the memory of this machine",
             f"a rank takes about {size_text(RANK_BYTES)}, and the local cloud may use "
-            f"{size_text(usable_bytes)}: {cgroups.MEMORY_SHARE:.0%} of what is free",
+            f"{size_text(usable_bytes)}: {cgroups.MEMORY_SHARE:.0%} of the free memory",
             f"try: --world-size {max(max_ranks, 1)}, or fewer --nodes",
         )
 
@@ -100,7 +100,7 @@ def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> "L
 
 
 def status(awsddp_home: Path) -> "LocalDocument":
-    """Return the local cloud's status; restart its daemon if it died. Raises NotFoundError."""
+    """Return the local cloud's status. Restart the daemon if the daemon died. Raises NotFoundError."""
     with _connect(awsddp_home) as info:
         return control.send_command(info)
 
@@ -130,12 +130,13 @@ def list_aws_variables(awsddp_home: Path, recorded_home: str | None = None) -> l
 
 
 def add_fault(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> "list[Fault]":
-    """Add a fault (faults.py) to calls of `operation`, or to the instance with that id; return active faults.
+    """Add a fault (faults.py) and return all active faults. `operation` is the API operation whose calls have
+    the fault, or the id of the instance that has it.
 
-    `choices` are: `for_s`, the seconds after which the fault ends by itself; `notice_s` for "reclaim"; for
-    calls also `times` (default: until the fault is cleared), `seconds`, and `only`, a parameter value that a
-    request must have (a launch's zone counts as a parameter value). Raises UsageError, or NotFoundError if no
-    local cloud is running.
+    `choices` can have `for_s`, the seconds after which the fault ends, and `notice_s` for "reclaim". For API
+    calls they can also have `times` (default: until the fault is cleared), `seconds`, and `only`, a parameter
+    value that a request must have (a launch's zone counts as a parameter value). Raises UsageError, or
+    NotFoundError if no local cloud is running.
     """
     with _connect(awsddp_home) as info:
         command = {"add": {"operation": operation, "effect": effect, **choices}}
@@ -174,7 +175,7 @@ def stop(awsddp_home: Path) -> bool:
 
 @contextlib.contextmanager
 def _connect(awsddp_home: Path) -> Iterator[control.LocalInfo]:
-    """Yield the local cloud; restart its daemon if it died. Raises NotFoundError."""
+    """Yield the local cloud. Restart the daemon if the daemon died. Raises NotFoundError."""
     cloud_home = resolve_home(awsddp_home)
     with _hold_presence_lock(cloud_home):
         if control.find_cloud(cloud_home) is None:

@@ -30,7 +30,8 @@ START_S = 60.0
 PATIENCE_S = 30.0
 """How long an automatically started local cloud keeps running without instances and clients."""
 VERSION = 8
-"""The version of the files and responses. Increase it when earlier clients or daemons cannot read them."""
+"""The format version of the local cloud's files and responses. Increase this number if a change makes them
+unreadable for earlier clients or daemons."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class LocalInfo:
     caller_address: str
     auto: bool
     pid: int | None
-    """None if its daemon died; `start` restarts it."""
+    """None if the daemon died; `start` restarts the daemon."""
     node_s3: str | None = None
     """The S3 endpoint that the hosts use; None if instances are records only."""
 
@@ -58,12 +59,13 @@ def start(
 ) -> LocalInfo:
     """Start or resume an AWSDDP_HOME's local cloud if it is not running, and return it.
 
-    :param auto: True if a command starts it and not the user's `local start`; it then ends once it has no
-        instances or clients.
+    :param auto: True if a command starts the local cloud automatically, False for the user's `local start`.
+        An automatically started local cloud ends once it has no instances or clients.
     :param mode: "loopback" or "records"; None for the existing local cloud's mode or, if there is no local
         cloud, the best mode.
     :param share: the machine's folders to mount read-only in nodes that boot from now on.
-    :raises LocalCloudError: this machine cannot run it, or the daemon did not start; `why` is the reason.
+    :raises LocalCloudError: this machine cannot run the local cloud, or the daemon did not start; the error's
+        `why` has the reason.
     """
     paths = CloudPaths(home)
     try:
@@ -81,8 +83,8 @@ def start(
 def find_cloud(home: Path) -> LocalInfo | None:
     """Return an AWSDDP_HOME's local cloud, or None if there is none. Wait while it is starting.
 
-    If its daemon died, it is returned with `pid` set to None, but only if `local start` started it or it has
-    instances.
+    A local cloud whose daemon died is returned with `pid` set to None, but only if `local start` started this
+    local cloud or it has instances.
 
     :raises LocalCloudError: the local cloud was made by another version of awsddp.
     """
@@ -125,9 +127,10 @@ def stop(home: Path, *, keep_s3: bool = False) -> bool:
 
 
 def sweep(paths: CloudPaths) -> None:
-    """Find everything that belongs to a local cloud by name and remove it, without using its daemon or state.
+    """Remove everything whose name shows that it belongs to a local cloud, without using the daemon or its
+    state.
 
-    Kills its hosts' processes; removes namespaces, interfaces, cgroups and files.
+    This kills the hosts' processes, and removes namespaces, interfaces, cgroups and files.
 
     :raises LocalCloudError: something could not be removed.
     """
@@ -216,7 +219,7 @@ def _read_settings(paths: CloudPaths) -> dict[str, Any]:
         raise LocalCloudError(
             f"the local cloud of {paths.home} was made by another version of awsddp",
             why=f"or this file is damaged: {paths.settings}",
-            next_step="awsddp local stop   # it ends all its instances; then the command again",
+            next_step="awsddp local stop   # this ends all of its instances; then repeat the command",
         )
     return settings
 

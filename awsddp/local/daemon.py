@@ -152,7 +152,8 @@ def _watch(paths: CloudPaths, app: EndpointApp, server: Any) -> None:
 
 
 def _is_used(paths: CloudPaths, app: EndpointApp) -> bool:
-    """Return True if an instance is alive or a client is connected. awsddp's own clients share a lock."""
+    """Return True if an instance is alive or a client is connected. awsddp's own clients hold a shared lock;
+    any other client counts as connected for QUIET_S after its last call."""
     if paths.live_mark.exists() or time.monotonic() - app.last_call_at < QUIET_S:
         return True
     with paths.presence_lock.open("a") as lock:

@@ -99,7 +99,8 @@ class Request:
 
 
 def get_records(backend: Any, name: str) -> dict[str, Any]:
-    """Return a region's records that moto does not have, by id; they are saved with the region's back end."""
+    """Return a region's records of the kind `name`, by id. moto does not have these records, but they are
+    saved with the region's back end."""
     records: dict[str, Any] = backend.__dict__.setdefault(name, {})
     return records
 

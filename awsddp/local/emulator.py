@@ -124,7 +124,8 @@ def finish_terminate(instance: Any) -> None:
 def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
     changes: list[tuple[Any, str, Any]] = [
         (Instance, "__init__", _instance_init),
-        (Instance, "capacity_reservation_id", None),  # a stopped instance keeps its last id
+        # moto does not set this id. An instance keeps the id while it is stopped.
+        (Instance, "capacity_reservation_id", None),
         (Attachment, "__init__", _attachment_init),
         (Instance, "terminate", _change_state("shutting-down", "pending", "running", "stopping", "stopped")),
         (Instance, "stop", _change_state("stopping", "pending", "running")),
@@ -136,8 +137,7 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
         (Ami, "block_device_mappings", property(_image_disks)),
         (VPCBackend, "create_vpc_endpoint", _create_endpoint),
         (VPCBackend, "create_default_vpc", lambda self: _create_default_vpc(self, block)),
-        # moto counts IPv4 and IPv6 rules together, and when it refuses a request it keeps the first rules in
-        # it.
+        # moto counts IPv4 and IPv6 rules together, and it keeps the first rules of a request that it refuses.
         (SecurityGroupBackend, "_verify_group_will_respect_rule_count_limit", lambda *_, **__: None),
         (ec2_utils, "instance_value_in_filter_values", _matches_filter),
         (kms_models, "generate_private_key", lambda _: None),  # the key is unused and cannot be pickled
@@ -206,7 +206,8 @@ def _allocate_subnet_ip(self: Any, instance: Any) -> str:
     """Assign the lowest free address and return it; EC2 reserves a subnet's first four addresses and its last
     one.
 
-    All VPCs share one network in the local cloud: an address assigned in another subnet is not free.
+    All VPCs share one network in the local cloud, so an address that is assigned in another subnet is not
+    free.
     """
     backends = BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()
     taken = {str(eni.private_ip_address) for backend in list(backends) for eni in list(backend.enis.values())}
@@ -233,7 +234,7 @@ def _create_endpoint(self: Any, **options: Any) -> Any:
 
 
 def _create_default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
-    """Create a default VPC with a default subnet in each zone. No two zones in any regions share a /24."""
+    """Create a default VPC with a default subnet in each zone. Each zone in each region has its own /24."""
     vpc = self.create_vpc(cidr_block=str(block), is_default=True)
     networks = list(block.subnets(new_prefix=24))
     all_zones = [zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones]
@@ -320,7 +321,7 @@ class Store:
         except Exception as error:  # a truncated or foreign pickle can raise any exception
             why = f"{self.path} cannot be read: {type(error).__name__}: {error}"
         if why:
-            stop = "awsddp local stop   # it ends all instances"
+            stop = "awsddp local stop   # this ends all instances"
             raise LocalCloudError("the local cloud's state cannot be used", why=why, next_step=stop)
         for service, regions in saved["backends"].items():
             for (account, region), backend in regions.items():

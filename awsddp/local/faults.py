@@ -44,7 +44,7 @@ class Faults:
 
     A fault's `operation` is an API operation, or the id of the instance that has the fault. `times` is how
     many more calls the fault affects (None: all). `only` is a parameter value that the request must have.
-    `heals_at` is the time when the fault ends by itself.
+    `heals_at` is the time when the fault ends, or None.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,11 +169,11 @@ def _make_fault(options: dict[str, Any], *, number: int) -> Fault:
     operations = ["*", "GetProducts", *(name for rows in OPERATIONS.values() for name in rows)]
     if fault.operation not in operations:
         similar = difflib.get_close_matches(fault.operation, operations, n=1)
-        why = "it is one that the local cloud carries out, or *; or the id of an instance"
+        why = "use an operation that the local cloud carries out, * for all, or an instance id"
         why = f"did you mean {similar[0]}?" if similar else why
         raise invalid_fault_error(f"unknown operation {fault.operation}", why)
     if fault.effect not in CALL_EFFECTS and not CODE.fullmatch(fault.effect):
-        why = f"it is one of {', '.join(CALL_EFFECTS)}, or a code of AWS such as RequestLimitExceeded"
+        why = f"use one of {', '.join(CALL_EFFECTS)}, or an AWS error code such as RequestLimitExceeded"
         raise invalid_fault_error(f"unknown fault {fault.effect}", why)
     if fault.seconds < 0 or (fault.times is not None and fault.times < 1):
         raise invalid_fault_error("the seconds and times of a fault must be positive")
@@ -187,27 +187,28 @@ LASTING_EFFECTS = (
 ONE_TIME_EFFECTS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
 """The effects that happen once, with their options. A lasting effect's only option is `--for`."""
 NOTICE_S = 120.0
-"""How many seconds before a spot reclaim EC2 sends the spot notice (the default for `notice_s`)."""
+"""The time in seconds from the spot notice to the spot reclaim (the default for `notice_s`)."""
 
 
 def is_instance_id(operation: str) -> bool:
-    """Return True if a fault's operation is an instance id: then the fault affects a node, not calls."""
+    """Return True if a fault's operation is an instance id, so that the fault affects a node and not
+    calls."""
     return operation.startswith("i-")
 
 
 def check_node_fault(options: Mapping[str, Any], instances: Mapping[str, Any], *, mode: str) -> None:
     """Check a node fault before it is added.
 
-    :param options: the fault's fields. :param instances: all regions' instances by id, including terminated
-        ones.
+    :param options: the fault's fields.
+    :param instances: all regions' instances by id, including terminated ones.
     :raises UsageError: there is no such instance or effect, an option is only for calls, or the mode does not
         have this effect.
     """
     instance_id, effect = options["operation"], options["effect"]
     if effect not in (*LASTING_EFFECTS, *ONE_TIME_EFFECTS):
         raise invalid_fault_error(
-            f"invalid fault of a node: {effect}",
-            f"it is one of {', '.join((*LASTING_EFFECTS, *ONE_TIME_EFFECTS))}",
+            f"invalid fault for a node: {effect}",
+            f"use one of {', '.join((*LASTING_EFFECTS, *ONE_TIME_EFFECTS))}",
         )
     ids = [key for key, row in instances.items() if row.state not in ("shutting-down", "terminated")]
     if instance_id not in ids:

@@ -1,10 +1,10 @@
 """The instances' hosts: records only, or an sshd without root rights; hosts in containers are in nspawn.py.
 
-Without root rights a host is an sshd on an address in 127.0.0.0/8, and a folder. The folder has `root` (the
-host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and `bin`, which comes
-first in the PATH and has replacements for sudo and systemctl. Hosts see each other's files and processes,
-security groups are not enforced, and there is no metadata service. User data can be a plain script or the
-cloud-config that awsddp sends.
+Without root rights, a host consists of a folder and an sshd that listens on an address in 127.0.0.0/8. The
+folder has `root` (the host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and
+`bin`, which comes first in the PATH and has replacements for sudo and systemctl. Hosts see each other's files
+and processes, security groups are not enforced, and there is no metadata service. User data can be a plain
+script or the cloud-config that awsddp sends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Condition(Enum):
 
     ABSENT = "absent"  # the host was never created, or this machine was restarted: boot it
     STARTING = "starting"
-    UP = "up"  # answers
+    UP = "up"  # the host answers
     OFF = "off"  # the host was powered off from inside, or on request
     RESTARTING = "restarting"  # the host was rebooted from inside: boot it again
     BROKEN = "broken"  # the host could not be started; `Hosts.failure_reason` returns the reason
@@ -120,7 +120,8 @@ class Hosts:
         """Write all hosts' names and addresses to every host."""
 
     def _read_number(self, instance_id: str, name: str) -> int | None:
-        """Return the number in one of a host's files, or None if there is none."""
+        """Return the number that a host's file `name` contains, or None if the file is missing or has no
+        number."""
         with suppress(FileNotFoundError, ValueError):
             return int((self.folder(instance_id) / name).read_text())
         return None
@@ -239,7 +240,8 @@ class LoopbackHosts(Hosts):
         sshd = shutil.which("sshd", path=SEARCH) or "/usr/sbin/sshd"
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        # This fails if the port is taken. sshd would report that only in its log, as a daemon.
+        # This fails if the port is taken. sshd runs as a daemon and would report a taken port only in its
+        # log.
         socket.create_server((spec.address, self.ssh_port)).close()
         settings = ["-f", str(node / self._mark(spec.instance_id)), "-E", str(node / "sshd.log")]
         run_to_log(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)

@@ -74,7 +74,8 @@ class EndpointApp:
         return response(environ, start_response)
 
     def _respond_to_admin(self, environ: dict[str, Any]) -> Response:
-        """Run a command that `awsddp local` sent. Its secret is readable only in the daemon's folder."""
+        """Run a command that `awsddp local` sent. The command must have the secret, which is readable only in
+        the daemon's folder."""
         if environ.get("HTTP_X_AWSDDP_SECRET") != self.secret:
             return Response("invalid secret\n", 403)
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -130,7 +131,8 @@ class EndpointApp:
 
     def _respond_to_call(self, environ: dict[str, Any]) -> Response:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
-        # A request with a path is for a service that is not supported; services with paths respond in JSON.
+        # A request with a path is for a service that is not supported. The error response is in JSON, because
+        # services with paths respond in JSON.
         is_rest = environ.get("PATH_INFO", "/") != "/"
         self.last_call_at = time.monotonic()
         try:
@@ -192,7 +194,8 @@ class EndpointApp:
 
     @contextmanager
     def _stale_view(self, request: Request, fault: Fault | None) -> Iterator[None]:
-        """Within the context of a "stale" fault, hide new resources, and show read calls an earlier state."""
+        """Within the context, if the fault is "stale", hide new resources and answer read calls from an
+        earlier state."""
         if fault is None or fault.effect != "stale" or request.service != "ec2":
             yield
             return
@@ -385,12 +388,12 @@ def _role_credentials(instance: Any) -> dict[str, Any] | None:
 def serve_nodes(application: Any, namespace: str, port: int) -> None:
     """Serve a WSGI application to the nodes, in the bridge's namespace, until this process ends.
 
-    This takes no port in the nodes' namespaces. A socket belongs to the namespace in which it was created,
-    even if a thread in another namespace accepts its connections.
+    The service takes no port in the nodes' namespaces. A socket belongs to the namespace in which it was
+    created, even if a thread in another namespace accepts its connections.
 
     :raises OSError: the address cannot be bound in the namespace.
     """
-    with ThreadPoolExecutor(1) as pool:  # it needs its own thread, because the thread stays in the namespace
+    with ThreadPoolExecutor(1) as pool:  # an extra thread, which stays in the namespace
         listening = pool.submit(_listen, namespace, port).result()
     server = make_server(
         METADATA_ADDRESS,

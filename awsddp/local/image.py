@@ -5,9 +5,9 @@ The common layer hides everything on the machine that is not part of its system 
 accounts, secrets) with whiteouts and opaque folders, and adds a small configuration for systemd, sshd and
 cloud-init.
 
-Deep Learning AMIs have torch at /opt/pytorch. A node's environment is in a cache that is mounted there
-read-only. The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so this Python
-is mounted at /opt/python, and the environment refers to that path.
+Deep Learning AMIs have torch at /opt/pytorch. A node gets its environment from a cache, which is mounted
+read-only at this path. The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so
+this Python is mounted at /opt/python, and the environment refers to that path.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MASKED_UNITS = (
     "user@.service",
 )
 
-# The image that the node imitates is an Ubuntu.
+# The node imitates an Ubuntu image.
 CLOUD_CFG = """\
 datasource_list: [NoCloud]
 network: {config: disabled}
@@ -82,8 +82,8 @@ system_info:
 
 SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
 """The openssh package's default configuration, which a fresh system has in /etc/ssh."""
-# The node creates this file once sshd answers, and then the instance is "running". A bind mount makes the
-# file visible to the daemon.
+# The node creates this file once sshd answers. The instance's state then becomes "running". A bind mount
+# makes the file visible to the daemon.
 UP_MARK = "var/lib/misc/answers"
 UP_UNIT = f"""\
 [Unit]
@@ -100,7 +100,7 @@ FILES = {
     "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
     "networks: files\nprotocols: files\nservices: files\n",
-    # cloud-init would write this file, and then it would restart an sshd that already answers.
+    # If this file did not exist, cloud-init would write it, and then restart an sshd that already answers.
     "etc/ssh/sshd_config.d/50-cloud-init.conf": "PasswordAuthentication no\n",
     "etc/sudoers": "Defaults env_reset\n"
     'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'

@@ -29,7 +29,7 @@ BOOT_S = 60.0
 """A host that does not answer within this time after its start counts as hung and is started again."""
 ENDED = ("stopped", "terminated")
 _OFF = {"stopped": {"cut"}}
-"""The fault effects for a host that is off: it sends no packets, not even to refuse a connection."""
+"""The fault effects for a host that is off. Such a host sends no packets, not even to refuse a connection."""
 
 
 class Lifecycle:
@@ -59,7 +59,8 @@ class Lifecycle:
         self._wake_event.set()
 
     def settle(self) -> bool:
-        """Run a pass, which also applies faults and rules; return True if no instance is changing state."""
+        """Run a pass, which also applies faults and rules. Return True if no instance is changing state, or
+        if the pass failed."""
         with self._pass_lock:
             try:
                 return self._pass()

@@ -1,4 +1,5 @@
-"""A sorted in-memory index of the names in a bucket. It is read once, then updated as files change."""
+"""A sorted in-memory index of the names in a bucket. The index is built from the bucket's files once, and is
+then updated as files change."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from awsddp.local.s3_files import ObjectInfo
 
 
 class Listing:
-    """Holds descriptions by name, sorted by name. The class is not thread-safe."""
+    """Holds the objects' descriptions, sorted by name. The class is not thread-safe."""
 
     def __init__(self, described: Mapping[str, ObjectInfo]) -> None:
         self._described = dict(described)

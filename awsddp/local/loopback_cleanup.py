@@ -2,7 +2,7 @@
 
 These are the processes with the host's mark in their environment (AWSDDP_HOST) or in a file name among their
 arguments (its sshd, which overwrites its environment), and all their descendants. The daemon imports this
-file; a host runs it with the system's python3 when it powers off:
+file; a host that powers off runs the file with the system's python3:
 
     python3 bin/ending.py MARK
 """

@@ -46,7 +46,8 @@ class CloudPaths:
         self.uploads = self.folder / "uploads"
         """Objects that S3 is receiving."""
         self.buckets = home / "local-s3"
-        """S3's buckets, one folder for each. They are kept when the local cloud ends by itself."""
+        """S3's buckets, one folder for each. The buckets are kept when the local cloud ends without `local
+        stop`."""
         self.layer = self.folder / "layer"
         """The initial content of a node's disk."""
         self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
@@ -80,7 +81,7 @@ PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
 }
 LOOPBACK_PACKAGES = {"sshd": "openssh-server", "ssh-keygen": "openssh-client", "rsync": "rsync"}
-LOOPBACK = "awsddp local start --loopback   # without them: an sshd for each instance"
+LOOPBACK = "awsddp local start --loopback   # without systemd-nspawn: an sshd for each instance"
 RECORDS = "awsddp local start --no-hosts   # without hosts"
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
@@ -94,13 +95,13 @@ def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
         raise LocalCloudError(
             "the local cloud runs on Linux only",
             why=f"this is {sys.platform}",
-            next_step="docker build -t awsddp .   # in a clone of awsddp: a container for it, docs/local.md",
+            next_step="docker build -t awsddp .   # in a clone of awsddp; then see docs/local.md",
         )
     missing = [name for name in ("moto", "werkzeug") if importlib.util.find_spec(name) is None]
     if missing:
         raise LocalCloudError(
             "the packages of the local cloud are not installed",
-            why=f"missing: {', '.join(missing)}; they come with the extra `local`",
+            why=f"missing: {', '.join(missing)}; install awsddp with the extra `local`",
             next_step="pipx install --force '.[local]'   # in a clone of awsddp; or: pip install '.[local]'",
         )
     if mode == "records":

@@ -1,11 +1,11 @@
 """The nodes' network: a bridge in its own namespace, and veths to the machine and to each node.
 
 Docker's rules (br_netfilter) would block a bridge in the machine's own namespace; a bridge in another
-namespace needs no rule in the machine's firewall. Nodes have no way out: they have no default route, and the
-bridge drops packets that are not between addresses in the block.
+namespace needs no rule in the machine's firewall. Nodes cannot reach other networks: they have no default
+route, and the bridge drops packets that are not between addresses in the block.
 
-A node's security groups are nftables rules in its namespace. They are stateful and deny by default; the rules
-that apply are the union of the rules in all the instance's groups
+A node's security groups are nftables rules in its namespace. The rules are stateful, and traffic that no rule
+allows is dropped. The rules that apply are the union of the rules in all of the instance's groups
 (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html).
 """
 
@@ -64,7 +64,7 @@ def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4N
         return block, holder
     raise LocalCloudError(
         "no address block is free for the local cloud",
-        why="other local clouds, or routes of this machine, use each /16 that it could take",
+        why="each /16 that it could use is taken by another local cloud or by a route of this machine",
         next_step="awsddp local stop",
     )
 
@@ -118,7 +118,8 @@ def _create_switch(paths: CloudPaths, block: ipaddress.IPv4Network) -> None:
 
 
 def make_mac_address(address: str) -> str:
-    """Return the MAC address for an IP. It never changes, so ARP caches stay valid if a host is recreated."""
+    """Return the MAC address for an IP. The same IP always gets the same MAC address, so that ARP caches stay
+    valid if a host is recreated."""
     return "02:0a:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
@@ -144,7 +145,7 @@ def unplug(paths: CloudPaths, instance_id: str) -> None:
     """Remove a node's port on the bridge and its namespace, if they exist.
 
     The port is deleted explicitly, because a namespace exists as long as a socket refers to it. A namespace
-    that kept its port would still answer at its address, which another node may have by then.
+    that kept its port would still answer at the node's address, which another node may then have.
     """
     name = paths.machine_name(instance_id)
     with suppress(LocalCloudError):

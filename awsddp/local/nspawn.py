@@ -34,8 +34,9 @@ CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={libr
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 # $1 has the cgroups, one per line; the other arguments are the command. The script returns once the host is
-# in the cgroups. The host does not get the daemon's mark, because the next daemon would kill it.
-# oom_score_adj makes the kernel kill the hosts' processes before the daemon and the machine's own processes.
+# in the cgroups. The host does not get the daemon's mark, because the next daemon kills all processes with
+# this mark. oom_score_adj makes the kernel kill the hosts' processes before the daemon and the machine's own
+# processes.
 LAUNCHER = """\
 groups=$1; shift
 echo 300 > /proc/self/oom_score_adj
@@ -115,7 +116,8 @@ class NspawnHosts(Hosts):
                 mounts.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.TORCH_FOLDER}")
             if image.BASE_IN_NODE != image.BASE:
                 mounts.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_IN_NODE}")
-            # Mount it over the machine's own library of that name, which may be another patch release.
+            # Mount the library over the machine's own library of the same name, which may be another patch
+            # release.
             if library := image.find_python_library():
                 lib = Path("/usr/lib")
                 folders = [lib, *(path.parent for path in lib.glob(f"*/{library.name}"))]
@@ -203,7 +205,7 @@ class NspawnHosts(Hosts):
             f"{address} {name} {name.split('.')[0]}\n" for address, name in sorted(names.items())
         )
         for mark in self._paths.nodes.glob("*/made"):
-            # Write the file in place, because it is mounted over /etc/hosts, and a new file would not be.
+            # Write the existing file, which is mounted over /etc/hosts; a new file would not be mounted.
             with suppress(FileNotFoundError):
                 (mark.parent / "hosts").write_text(self._hosts)
 
@@ -214,7 +216,8 @@ class NspawnHosts(Hosts):
 
 
 def remove_stale_locks() -> None:
-    """Remove killed nspawn processes' lock files; nspawn itself removes them when it ends normally."""
+    """Remove the lock files of killed nspawn processes. A process that ends normally removes its lock
+    file."""
     for path in (RUNTIME / "locks").glob("inode-*"):
         with suppress(OSError), path.open() as lock:
             if try_lock(lock):
@@ -270,8 +273,8 @@ def find_faketime() -> Path | None:
 
 
 def set_clock(root: Path, *, ahead: bool) -> None:
-    """Set the clock that processes see on a node after later logins: one that is `ahead`, or the correct
-    clock.
+    """Set the clock that processes of later logins to a node see. If `ahead` is set, this clock is ahead;
+    otherwise it is correct.
 
     :param root: the node's root folder.
     """

@@ -43,7 +43,7 @@ IMAGES = (
 
 
 def image_id(name: str, region: str) -> str:
-    """Return an image's id. It never changes, but it is different in each region, as on AWS."""
+    """Return an image's id. The id never changes, but is different in each region, as on AWS."""
     return "ami-" + hashlib.sha256(f"{region}/{name}".encode()).hexdigest()[:17]
 
 
@@ -120,8 +120,8 @@ class Call:
 
     @property
     def requested_machines(self) -> tuple[str, str, bool]:
-        """Return the type and zone of the instances that are launched or started, and True if they are in a
-        placement group.
+        """Return the type and the zone of the instances that the call launches or starts, and True if the
+        instances are in a placement group.
 
         :raises ServiceException: an id does not exist.
         """
@@ -163,8 +163,8 @@ def get_image_parameters(call: Call) -> dict[str, Any]:
 
 
 KEPT = timedelta(days=90)
-# The relative prices on seven days, which repeat. They differ, so that a budget computed from today's price
-# can run out early.
+# The relative prices on seven days; later weeks repeat these prices. The prices differ, so that a budget
+# computed from today's price can run out early.
 DAYS = (1.0, 1.04, 0.97, 1.1, 0.93, 1.02, 0.95)
 PRODUCT = "Linux/UNIX"  # the product that all images have
 SHARE = 0.42

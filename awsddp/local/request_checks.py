@@ -27,7 +27,7 @@ USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_f
 
 
 Checks = dict[str, Callable[[Call], Any]]
-"""Refusals, each with a check that returns a true value if it applies to a call.
+"""Refusals, each with a check that returns a true value if the refusal applies to a call.
 
 The text is formatted with the call and its parameters. A check can return a dict of more values for the text.
 """
@@ -179,12 +179,13 @@ def _unsupported_by_hosts(call: Call) -> dict[str, str] | None:
     if data and not data.startswith((b"#!", b"#cloud-config")):
         unsupported = ["user data that is neither a script nor a cloud-config"]
     if not IPv4Network(subnet.cidr_block).subnet_of(block):
-        unsupported = [f"a launch into {subnet.cidr_block} ({subnet.id}): {block} alone is routed"]
+        unsupported = [f"a launch into {subnet.cidr_block} ({subnet.id}): only {block} is routed"]
     return {"what": ", ".join(unsupported)} if unsupported else None
 
 
 def _cloud_config(data: bytes) -> dict[str, Any]:
-    """Return the cloud-config in user data, or {} if it cannot be parsed; cloud-init reports that itself."""
+    """Return the cloud-config in user data, or {} if the text cannot be parsed. cloud-init reports such an
+    error itself."""
     yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
     config = None
     with suppress(yaml.YAMLError, ValueError):

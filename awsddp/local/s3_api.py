@@ -59,8 +59,8 @@ PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
 
 
 class S3App:
-    """The WSGI application for S3. The lock is held while names change, but never while a body is
-    transferred."""
+    """The WSGI application for S3. The application's lock is held while names change, but never while a body
+    is transferred."""
 
     def __init__(self, folder: Path, unfinished: Path, emulator: Emulator, faults: Faults) -> None:
         self._folder = folder
@@ -352,7 +352,7 @@ class S3App:
         with self._open_temporary() as file:
             for number, tag in parse_parts(call):
                 if sizes and sizes[-1] < PART_AT_LEAST:
-                    raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
+                    raise Refusal("EntityTooSmall", "A part other than the last is smaller than 5 MiB")
                 with suppress(FileNotFoundError), (folder / str(number)).open("rb") as part_file:
                     part = parse_description(part_file)
                     if part.tag.strip('"') == tag:

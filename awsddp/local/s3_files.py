@@ -95,8 +95,8 @@ class S3Call:
     """A request. `caller` is the signer's ARN, or "" if the request is unsigned. If `policies` is None,
     everything is allowed.
 
-    `bucket_info` is the bucket, once it is known. `is_cut`: a fault cuts the connection in the middle of the
-    body.
+    `bucket_info` is the bucket, once it is known. `is_cut` is True if a fault cuts the connection in the
+    middle of the body.
 
     :raises NotFound: the request matches no S3 operation.
     """
@@ -198,7 +198,7 @@ class S3Call:
 
 
 def identify_caller(call: S3Call) -> None:
-    """Set the call's caller, who signed it, and the caller's policies. Raises ServiceException."""
+    """Set the call's caller, who signed the request, and the caller's policies. Raises ServiceException."""
     match = ec2_http.SCOPE.fullmatch(call.headers["authorization"])
     if match is None or match[3] != "s3":
         raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")

@@ -64,7 +64,7 @@ class KeepAliveHandler(WSGIRequestHandler):
             body = environ["wsgi.input"] = Body(self.rfile, int(length))
         try:
             is_complete = self._respond(environ)
-            while body.read(DRAINED):  # the client sends its whole body before it reads an early error
+            while body.read(DRAINED):  # a client reads an early error only after it has sent its body
                 pass
         except ConnectionError:
             is_complete = False

@@ -126,7 +126,7 @@ def test_faults_outlive_the_daemon(records: Cloud) -> None:
     ("operation", "effect", "choices", "hint"),
     [
         ("RunInstnces", "lost", {}, "did you mean RunInstances"),
-        ("RunInstances", "nothing at all", {}, "it is one of delay, late"),
+        ("RunInstances", "nothing at all", {}, "use one of delay, late"),
         ("RunInstances", "late", {"seconds": -1}, ""),
         ("RunInstances", "late", {"times": 0}, ""),
         ("RunInstances", "late", {"notice_s": 9.0}, "it takes --for and --only and --seconds and --times"),

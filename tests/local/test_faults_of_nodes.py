@@ -39,7 +39,7 @@ def test_every_node_effect_is_accepted(effect: str) -> None:
     [
         (
             fault("i-0a", "lost"),
-            "invalid fault of a node: lost",
+            "invalid fault for a node: lost",
             "slow-network, slow-cpu, frozen, full-disk, oom, clock, hostkey, reboot, power",
         ),
         (fault("i-0z", "cut"), "instance not found: i-0z", "the instances are i-0a, i-0b"),

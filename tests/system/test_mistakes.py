@@ -145,7 +145,7 @@ def test_an_unknown_region_is_named_with_the_nearest_region(lab: Lab) -> None:
     assert "--region: unknown AWS region 'useast1'" in error
     assert "us-east-1" in error
     error = run_refused(lab, "--local", "--region", "eu-west-1", "plan", code=3)
-    assert "the local cloud is us-east-1" in error
+    assert "the local cloud is in us-east-1" in error
 
 
 def test_an_error_of_the_plan_names_the_option_or_key(records: Lab) -> None:
