@@ -38,7 +38,7 @@ def awsddp_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents with mode 0700 (mkdir applies its mode to the last one only).
+    """Create a folder and its missing parents with mode 0700 (mkdir applies its mode only to the last one).
 
     Existing folders keep their mode. Raises OSError.
     """
@@ -96,10 +96,10 @@ class Record(Frozen):
     `account` is its AWS account ("" if an older awsddp wrote the record), `created` is the time of its last
     launch, and `expires` is when the nodes terminate themselves (already set on them, or about to be set).
     `nodes` and `asked` (awsddp.toml keys with their values) are the last requested settings.
-    `price_usd_per_hour` is the price of all nodes, and `disk_usd_per_hour` is the price of one node's disk;
-    `internet` is True if the nodes reach the internet; `idle` is the idle time set on the nodes; `addresses`
-    has the nodes' addresses by instance id; `jobs` has the jobs as last seen, and `seen` is when a running
-    job was last seen.
+    `price_usd_per_hour` is the price of all nodes, and `disk_usd_per_hour` is the price of one node's disk.
+    `internet` is True if the nodes reach the internet, and `idle` is the idle time set on the nodes.
+    `addresses` has the nodes' addresses by instance id. `jobs` has the jobs as last seen, and `seen` is when
+    a running job was last seen.
     """
 
     version: int = _VERSION
@@ -172,9 +172,8 @@ class ClusterFolder:
     def write_ssh_config(self, entries: Callable[[str, Record], str]) -> None:
         """Write the cluster's ssh_config, and its part of the shared ssh_config; nothing else writes them.
 
-        `entries(prefix, record)` returns the entries for an ssh_config, with `prefix` before each name (if
-        "", without a prefix). `entries` is called while the write lock is held, so that it gets the newest
-        record.
+        `entries(prefix, record)` returns the entries for an ssh_config, with `prefix` (which may be "")
+        before each name. `entries` is called while the write lock is held, so that it gets the newest record.
         Raises ConfigError if a file cannot be written.
         """
         with self._write_lock():
@@ -274,7 +273,9 @@ class ClusterFolder:
                 _join_ssh_configs(self.root)
         if self.path.exists():
             raise ConfigError(
-                f"cannot remove {self.path}", "", "remove it: it holds the key of a terminated cluster"
+                f"cannot remove {self.path}",
+                "",
+                "remove it, because it contains the private key of a terminated cluster",
             )
 
     def find_lock_holder(self) -> str | None:
@@ -296,7 +297,8 @@ class ClusterFolder:
         deadline = time.monotonic() + wait_s
         with _writing_errors(path):
             make_folder(path.parent)
-            # Not buffered, so that a write that a full disk refuses is not repeated when the file is closed.
+            # The file is not buffered, so that a write that fails on a full disk is not repeated when it is
+            # closed.
             stream = open_to_append(path, buffering=0)
         with stream:
             while not try_lock(stream, fcntl.LOCK_EX):
@@ -306,7 +308,7 @@ class ClusterFolder:
                     raise ConfigError(
                         f"cluster {self.name} is in use",
                         f"held by {holder or 'another awsddp on this machine'}",
-                        "wait for it, or end that process",
+                        "wait for that process, or end it",
                     )
                 time.sleep(0.05)
             free_s = time.time() - os.fstat(stream.fileno()).st_mtime

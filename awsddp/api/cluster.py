@@ -129,11 +129,11 @@ class Cluster:
     ) -> "documents.ClusterDocument":
         """Launch and prepare the nodes, or change what exists; return the `up` document.
 
-        `up` is idempotent: it finishes, repairs or resizes a cluster. On AWS, it needs consent: a plan
+        `up` is idempotent: it finishes, repairs or resizes a cluster. On AWS, `up` needs consent: a plan
         (`agreed`), `max_price_usd` (per hour, for all nodes together) in the keys or in awsddp.toml, or
-        `confirm`. `confirm` is called with the plan before a launch, or with a question before instances are
-        only started or terminated, and raises an exception to refuse. Raises UsageError if there is no
-        consent, and the errors of `awsddp up`.
+        `confirm`. `confirm` is called with the plan before a launch. If instances are only started or
+        terminated, `confirm` is called with a question instead. It raises an exception to refuse. Raises
+        UsageError if there is no consent, and the errors of `awsddp up`.
         """
         from awsddp.cluster.up import up
 
@@ -239,9 +239,10 @@ class Cluster:
             return fetch(self.session, job=job, refetch=refetch, start=start)
 
     def doctor(self) -> "documents.DoctorDocument":
-        """Return the `doctor` document: checks on the cluster's nodes or, without a cluster, on a launch.
+        """Return the `doctor` document, with checks on the cluster's nodes or, without a cluster, on a
+        launch.
 
-        Changes nothing. Raises InUse, ConfigError, CloudError, and NodeError if no node can be reached.
+        Changes nothing. Raises InUse, ConfigError or CloudError, or NodeError if no node can be reached.
         """
         from awsddp.cluster.doctor import check_before_launch, check_cluster
 
@@ -368,7 +369,7 @@ def consent(session: Session, agreed: Plan | None) -> "Confirm":
 
 
 class JobFailed(JobError):
-    """A job did not succeed. `cause`: the rank that failed first, and why; `job`: the job."""
+    """A job did not succeed. `cause` has the rank that failed first and the reason; `job` is the job."""
 
     def __init__(self, job: "Job", state: JobState, cause: Cause | None) -> None:
         super().__init__(
@@ -381,7 +382,7 @@ class JobFailed(JobError):
 
 
 class Job:
-    """One job on a cluster. Methods request its state from the nodes, unless all results are fetched.
+    """One job on a cluster. Methods request the job's state from the nodes, unless all results are fetched.
 
     `last_document` is the job's last `train` document, or None if no method has returned one yet.
     """
@@ -416,7 +417,7 @@ class Job:
             return get_job(self.cluster.session, self.name)
 
     def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield every rank's lines until the job ends or, without `follow`, those printed so far.
+        """Yield every rank's lines until the job ends; without `follow`, yield only those printed so far.
 
         A separate thread follows the job and fetches its results at the end; `on_event` is called on the
         thread that iterates. Raises the errors of `awsddp logs -f`.
@@ -484,7 +485,7 @@ class Job:
         return self.cluster.fetch(self.name)
 
     def why(self) -> "documents.WhyDocument":
-        """Return each rank's stack, and which ranks are behind; for an ended job, the cause of its end.
+        """Return each rank's stack and the ranks that are behind or, for an ended job, the cause of its end.
 
         The job keeps running. Raises NotFoundError or NodeError.
         """

@@ -1,4 +1,4 @@
-"""Read the account's resources that a cluster uses: subnets, routes, reservations and the user's own ones."""
+"""Read the account's resources that a cluster uses: subnets, routes, reservations, groups, keys, roles."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -120,19 +120,19 @@ def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet,
 
 
 def read_own_group(aws: AwsClient, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> OwnGroup:
-    """Return the user's own security group, and the traffic that is needed but that its rules do not allow.
+    """Return the user's own security group, and the needed traffic that the group's rules do not allow.
 
     `cidrs` are the source addresses for SSH. Raises CloudError, or ConfigError if the group does not exist.
     """
     group = _group(aws, group_id, key="network.security_group")
     lacks = []
     if not _allows_members(group.ip_permissions, group_id):
-        lacks.append("does not let its own members in: the ranks cannot reach each other")
+        lacks.append("does not allow traffic between its members, so the ranks cannot reach each other")
     if efa and not _allows_members(group.ip_permissions_egress, group_id):
-        lacks.append("does not let traffic out to itself by name, which EFA needs")
+        lacks.append("has no outbound rule for all traffic to the group itself, which EFA needs")
     closed = [cidr for cidr in cidrs if not _allows_ssh(group.ip_permissions, cidr)]
     if closed:
-        lacks.append(f"does not let {', '.join(closed)} in at port 22, where SSH will come from")
+        lacks.append(f"does not allow SSH (port 22) from {', '.join(closed)}")
     return OwnGroup(id=group.group_id, vpc=group.vpc_id, lacks=tuple(lacks))
 
 
@@ -193,7 +193,7 @@ def find_role(aws: AwsClient, requested: str) -> str | None:
     if not arn or (requested.startswith("arn:") and arn != requested):
         raise ConfigError(
             f"access.instance_profile: no instance profile {requested!r} in this account",
-            f"the one of this name is {arn}" if arn else "",
+            f"the instance profile with this name is {arn}" if arn else "",
             "aws iam list-instance-profiles   # name one of these, or omit access.instance_profile",
         )
     return str(profile.roles[0]["Arn"]) if profile.roles else ""
@@ -232,16 +232,16 @@ class _Key(Shape):
 def check_disk_key(aws: AwsClient, key_id: str) -> None:
     """Raise ConfigError if the user's own KMS key cannot encrypt disks; accept a key that cannot be read.
 
-    Instances whose disks a key cannot encrypt terminate while they start:
+    If a key cannot encrypt an instance's disks, the instance terminates while it starts:
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     """
     why = ""
     try:
         key = _Key.from_reply(aws.call("DescribeKey", {"KeyId": key_id}, service="kms")["KeyMetadata"])
         if key.key_state != "Enabled":
-            why = f"it is {key.key_state}; aws kms enable-key --key-id {key.key_id} enables it"
+            why = f"the key is {key.key_state}; aws kms enable-key --key-id {key.key_id} enables it"
         elif key.key_spec != "SYMMETRIC_DEFAULT":
-            why = f"it is a key for {key.key_usage}, disks need a symmetric key"
+            why = f"the key is for {key.key_usage}, but disks need a symmetric key"
     except AwsRefused as refusal:
         if refusal.code in ("NotFoundException", "InvalidArnException"):
             why = refusal.why
@@ -249,7 +249,7 @@ def check_disk_key(aws: AwsClient, key_id: str) -> None:
         raise ConfigError(
             f"access.kms_key: {key_id} cannot encrypt disks in {aws.region}",
             why,
-            "name another, by its id, alias (alias/...) or ARN, or omit access.kms_key",
+            "name another key by its id, alias (alias/...) or ARN, or omit access.kms_key",
         )
 
 
@@ -286,4 +286,4 @@ def _describe_one(
         why = refusal.why
     [requested] = next(iter(request.values()))
     message = f"{key}: no {noun} {requested!r} in {aws.region}"
-    raise ConfigError(message, why, f"name one of {aws.region}, or omit {key}")
+    raise ConfigError(message, why, f"name one in {aws.region}, or omit {key}")

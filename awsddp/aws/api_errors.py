@@ -19,8 +19,8 @@ from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 T = TypeVar("T")
 MOST_SKEW_S = 240
 WITHOUT_AWS = """\
-awsddp plan --local   # without AWS: what it would launch, and the price on EC2
-awsddp run --local   # without AWS: rehearse it on nodes of this machine"""
+awsddp plan --local   # without AWS: shows what would be launched, and the price on EC2
+awsddp run --local   # without AWS: rehearses the job with nodes on this machine"""
 """Next steps for a user without AWS credentials."""
 
 
@@ -106,8 +106,10 @@ _ROWS = {
     ("ProfileNotFound", "InvalidConfigError"): _Row(
         "config", "invalid AWS configuration", "see: aws configure list-profiles"
     ),
-    ("ConfigParseError",): _Row(  # which the AWS CLI cannot read either
-        "config", "invalid AWS configuration", "correct that file: [profile NAME], and below it KEY = VALUE"
+    ("ConfigParseError",): _Row(  # the AWS CLI cannot read the file either
+        "config",
+        "invalid AWS configuration",
+        "correct that file: write [profile NAME], and KEY = VALUE below it",
     ),
     ("OSError",): _Row("config", "invalid AWS configuration", "see: aws configure list"),
     ("ProgramFailed",): _Row(
@@ -115,7 +117,7 @@ _ROWS = {
     ),
     ("MissingDependencyException",): _Row(
         "config",
-        "a package is missing for this AWS login",
+        "this AWS login needs a Python package that is not installed",
         f"{shlex.quote(sys.executable)} -m pip install 'botocore[crt]'",
     ),
     ("TokenRetrievalError", "SSOError", "LoginError", "CredentialRetrievalError"): _Row(
@@ -145,7 +147,7 @@ _ROWS = {
 _LIMIT = _Row(
     "quota",
     "a quota of the account is used up: {operation} in {where}",
-    "aws service-quotas list-service-quotas --service-code ec2   # ask AWS for more, or end what is not used",
+    "aws service-quotas list-service-quotas --service-code ec2   # request more, or delete unused resources",
 )
 # An error in a call that gets credentials is about the login, not about the call that needs the credentials.
 _NO_ROLE = _Row(
@@ -247,7 +249,7 @@ def translate_error(
     if row.kind == "config":
         return ConfigError(message, why, advice)
     if is_local and row.kind == "unavailable":
-        advice = "awsddp local status   # whether it runs"
+        advice = "awsddp local status   # shows whether the local cloud runs"
     return AwsRefused(message, why, advice, code=code, kind=row.kind, needs_login=row.login)
 
 

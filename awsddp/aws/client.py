@@ -37,7 +37,7 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.version import __version__
 
 ATTEMPTS = 8
-# The first call fails fast: without a network, eight attempts would take half a minute without any output.
+# The first call gets fewer attempts: without a network, eight would take half a minute without any output.
 FIRST_ATTEMPTS = 3
 # The Pricing API has endpoints in only a few regions; each endpoint has the prices of all regions:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
@@ -278,7 +278,7 @@ class AwsClient:
         if _UNSTABLE.search(caller.user_id):
             raise ConfigError(
                 f"the role's session name is not stable: {caller.arn}",
-                "awsddp finds its instances by this name, and the next login would have another",
+                "awsddp finds its instances by this name, and the next login would have another name",
                 "set role_session_name in the AWS profile, or AWS_ROLE_SESSION_NAME, and log in again",
             )
         return caller
@@ -297,7 +297,7 @@ class AwsClient:
         if not region:
             raise NoRegion(
                 "no AWS region configured",
-                "neither --region, nor cluster.region, nor the AWS configuration names one",
+                "neither --region, nor cluster.region, nor the AWS configuration names a region",
                 f"set one: aws configure set region us-east-1   # or type --region us-east-1\n{WITHOUT_AWS}",
             )
         if not _REGION.fullmatch(region):
@@ -313,7 +313,7 @@ class AwsClient:
         matches = difflib.get_close_matches(region.lower(), list_known_regions(), n=2)
         if region.lower() in matches:
             matches = [region.lower()]
-        hint = "name one such as us-east-1 or eu-central-1"
+        hint = "name a region such as us-east-1 or eu-central-1"
         if matches:
             hint = f"did you mean {' or '.join(matches)}?"
         return ConfigError(f"{setting}: unknown AWS region {region!r}", why, f"--region: {hint}")

@@ -18,7 +18,7 @@ from awsddp.settings.ec2_limits import MAX_FILTER_VALUES
 from awsddp.util.parallel import run_both, run_each
 
 NUMBER_GIVEN_UP = "none"
-"""The value of the tag `awsddp:nodes` on an instance that the cluster gave up when it became smaller."""
+"""The value of the tag `awsddp:nodes` on an instance that no longer belongs to the cluster's nodes."""
 SpotPrices = Mapping[str, Mapping[str, float]]
 """A dict that maps a type and a zone to one instance's price in US dollars per hour."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
@@ -331,8 +331,8 @@ def exists(cluster: ClusterListing) -> bool:
 def find_clusters_of_other_sessions(aws: AwsClient, name: str, owner: str) -> tuple[ClusterListing, ...]:
     """Return the live clusters with this name that other sessions of the owner's role own.
 
-    These are sessions that awsddp named: the name contains the host's name, so the same user is a different
-    owner on a different host. Returns () for an owner that is not a role. Raises CloudError.
+    Only sessions that awsddp named are searched. Their names contain the host's name, so the same user is a
+    different owner on a different host. Returns () for an owner that is not a role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
     nodes = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ()
@@ -408,10 +408,10 @@ def _cluster(
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A cluster, or its leftovers. `mine` is True if the caller's AWS identity owns it.
+    """A cluster, or its leftovers. `mine` is True if the caller's AWS identity owns the cluster.
 
-    `orphan` is True if, in addition, it is expired or has no nodes. `price_usd_per_hour` is what its
-    running instances and its disks cost now (None: unknown).
+    `orphan` is True if, in addition, the cluster is expired or has no nodes. `price_usd_per_hour` is the
+    current price of its running instances and its disks (None: unknown).
     """
 
     cluster: ClusterListing

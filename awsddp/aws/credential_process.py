@@ -14,8 +14,8 @@ from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 
 PROGRAM_S, QUIET_S = 120.0, 3.0
-"""How long a `credential_process` can run, since the user may have to log in with a browser, and how long it
-runs before the wait is reported. The SDK for Go allows 60 s:
+"""The longest time that a `credential_process` may run, since the user may have to log in with a browser, and
+the time after which the wait is reported. The SDK for Go allows 60 s:
 https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
 """
 AGAIN_S = 5.0

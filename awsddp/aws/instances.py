@@ -29,10 +29,10 @@ from awsddp.plan.requests import RequestValues
 from awsddp.util.formatting import node_name
 from awsddp.util.parallel import run_each
 
-# A token is honoured for at least an hour; a replay after that could launch again.
+# EC2 honours a client token for at least an hour; a request that is repeated later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 REPLAY_S = 3600
-_POLL_S = 2.0  # short, because running nodes cost money while they wait
+_POLL_S = 2.0  # short, because the nodes that already run cost money during the wait
 _ON = ("pending", "running")
 _AGAIN = "awsddp up   # again\nawsddp down   # or end it"
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
@@ -150,8 +150,8 @@ def _is_eventual_consistency(refusal: AwsRefused) -> bool:
 def resume_launch(aws: AwsClient, intent: LaunchIntent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes that an interrupted launch created or now creates, or None if there are no nodes.
 
-    The request of `intent` is sent again unchanged while it is less than an hour old. After that the
-    instances are looked up by tag for two minutes. Raises CloudError.
+    The request in `intent` is sent again unchanged while it is less than an hour old. After an hour, the
+    instances are looked up by tag for up to two minutes. Raises CloudError.
     """
     if CLOCK.now() - intent.written < timedelta(seconds=REPLAY_S):
         on_event(Event("finishing the launch that was interrupted"))
@@ -232,7 +232,7 @@ def wait_running(
         slow = ", ".join(f"{key} ({state})" for key, state in states.items() if state != "running")
         raise NodeError(
             f"not all {len(keys)} nodes run after {deadline_s:.0f} s",
-            f"still waiting for: {slow}" if slow else "AWS does not show them",
+            f"still waiting for: {slow}" if slow else "AWS does not list the nodes",
             _AGAIN,
         )
     return running

@@ -40,7 +40,7 @@ def ensure_launch_resources(
 
 
 def _create(aws: AwsClient, plan: LaunchPlan, values: RequestValues, operation: str) -> Reply | None:
-    """Send one of the plan's requests; return None if the plan lacks it or its resource already exists."""
+    """Send one of the plan's requests; return None if the plan has no such request or its resource exists."""
     if not plan.has_request(operation):
         return None
     request = values.resolve(plan.request(operation))
@@ -48,7 +48,7 @@ def _create(aws: AwsClient, plan: LaunchPlan, values: RequestValues, operation: 
 
 
 def _ensure_placement(aws: AwsClient, plan: LaunchPlan, values: RequestValues, on_event: OnEvent) -> None:
-    """Create the placement group that the plan creates, if any, and wait until it is available.
+    """Create the plan's placement group, if the plan has one, and wait until the group is available.
 
     Raises CloudError.
     """
@@ -119,7 +119,7 @@ def _find_group(aws: AwsClient, values: RequestValues) -> str:
     group = poll(find, deadline_s=VISIBLE_S)
     if group is None:
         raise CloudError(
-            f"security group {name} already exists, but is not this cluster's",
+            f"security group {name} already exists, but does not belong to this cluster",
             f"no group of that name has the tag awsddp:id={cluster_id}",
             f"inspect it: aws ec2 describe-security-groups --filters Name=group-name,Values={name}",
         )

@@ -67,7 +67,7 @@ class _Session(botocore.session.Session):
             credentials = super().get_credentials()
             if credentials is None or self._are_checked:
                 return credentials
-            self._are_checked = True  # set first: getting a role's credentials calls this method again
+            self._are_checked = True  # set now, because getting a role's credentials calls this method again
             keys = credentials.get_frozen_credentials()
             if not (keys.access_key and keys.secret_key):
                 raise ValueError("a key is empty")
@@ -82,7 +82,7 @@ class _Session(botocore.session.Session):
 
 
 class QuickReader(JSONFileLoader):
-    """Loads botocore's service descriptions; it loads EC2's (5 MB) in a third of the usual time."""
+    """Loads botocore's service descriptions; EC2's (5 MB) is loaded in a third of the usual time."""
 
     def load_file(self, file_path: str) -> Any:
         """Return the content of the file (`file_path` has no suffix), or None if it does not exist."""
@@ -103,12 +103,12 @@ class _Cache(JSONFileCache):
 def session_of(
     target: Target, *, report_wait: Callable[[str], None] = lambda text: None
 ) -> botocore.session.Session:
-    """Return a botocore session for the target; importing boto3 would take a tenth of a command's time.
+    """Return a botocore session for the target.
 
-    Roles without a session name get `session_name()`, because the name is part of STS's UserId, which is a
-    cluster's owner. An empty environment variable counts as unset. `report_wait` is called with a text while
-    a login program runs. Raises botocore's ProfileNotFound or ConfigParseError, or ConfigError for an invalid
-    endpoint URL.
+    boto3 is not used, because importing it would take a tenth of a command's time. Roles without a session
+    name get `session_name()`, because the name is part of STS's UserId, which is a cluster's owner. An empty
+    environment variable counts as unset. `report_wait` is called with a text while a login program runs.
+    Raises botocore's ProfileNotFound or ConfigParseError, or ConfigError for an invalid endpoint URL.
     """
     session = _Session()
     config = session.get_component("config_store")
@@ -192,7 +192,7 @@ def _prompt_mfa_code(question: str) -> str:
         raise UsageError(
             "an MFA code is needed, and there is no terminal to ask for it",
             question.strip().rstrip(":"),
-            "awsddp status   # in a terminal: it asks for the code, which then holds for an hour",
+            "awsddp status   # in a terminal: enter the code; the login is then valid for an hour",
         ) from None
     return getpass.getpass(question)
 
@@ -261,15 +261,18 @@ def login_command(session: botocore.session.Session, target: Target) -> str:
     if any(key in profile for key in _SSO):
         return f"aws sso login{named}"
     if "credential_process" in profile:
-        return f"aws configure get credential_process{named}   # run the command that it shows: it says why"
+        return (
+            f"aws configure get credential_process{named}   # run the command that this prints: it shows why"
+        )
     return f"aws configure{named}   # new keys"
 
 
 def credentials_end(session: botocore.session.Session) -> datetime | None:
     """Return the time (UTC) when the user has to log in again, or None if that is unknown or never.
 
-    Botocore renews a role's credentials by itself, unless they need an MFA code or are in the environment. It
-    renews credentials from `aws login` only while the login session lasts, which is at most 12 hours.
+    Botocore renews a role's credentials automatically, unless they need an MFA code or are in the
+    environment. It renews credentials from `aws login` only while the login session lasts, which is at most
+    12 hours.
     """
     credentials = session.get_credentials()
     method = getattr(credentials, "method", "")
@@ -282,7 +285,7 @@ def credentials_end(session: botocore.session.Session) -> datetime | None:
 
 
 def _console_end(name: str) -> datetime | None:
-    """Return the latest time when an `aws login` session ends; its first token has its start time."""
+    """Return the latest end of an `aws login` session; the session's first token has the start time."""
     tokens = JSONFileCache(get_login_token_cache_directory())
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]

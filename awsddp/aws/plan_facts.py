@@ -47,15 +47,15 @@ def gather_facts(
     """Return the facts that a plan for `spec` needs, for a new cluster or the cluster `cluster_id`.
 
     `caller_address` is this machine's address as the nodes see it. If it is None, and neither
-    `network.ssh_cidr` nor `network.jump` is set, two internet services are asked for it. Raises CloudError if
-    AWS cannot be read, or ConfigError if a resource that `spec` names does not exist.
+    `network.ssh_cidr` nor `network.jump` is set, two internet services are queried for the address. Raises
+    CloudError if AWS cannot be read, or ConfigError if a resource that `spec` names does not exist.
     """
 
     def read_if_set(read: Callable[[AwsClient, str], T], name: str | None, default: T) -> Future[T]:
         return run_in_thread(lambda: read(aws, name) if name else default)
 
-    # The longest chain of calls starts first, and so does the identity, whose failure comes fast and ends the
-    # wait.
+    # The longest chain of calls starts first. The call for the identity is next, because it fails fast and an
+    # error ends the wait.
     image = run_in_thread(find_image, aws, spec.cluster.image)
     caller = run_in_thread(aws.identity)
     subnets = run_in_thread(account_resources.find_subnets, aws, spec.network.subnet)
@@ -265,9 +265,9 @@ def find_image(aws: AwsClient, requested: str | None) -> Image:
         raise ConfigError(
             f"{setting}: no image {tried!r} in {aws.region}",
             releases.explain_missing_image(tried)
-            or "it was deregistered, is not shared with this account, or is in another region",
-            "name one with --image: an id, a name with *, or an SSM parameter; "
-            "without --image the newest Deep Learning AMI is taken",
+            or "the image was deregistered, is not shared with this account, or is in another region",
+            "name an image with --image: an id, a name with *, or an SSM parameter; "
+            "without --image, the newest Deep Learning AMI is used",
         )
     return image
 
@@ -275,8 +275,7 @@ def find_image(aws: AwsClient, requested: str | None) -> Image:
 def _newest_image(aws: AwsClient) -> Image | None:
     """Return the newest Deep Learning AMI whose PyTorch is in the table, or else the newest of all.
 
-    The image is looked up by name, not by SSM parameter, because the result would then depend on a separate
-    permission.
+    The image is looked up by name, because a lookup by SSM parameter would depend on a separate permission.
     """
     images = _images_of_name(aws, releases.DLAMI_NAMES, owners=["amazon"])
     newest = _newest([image for image in images if releases.in_table(image.name)] or images)

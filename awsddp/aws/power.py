@@ -56,8 +56,10 @@ def start(aws: AwsClient, nodes: Sequence[Node], *, keeps_group: bool, on_event:
     """Request the start of stopped nodes; wait for a node that is still stopping.
 
     Unless `keeps_group`, the nodes leave a placement group that has no room:
-    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ModifyInstancePlacement.html Raises CloudError,
-    CapacityError if AWS has no such instances now: a stopped node does not reserve capacity.
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ModifyInstancePlacement.html
+
+    Raises CloudError, or CapacityError if AWS has no capacity for the nodes now, since a stopped node does
+    not reserve capacity.
     """
     keys = [node.instance_id for node in nodes]
     grouped = [node.instance_id for node in nodes if any(kind == "PlacementGroups" for kind, *_ in node.uses)]
@@ -118,9 +120,9 @@ def release(
     """Remove a job from the nodes' tags when its results are fetched or in S3.
 
     Once a node's tag has no job, a poweroff terminates the node again. The node's poweroff is set before its
-    tag is removed, so that it still has the tag if the command is interrupted between the two calls. `tagged`
-    is the current result of `unfetched_of`. `older` maps each instance id to the jobs that MORE represents;
-    without `older`, MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
+    tag is removed, so that the node still has the tag if the command is interrupted between the two calls.
+    `tagged` is the current result of `unfetched_of`. `older` maps each instance id to the jobs that MORE
+    represents; without `older`, MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
     named = {
@@ -134,7 +136,7 @@ def release(
 
 
 def poweroff(aws: AwsClient, instance_ids: Iterable[str], behaviour: str) -> None:
-    """Set whether a poweroff from inside will "stop" or "terminate" on-demand nodes; skip missing nodes."""
+    """Set whether a poweroff inside an on-demand node will "stop" or "terminate" it; skip missing nodes."""
     run_each(
         lambda key: none_if_refused(partial(_on_poweroff, aws, key, behaviour), _is_changing), instance_ids
     )

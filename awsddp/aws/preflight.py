@@ -1,7 +1,7 @@
 """Before a launch, check the credentials, the clock, the plan, and the permissions for the plan's calls.
 
-https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (DryRun): a call that would be
-allowed returns the error DryRunOperation.
+A call with DryRun that would be allowed returns the error DryRunOperation:
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html
 """
 
 import json
@@ -26,8 +26,8 @@ REGION_CHECKS = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""
 CONFIGURATION = "configuration"
 """The check that fails if the AWS configuration is invalid."""
-# Later calls that `up`, jobs, `stop` and `down` make. AWS can check their permission only once a resource
-# exists: each row has the request that creates the resource, the resource, and the later calls.
+# Some calls of `up`, jobs, `stop` and `down` need a resource, and AWS can check their permission only once it
+# exists. Each row has the request that creates the resource, the resource, and these later calls.
 _OF_GROUP = ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupIngress")
 _OF_INSTANCE = ("CreateTags", "DeleteTags", "StopInstances", "StartInstances", "TerminateInstances")
 _LATER = (
@@ -42,7 +42,7 @@ _LATER = (
 _MISSING = ({"$ref": "name"}, {"$ref": "security_group"})
 # The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
 _DEFAULT_GROUP = ":security-group/"
-_NO_GROUP = "needs a security group; with the VPC's default one it is denied"
+_NO_GROUP = "needs a security group; a launch with the VPC's default group is denied"
 
 
 def before_launch(
@@ -103,7 +103,8 @@ def check_interrupted_uploads(aws: AwsClient, uri: str) -> list[Check]:
     configuration = shlex.quote(json.dumps({"Rules": [_RULE]}))
     hint = (
         f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} "
-        f"--lifecycle-configuration {configuration}   # it replaces existing rules: add them"
+        f"--lifecycle-configuration {configuration}   "
+        "# this replaces existing rules: add them to the configuration"
     )
     value = f"bucket {bucket} keeps interrupted uploads, which cost money, until a lifecycle rule aborts them"
     return [Check(name="warning", ok=None, value=value, hint=hint)]
@@ -196,5 +197,5 @@ def _check(operation: str, outcome: str, why: str) -> Check:
         ok={"allowed": True, "not asked": None}.get(outcome, False),
         value=f"{outcome}: {why}" if why else outcome,
         expected="allowed",
-        hint="awsddp doctor --iam-policy   # prints what is needed" if outcome == "denied" else "",
+        hint="awsddp doctor --iam-policy   # prints the policy that is needed" if outcome == "denied" else "",
     )

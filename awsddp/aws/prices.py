@@ -9,7 +9,7 @@ from awsddp.aws.api_errors import AwsRefused, none_if_refused
 from awsddp.aws.client import AwsClient, Shape
 
 SpotHistory = dict[tuple[str, str], list[tuple[datetime, float]]]
-"""A dict that maps a type and a zone to its spot prices, each with the time when it began."""
+"""A dict that maps a type and a zone to its spot prices, each with the time from which it was valid."""
 
 
 def read_on_demand_prices(
@@ -78,7 +78,7 @@ class _SpotPrice(Shape):
 
 
 def read_spot_history(aws: AwsClient, names: Iterable[str], *, since: datetime) -> SpotHistory:
-    """Return one instance's spot prices, or {} if AWS has no prices or `names` is empty.
+    """Return these types' spot prices for one instance, or {} if AWS has no prices or `names` is empty.
 
     The first price is the one that was valid at `since`, and may have begun earlier:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html

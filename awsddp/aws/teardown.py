@@ -31,7 +31,7 @@ class Teardown:
 
 
 _OF_NODES = (clusters.GROUPS, clusters.PLACEMENTS, clusters.KEYS)
-# Error codes for a resource that is still in use for a while, and for one that no longer exists.
+# Error codes for a resource that is temporarily still in use, and for a resource that no longer exists.
 _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
 _GONE = (".NotFound", ".Unknown")
 
@@ -50,7 +50,7 @@ def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> T
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(run.end_instances, deadline_s=term_s, first_s=0.2):
         on_event(Event("deleting what the nodes used", ""))
-        # What uses a group disappears by itself, unless it is an instance that must not be terminated.
+        # AWS soon deletes what still uses a group, unless AWS refused to terminate an instance that uses it.
         poll(run.delete_all, deadline_s=0 if run.refused else RELEASED_S, first_s=0.5)
     leftovers = run.list_leftovers() if run.leftovers is None else run.leftovers
     return Teardown(
@@ -106,7 +106,7 @@ class _Run:
     _blocked: dict[str, str] = field(default_factory=dict)
 
     def end_instances(self) -> bool | None:
-        """Terminate the live instances; return True if each is terminated or AWS has refused to do it."""
+        """Terminate the live instances; return True if each is terminated or AWS refused to terminate it."""
         nodes = self._list_instances()
         for node in nodes:
             key, is_gone = node.instance_id, node.state == "terminated"
@@ -117,7 +117,7 @@ class _Run:
                 self.on_event(Event(f"terminated {key}", node_text, fraction=1.0))
             if not is_gone or key in self.states:
                 self.states[key] = node.state
-            # The cluster's resources that the instance uses may not be listed themselves yet.
+            # The cluster's resources that the instance uses may not be in AWS's listings yet.
             for kind, name, resource_id in node.uses:
                 if name == self.name:
                     self._used[kind].add(resource_id)
@@ -150,7 +150,7 @@ class _Run:
     def delete_all(self) -> bool | None:
         """Delete the other resources and list again; return True if AWS lists only what it refused to delete.
 
-        If a launch is listed late, while its group is in use, its instances are terminated as well. AWS's
+        If AWS lists a launch only now, while the group is in use, its instances are terminated as well. AWS's
         listings, and its replies that a resource does not exist, may be outdated.
         """
         self.leftovers = None
@@ -168,7 +168,7 @@ class _Run:
         """Delete a resource; return True if it no longer exists.
 
         A resource in use is deleted with its instance. While AWS refuses to terminate a node, the resources
-        that nodes need are kept, so that its results stay reachable.
+        that nodes need are kept, so that the node's results stay reachable.
         """
         kind, key = resource.kind, resource.id
         live = {instance_id for instance_id, state in self.states.items() if state not in ENDED_STATES}
@@ -186,7 +186,7 @@ class _Run:
                 self._blocked[key] = refusal.why
                 return False
         else:
-            if resource.tags:  # an unlisted one may not have existed: EC2 also "deletes" a missing key pair
+            if resource.tags:  # an unlisted resource may not exist: EC2 also "deletes" a missing key pair
                 self.on_event(Event(f"deleted {key}", ""))
         self._deleted.add((kind, resource.by))
         return True

@@ -72,7 +72,7 @@ class Reconciliation:
 
     @property
     def needs_consent(self) -> bool:
-        """True if instances are launched, started or terminated, which costs money or work."""
+        """True if instances are launched, started or terminated, which costs money or interrupts work."""
         return any(step.do in ("end", "start", "launch") for step in self.steps)
 
 
@@ -97,7 +97,7 @@ def plan_reconciliation(
         else:
             kept_nodes[node.node] = node
     for other in existing.others:
-        why = f"of a second cluster {other.name} ({other.id}), made at the same time elsewhere"
+        why = f"of a second cluster {other.name} ({other.id}), created at the same time on another machine"
         ends.append(_step("end", other.live, value=other.id, why=why))
     nodes = tuple(kept_nodes.values())
     starts = [node for node in nodes if node.state in ("stopped", "stopping")]
@@ -150,19 +150,19 @@ def _why_terminated(
     if not 0 <= node.node < nodes:
         return f"{nodes} node{'s' * (nodes != 1)} requested"
     if node.instance_id in spec.cluster.replace:
-        return "its replacement is requested; it is lost even if AWS has no other machine"
+        return "its replacement is requested; the node is lost even if AWS has no other machine"
     if node.instance_id in existing.impaired:
         return "AWS's status checks report it impaired"
     if not is_of_type(spec, node.instance_type):
         requested = spec.cluster.instance_type or spec.cluster.gpus
-        return f"it is a {node.instance_type}, {requested} is requested: it is rebuilt"
+        return f"it is a {node.instance_type}, but {requested} is requested: it is rebuilt"
     market, market_text = ("spot", "a spot") if node.spot else ("on-demand", "an on-demand")
     if "cluster.spot" in spec.explicit and market not in spec.cluster.markets:
-        return f"it is {market_text} machine, the other market is requested"
+        return f"it is {market_text} machine, but the other market is requested"
     if spec.cluster.image not in (None, existing.image) and node.image_id != image_id:
-        return f"its image is {node.image_id}, {image_id} is requested: it is rebuilt"
+        return f"its image is {node.image_id}, but {image_id} is requested: it is rebuilt"
     if spec.local.gpus != existing.gpus:
-        return f"local.gpus is {existing.gpus}, {spec.local.gpus} is requested: it is rebuilt"
+        return f"local.gpus is {existing.gpus}, but {spec.local.gpus} is requested: it is rebuilt"
     return ""
 
 

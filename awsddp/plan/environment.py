@@ -117,7 +117,9 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
         raise ConfigError(f"env.python: invalid Python version {env.python!r}", "", "use 3.12 or 3.12.4")
     if kind == "image" and env.python is not None:
         raise ConfigError(
-            'env.python is not for env.kind = "image"', "the image decides its python", 'env.kind = "venv"'
+            'env.python cannot be set with env.kind = "image"',
+            "the image has its own Python",
+            'env.kind = "venv"',
         )
     if is_conda_file and kind != "conda":
         raise ConfigError(
@@ -127,8 +129,8 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
         )
     if is_conda_file and env.python:
         raise ConfigError(
-            f"env.python is not for {env.file}",
-            "an environment.yml decides its own packages",
+            f"env.python cannot be set for {env.file}",
+            "an environment.yml lists all of its packages, Python included",
             f"write '- python={env.python}' into {env.file}, and remove env.python: -o env.python=",
         )
 
@@ -139,7 +141,7 @@ def _check_folders(find_links: Sequence[str]) -> None:
         raise ConfigError(
             f"--find-links {folder!r} is a folder of this machine",
             "the nodes fetch packages themselves",
-            "omit env.packages_from   # or the absolute path of a folder that the nodes have",
+            "omit env.packages_from   # or name the absolute path of a folder on the nodes",
         )
 
 
@@ -164,7 +166,7 @@ def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | 
     if env.python and ".".join(env.python.split(".")[:2]) not in row.pythons:
         raise ConfigError(
             f"env.python: torch {row.torch} has no wheel for Python {env.python}",
-            f"it has them for {', '.join(row.pythons)}",
+            f"it has wheels for Python {', '.join(row.pythons)}",
         )
     version = pinned if pinned.count(".") == 2 else f"{row.torch}.*"
     names = (f"torch=={version}", f"torchvision=={row.torchvision}.*")
@@ -181,7 +183,7 @@ def _build(row: Release, driver: str | None) -> str:
     if not supported:
         raise ConfigError(
             f"torch {row.torch} has no wheel for the nodes' driver {driver}",
-            f"it has them for CUDA {', '.join(row.wheels)}",
+            f"it has wheels for CUDA {', '.join(row.wheels)}",
             "pin an older torch in the file of --env, or choose another image",
         )
     return "cu" + supported[-1].replace(".", "")
@@ -230,14 +232,14 @@ _NOT_IN_CHANNEL = re.compile(
 )
 """Messages from conda's solvers: two from libmamba, one from the classic solver, two from rattler."""
 _FOLDER = "or put its wheel into a folder: --find-links FOLDER"
-_OTHERWISE = f"{_FOLDER}\n-o env.packages_from=node   # where nodes reach it"
+_OTHERWISE = f"{_FOLDER}\n-o env.packages_from=node   # if the nodes can reach it"
 # A pattern for an installer's messages, awsddp's message and the next step; {name} is the file that lists the
 # packages, {package} is one of these packages.
 _KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): no packages come from there"),
         "{name}: a package needs {package}, where none of its indexes has files",
-        f"name what comes from there by its URL in {{name}}, {_OTHERWISE}",
+        f"list the package from there by its URL in {{name}}, {_OTHERWISE}",
     ),
     (
         re.compile(r"(\S+): its address is not public"),
@@ -257,12 +259,12 @@ _KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): only what the configuration names"),
         "{name}: a package needs {package}, which no line, index or channel names",
-        f"name it by a line of {{name}}, {_OTHERWISE}",
+        f"add a line for it to {{name}}, {_OTHERWISE}",
     ),
     (
         re.compile("No space left on device"),
         "a disk is full",
-        "awsddp exec -- df -h   # shows it; cluster.disk_gb makes it larger",
+        "awsddp exec -- df -h   # shows the disks; cluster.disk_gb sets the root disk's size",
     ),
     (
         _UNREACHED,
@@ -296,7 +298,7 @@ _KNOWN_FAILURES = (
 def explain_failure(
     output: str, *, name: str, internet: bool | None = None, packages_from: str | None = None
 ) -> NodeError:
-    """Make the error for a failed installation from the last output that pip, uv or conda wrote.
+    """Return the error for a failed installation, made from the last output of pip, uv or conda.
 
     `name` is the file that lists the packages. The error leaves out next steps that set `packages_from` to
     its current value and, if the nodes have no `internet` access, next steps that need it.
@@ -316,7 +318,9 @@ def explain_failure(
             return NodeError(message.format(**values), why, "\n".join(steps).format(**values))
     if built := _NOT_BUILT.search(output):
         message = f"{name}: {built[1]} has no wheel that fits, and its build on the node failed"
-        return NodeError(message, tail, "env.setup in awsddp.toml   # installs what its build needs")
+        return NodeError(
+            message, tail, "env.setup in awsddp.toml   # a command there can install what the build needs"
+        )
     return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 
@@ -334,7 +338,7 @@ def check_identical_nodes(facts: Mapping[int, Mapping[str, Any]]) -> None:
     ]
     if different:
         raise NodeError(
-            "the nodes differ; a job needs identical ones",
+            "the nodes differ; a job needs identical nodes",
             "\n".join(different),
             "awsddp down && awsddp up   # with one image and one instance type",
         )

@@ -25,8 +25,8 @@ class Indexes:
     """The package indexes; the default is PyPI.
 
     URLs may contain credentials. `find_links` are URLs and folders: a relative folder is on this machine
-    (`is_local_folder`), an absolute one on the machine that installs. `pre` allows pre-releases; `ca` has the
-    hosts' CA certificates as PEM text.
+    (`is_local_folder`), and an absolute folder is on the machine that installs the packages. `pre` allows
+    pre-releases; `ca` has the hosts' CA certificates as PEM text.
     """
 
     index_url: str = ""
@@ -60,9 +60,9 @@ class Indexes:
         """The indexes as environment variables for pip, uv and conda's pip, to keep passwords off command
         lines.
 
-        `ca` is left out, since it is a file on each machine, and so is `no_index`, since uv has no variable
-        for it. uv is set to behave like pip: the best release of all indexes, and the machine's own
-        certificates (https://docs.astral.sh/uv/pip/compatibility/).
+        `ca` is left out, since it is a file on each machine, and `no_index` is left out, since uv has no
+        variable for it. uv is set to behave like pip: it uses the best release of all indexes and the
+        machine's own certificates (https://docs.astral.sh/uv/pip/compatibility/).
         """
         extra, links = " ".join(self.extra_index_urls), self.find_links
         variables = {

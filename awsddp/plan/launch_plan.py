@@ -82,7 +82,7 @@ def check_untried_features(plan: LaunchPlan) -> None:
     if untried and not plan.experimental:
         raise ConfigError(
             f"never launched on AWS with awsddp: {' and '.join(untried)}",
-            "the requests are built and checked, and were never sent to AWS",
+            "the requests are built and checked, but were never sent to AWS",
             "-o capacity.experimental=true allows it",
         )
 
@@ -256,7 +256,7 @@ def _check_image(spec: ClusterSpec, facts: Facts, kind: GpuType) -> None:
     image = facts.image
     reason = find_image_problem(kind, image.name)
     next_step = (
-        "name an image of the type's architecture with a fitting driver with --image, or another "
+        "name an image with --image that has the type's architecture and a suitable driver, or name another "
         "--instance-type"
     )
     if reason and kind.share < 1:
@@ -264,7 +264,7 @@ def _check_image(spec: ClusterSpec, facts: Facts, kind: GpuType) -> None:
         if facts.target == "aws":
             next_step += f"\n--image {shlex.quote(PARTS_IMAGE)}   # or an image with that driver"
     if image.architecture != kind.cpu:
-        reason = f"it is for {image.architecture}, the type is {kind.cpu}"
+        reason = f"the image is for {image.architecture}, but the type is {kind.cpu}"
     if reason:
         raise ConfigError(
             f"cluster.image: {image.name} ({image.id}) does not fit {kind.name}",
@@ -279,14 +279,16 @@ def _check_reservation(facts: Facts, nodes: int) -> None:
     if reservation is None:
         return
     if reservation.state != "active":
-        fault, why = f"is {reservation.state}", "only an active one can be used"
+        fault, why = f"is {reservation.state}", "only an active reservation can be used"
     elif (reservation.platform, reservation.tenancy) != (image.platform, "default"):
         fault = f"is for {reservation.platform} with {reservation.tenancy} tenancy"
-        why = f"the image {image.name} ({image.id}) is {image.platform}, launched with default tenancy"
+        why = f"the image {image.name} ({image.id}) is {image.platform} and is launched with default tenancy"
     elif reservation.free < nodes:
         fault, why = f"has {reservation.free} free machines, and {nodes} are requested", ""
         next_step = (
-            f"try --nodes {reservation.free}" if reservation.free else "name another, or end what uses it"
+            f"try --nodes {reservation.free}"
+            if reservation.free
+            else "name another reservation, or terminate its instances"
         )
     else:
         return
@@ -318,8 +320,8 @@ def _data_warnings(data: Data, region: str, nodes: int) -> list[str]:
         usd = data.bytes * nodes / 1e9 * types.REGION_USD_PER_GB
         per_gb = f"{types.REGION_USD_PER_GB:.2f}"
         warnings.append(
-            f"data {data.name} lies in {data.region}: its transfer to {nodes} nodes in {region} costs about "
-            f"${usd:,.2f}, ${per_gb} per GB within the US, more elsewhere"
+            f"data {data.name} is in {data.region}: its transfer to {nodes} nodes in {region} costs about "
+            f"${usd:,.2f} (${per_gb} per GB within the US, more elsewhere)"
         )
     if data.requester_pays:
         warnings.append(f"you pay for reading data {data.name} (data.requester_pays)")
@@ -332,7 +334,7 @@ def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
     if plan.price.machines is None:
         warnings.append(f"unknown price for {kind.name}")
     elif plan.has_list_price and facts.target == "aws":
-        differ = f"; those of {facts.region} may differ" * (facts.region != types.PRICE_REGION)
+        differ = f"; prices in {facts.region} may differ" * (facts.region != types.PRICE_REGION)
         warnings.append(
             f"prices are list prices of {types.PRICE_REGION} of {plan.price.date}: AWS returned none{differ}"
         )
@@ -341,7 +343,7 @@ def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
     elif image.rehearses:
         warnings.append(
             f"GPUs are rehearsed: {kind.gpus} x {kind.gpu} per node run on the CPU, nccl as gloo; a job has "
-            f"a rank for each, {kind.gpus * plan.nodes} in total, unless --world-size is smaller"
+            f"one rank per GPU, {kind.gpus * plan.nodes} in total, unless --world-size is smaller"
         )
     elif image.pretends:
         warnings.append(f"GPUs are off ({kind.gpus} x {kind.gpu} per node): jobs run gloo on the CPU")
@@ -355,24 +357,27 @@ def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
     if image.newer:
         warnings.append(f"a newer image is not known to this version of awsddp: {image.newer}")
     if not (spec.access.user or image.ssh_user):
-        warnings.append(f"the login user of {image.name} is unknown, {_USER} is assumed: -o access.user=NAME")
+        warnings.append(
+            f"the login user of {image.name} is unknown, so {_USER} is assumed: -o access.user=NAME"
+        )
     if image.deprecated:
-        warnings.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")
+        warnings.append(f"{image.id} has been deprecated since {image.deprecated[:10]}; AWS may remove it")
     if kind.bare_metal:
         warnings.append(f"{kind.name} is bare metal: it takes 10 to 20 minutes to boot")
     if facts.credentials_s is not None and facts.credentials_s < plan.expires_s:
         warnings.append(
             f"the AWS credentials end in {duration(max(facts.credentials_s, 0))}, before the nodes do: "
-            "log in again by then, for fetch and down; the nodes expire anyway"
+            "log in again by then, because fetch and down need it; the nodes expire in any case"
         )
     if plan.market == "spot" and facts.saving is None:
         warnings.append(
-            "spot nodes cannot be stopped: AWS may reclaim one at two minutes' notice, and expiry ends them"
+            "spot nodes cannot be stopped: AWS may reclaim them at two minutes' notice, and they terminate "
+            "when they expire"
         )
     if facts.reservation is not None and facts.reservation.ends:
         warnings.append(
             f"{facts.reservation.id} ends at {facts.reservation.ends:%Y-%m-%d %H:%M} UTC; "
-            "AWS ends its machines before"
+            "AWS terminates its instances before that time"
         )
     if plan.untried and not plan.experimental:
         warnings.append(

@@ -46,7 +46,7 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
             raise ConfigError(
                 f"network.ssh_cidr: {text} opens port 22 to {world}",
                 "a host that can connect to a node's port can attack it",
-                "name your own network, such as 203.0.113.0/24, or leave the key out",
+                "name your own network, such as 203.0.113.0/24, or omit network.ssh_cidr",
             )
         cidrs.append(str(network))
     ec2_limits.check_rules(cidrs)
@@ -86,12 +86,12 @@ def check_profiles(spec: ClusterSpec, nodes: Iterable[Node], *, region: str) -> 
 
 def _unknown_source(spec: ClusterSpec) -> ConfigError:
     """Return the error for a cluster whose SSH source address is unknown."""
-    why, example = "no source answered with this machine's public address", "203.0.113.7/32"
+    why, example = "no service returned this machine's public address", "203.0.113.7/32"
     if spec.network.jump:
-        why = f"network.jump is set: it comes from {spec.network.jump}, not from this machine"
+        why = f"network.jump is set: SSH connects from {spec.network.jump}, not from this machine"
         example = "10.0.0.5/32   # the jump host's address in the VPC, or its security group, sg-..."
     elif spec.network.address == "private":
-        why = "network.address is private, so it is not this machine's public address"
+        why = "network.address is private, so SSH does not connect from this machine's public address"
         example = "10.0.0.0/16   # the VPN's block"
     return ConfigError("unknown source address for SSH", why, f"set it: -o network.ssh_cidr={example}")
 
@@ -155,9 +155,9 @@ def check_group(facts: Facts) -> list[str]:
     if facts.subnets and group.vpc != facts.subnets[0].vpc:
         raise ConfigError(
             f"network.security_group: {group.id} is in {group.vpc}, "
-            f"the subnet {facts.subnets[0].id} in {facts.subnets[0].vpc}",
-            "a group serves one VPC",
-            "name a group and a subnet of one VPC",
+            f"but the subnet {facts.subnets[0].id} is in {facts.subnets[0].vpc}",
+            "a security group belongs to one VPC",
+            "name a group and a subnet in the same VPC",
         )
     return [f"network.security_group: {group.id} {lack}" for lack in group.lacks]
 
@@ -184,11 +184,13 @@ def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
             "a public address would be unreachable",
             "name a public subnet, or -o network.address=private with a VPN",
         )
-    warnings = [f"{subnet.id} has no route out: the nodes can install nothing"] * (subnet.route == "none")
+    warnings = [f"{subnet.id} has no default route: the nodes cannot install anything"] * (
+        subnet.route == "none"
+    )
     if not subnet.reaches_s3:
         warnings.append(
-            f"{subnet.id} has neither a way out nor an endpoint for S3: the nodes do not reach it: aws ec2 "
-            f"create-vpc-endpoint --vpc-id {subnet.vpc} --service-name com.amazonaws.{region}.s3 "
+            f"{subnet.id} has neither a default route nor an endpoint for S3, so the nodes cannot reach S3: "
+            f"aws ec2 create-vpc-endpoint --vpc-id {subnet.vpc} --service-name com.amazonaws.{region}.s3 "
             f"--route-table-ids {subnet.table} --region {region}"
         )
     return warnings

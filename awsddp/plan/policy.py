@@ -150,7 +150,7 @@ def _fill(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
 
 
 def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
-    """Return {fact in the template: its values}; a fact that is simply true has the single value ""."""
+    """Return {fact in the template: its values}; a yes-or-no fact that is true has the value ""."""
     access, capacity, network = spec.access, spec.capacity, spec.network
     reserved, kms_key = capacity.reservation, _literal(access.kms_key or "")
     key_scope, _, alias = kms_key.rpartition("alias/")
@@ -169,7 +169,7 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "strange type": any(name not in GPU_TYPES for name in spec.cluster.types),
         "spot": bool(spec.cluster.spot),
         "on-demand": "on-demand" in spec.cluster.markets,
-        "quota": not reserved,  # reserved machines have their quota already
+        "quota": not reserved,  # a reservation already counts against the quota
         "new key": not access.key,
         "new group": not network.security_group,
         "several nodes": spec.cluster.nodes > 1,

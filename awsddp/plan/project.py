@@ -28,8 +28,8 @@ _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 class Project:
     """A project's installation without its code, for a node that gets the project folder by sync.
 
-    `info` is the name of its metadata folder, `metadata` and `entry_points` are the files in that folder
-    (core metadata and https://packaging.python.org/en/latest/specifications/entry-points/), `sources` are the
+    `info` is the name of its metadata folder. `metadata` and `entry_points` are the files in that folder
+    (core metadata and https://packaging.python.org/en/latest/specifications/entry-points/). `sources` are the
     folders from which its packages are imported.
     """
 
@@ -64,8 +64,8 @@ def list_dependencies(document: Table, folder: Path, extras: Sequence[str], *, l
     if other_source := next(_other_sources(document, folder, extras), ""):
         raise ConfigError(
             f"env.file: {location}: {other_source} decides what the project needs",
-            "only [project] dependencies of pyproject.toml are read: no code of a project runs here",
-            "list them in a requirements.txt, in place of `-e .`, and name it: --env requirements.txt",
+            "only [project] dependencies in pyproject.toml are read, because no project code runs here",
+            "list them in a requirements.txt instead of `-e .`, and name that file: --env requirements.txt",
         )
     return list(dict.fromkeys(_lines(document, extras)))
 

@@ -135,8 +135,8 @@ class Data:
 class SaveTarget:
     """The S3 URI that results are saved to, and its bucket's region (None: unknown, "": no such bucket).
 
-    `lacks` are the permissions that saving needs and that the nodes' role does not have, if IAM could be
-    asked.
+    `lacks` are the permissions that saving needs and that the nodes' role does not have; they are () if IAM
+    could not be queried.
     """
 
     uri: str
@@ -147,8 +147,8 @@ class SaveTarget:
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """A capacity reservation, or a capacity block if `reservation_type` says so.
 
-    If `ends` is None, it has no end. Only instances whose image has its `platform` and that have its
-    `tenancy` can use it.
+    If `ends` is None, the reservation has no end. Only instances that have its `tenancy`, and whose image has
+    its `platform`, can use it.
     """
 
     id: str = msgspec.field(name="CapacityReservationId")
@@ -168,14 +168,14 @@ class Facts:
 
     `offers` maps an instance type to the zones that offer it; `described` has the requested types that are
     not in `compat`, or EC2's error text for them. `quotas` maps a quota's code to its vCPUs, or to None if it
-    cannot be read; `used_vcpus` maps it to the vCPUs that run outside the cluster. `callers` are this
-    machine's addresses as the nodes see them, as CIDRs; `public_key` is the one in the user's own key pair
-    ("": unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's
-    on-demand prices on `price_date`, `spot_prices` the current spot prices by zone, and `highest_spot_prices`
-    the highest in the last 7 days (if spot and a budget are requested). `host` is the client's host name,
-    `credentials_s` the seconds until its login ends (None: no end), `data` the data for the nodes, and
-    `saving` the S3 URI for their results. `role` is the ARN of the nodes' role, "" for an instance profile
-    without a role, or None if unknown.
+    cannot be read; `used_vcpus` maps the code to the vCPUs that run outside the cluster. `callers` are this
+    machine's addresses as the nodes see them, as CIDRs; `public_key` is the public key of the user's own key
+    pair ("": unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's
+    on-demand prices on `price_date`, `spot_prices` are the current spot prices by zone, and
+    `highest_spot_prices` are the highest in the last 7 days (if spot and a budget are requested). `host` is
+    the client's host name, and `credentials_s` is the number of seconds until its login ends (None: no end).
+    `data` is the data for the nodes, and `saving` is the S3 URI for their results. `role` is the ARN of the
+    nodes' role, "" for an instance profile without a role, or None if unknown.
     """
 
     region: str
@@ -203,7 +203,7 @@ class Facts:
 
 
 LIST_PRICE = f"list price of {PRICE_REGION}"
-"""The source named for a price that the Pricing API did not return."""
+"""The `source` of a price that the Pricing API did not return."""
 Parameters = dict[str, Any]
 """An EC2 API call's parameters, or a part of them, in AWS's form."""
 

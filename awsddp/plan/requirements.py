@@ -43,7 +43,7 @@ _TORCH = ("torch", "torchvision", "torchaudio")
 
 _CONDA_KEYS = ("name", "channels", "dependencies", "prefix", "variables", "platforms")
 _KEYS_ARE = (
-    f"an environment.yml has the keys {', '.join(_CONDA_KEYS)}, each once; pip is a line of dependencies"
+    f"an environment.yml has the keys {', '.join(_CONDA_KEYS)}, each once; pip is an item in dependencies"
 )
 _OTHER = r"(?:win|osx|not (?:linux|unix))\w*"
 _ELSEWHERE = re.compile(rf"^[ \t]*-[ \t].*#[ \t]*\[ *{_OTHER}(?: or {_OTHER})* *\][ \t]*$", re.MULTILINE)
@@ -85,7 +85,7 @@ def read_requirements(file: Path) -> Requirements:
         if "project" not in document:
             raise ConfigError(
                 f"env.file: {file} has no [project] dependencies",
-                "only these are installed; a tool that keeps them elsewhere can export them",
+                "only those are installed; a tool that stores dependencies elsewhere can export them",
                 "write a requirements.txt, and name it: --env requirements.txt",
             )
         return replace(_collect("\n".join(lines), file), projects=_read_projects(document, file.parent))
@@ -192,14 +192,14 @@ def _check_line(line: str, location: str) -> None:
     if _PATH.match(line):
         raise ConfigError(
             f"env.file: {location}: {line!r} does not work on a node",
-            "a node gets names, versions and URLs; the project folder holds the project itself",
+            "only names, versions and URLs work on a node; the project is sent with its folder",
             "name a package, or put a wheel into a folder, and add a line for pip: --find-links FOLDER",
         )
     if line.startswith("-"):
         raise ConfigError(
             f"env.file: {location}: {line!r} is an option that is not passed on to the nodes' pip",
-            "options for indexes are, and -r, -c, -e",
-            "remove the line, or write the option into the nodes' pip.conf by env.setup",
+            "only the options for indexes, -r, -c and -e are supported",
+            "remove the line, or write the option into the nodes' pip.conf with env.setup",
         )
 
 
@@ -219,9 +219,9 @@ def _export_lock(file: Path, text: str) -> str:
 def _conda(text: str, file: Path) -> Requirements:
     """Return the requirements in an environment.yml, but not its name, prefix or lines for other systems.
 
-    Its `pip` lines are read like a requirements file. Its variables are returned, because only `conda
-    activate` sets them and ranks do not run that. Raises ConfigError for a part that conda would ignore
-    silently.
+    The file's `pip` lines are read like a requirements file. Its variables are returned, because only `conda
+    activate` would set them, and ranks do not run that command. Raises ConfigError for a part that conda
+    would ignore silently.
     """
     try:
         document = msgspec.yaml.decode(_ELSEWHERE.sub("", text).encode())
@@ -240,7 +240,9 @@ def _conda(text: str, file: Path) -> Requirements:
     pip_lists = [table["pip"] or [] for table in tables]
     pip = _collect("\n".join(str(line) for lines in pip_lists for line in lines), file)
     if len(names) + len(pip_lists) < len(packages) or str in map(type, pip_lists) or pip.constraints:
-        why = "a package is a text, as 'numpy=1.26'; below '- pip:' is a list of texts, without constraints"
+        why = (
+            "a package is a string, such as 'numpy=1.26'; '- pip:' has a list of strings, without constraints"
+        )
         raise ConfigError(f"env.file: {file}: dependencies that conda does not take", why)
     for entry in (*names, *(f"./{folder}" for folder in filter(is_local_folder, pip.indexes.find_links))):
         _check_line(entry, str(file))

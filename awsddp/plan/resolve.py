@@ -50,7 +50,7 @@ class Target:
     """The platform that packages are chosen for: its Python, its machine, the packages that it `has` and the
     pins that are `fixed`.
 
-    `exact`: it is a real node's platform, and that node's installed versions are preferred.
+    If `exact` is True, the platform is that of a real node, and the versions installed there are preferred.
     """
 
     python: str
@@ -79,8 +79,8 @@ def check_packages(plan: EnvironmentPlan, *, image_torch: str | None, machine: s
     """Raise ConfigError, before a launch, for packages that are known not to be installable on any node.
 
     Returns "", or the reason if uv could not check the packages; in that case no error is raised. Packages
-    that a node must build, and packages from a URL, are not checked. An image's Python version is unknown:
-    the packages must be installable for one of the versions that the image's torch supports.
+    that a node must build, and packages from a URL, are not checked. An image's Python version is unknown, so
+    the packages must be installable for at least one of the versions that the image's torch supports.
     """
     row = find_release(image_torch or "")
     fixed = _torch_pins(plan)
@@ -107,8 +107,8 @@ def choose_packages(
     """Return the pins that meet a plan's lines, leaving out packages that the target has, and "".
 
     The choice is cached in `cache`, so that later nodes get the same versions. Returns None and the reason if
-    uv cannot decide: no index responds, or a package has to be built to know its dependencies. Raises
-    ConfigError for requirements that cannot be met.
+    uv cannot choose, because no index responds or because a package has to be built to know its dependencies.
+    Raises ConfigError for requirements that cannot be met.
     """
     key = hashlib.sha256(
         json.dumps([_CACHE_VERSION, plan.stamp, plan.lines, repr(target)]).encode()
@@ -182,7 +182,7 @@ def _compile(
         output = "chosen"
         result = run_compile(output, "--no-build-isolation")
         unbuilt = _TO_BUILD.search(result.failure)
-    if unbuilt:  # apart from its dependencies, the other requirements may still be in conflict
+    if unbuilt:  # even without its dependencies, the requirements may be in conflict
         result = run_compile("of-wheels", "--no-build")
         if not result.failure or _BUILT.search(result.failure):
             return None, f"a node must build {CREDENTIALS.sub('//', unbuilt[1])}"
@@ -194,8 +194,8 @@ def _compile(
 
 
 def _explain(failure: str, plan: EnvironmentPlan, target: Target) -> str:
-    """Return the reason why uv cannot decide. Raises ConfigError for requirements that cannot be met or are
-    invalid.
+    """Return the reason why uv cannot choose versions. Raises ConfigError for requirements that cannot be met
+    or are invalid.
     """
     text = CREDENTIALS.sub("//", failure)
     lines = (*plan.lines, *plan.constraints)

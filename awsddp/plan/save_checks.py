@@ -34,7 +34,7 @@ def check_saving(spec: ClusterSpec, facts: Facts) -> list[str]:
     if not profile:
         raise ConfigError(
             f"nodes without a role cannot save to {saving.uri}",
-            "job.save_to needs access.instance_profile: no keys reach the nodes",
+            "job.save_to needs access.instance_profile, because no AWS keys are sent to the nodes",
             "-o access.instance_profile=NAME   # docs/saving.md shows how to make one",
         )
     name, (bucket, _) = profile.rpartition("/")[2], parse_s3_uri(saving.uri)
@@ -45,12 +45,12 @@ def check_saving(spec: ClusterSpec, facts: Facts) -> list[str]:
             f"aws iam add-role-to-instance-profile --instance-profile-name {name} --role-name ROLE",
         )
     if saving.region == "":
-        raise bucket_not_found(bucket, facts.region, f"results are to be saved to {saving.uri}")
+        raise bucket_not_found(bucket, facts.region, f"job.save_to is {saving.uri}")
     if saving.region not in (None, facts.region):
         raise bucket_in_other_region(bucket, str(saving.region), facts.region)
     if not saving.lacks:
         return []
     return [
         f"the role of {name} has no right {', '.join(saving.lacks)} in {saving.uri}, unless a policy of "
-        "the bucket gives it: awsddp doctor --iam-policy nodes prints what it needs"
+        "the bucket allows it: awsddp doctor --iam-policy nodes prints the policy that the role needs"
     ]

@@ -37,8 +37,8 @@ def list_attempts(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Ma
         )
     if cluster.types not in ((), (reservation.instance_type,)):
         raise ConfigError(
-            f"capacity.reservation: {reservation.id} is of {reservation.instance_type}, "
-            f"not of {cluster.instance_type}",
+            f"capacity.reservation: {reservation.id} is for {reservation.instance_type}, "
+            f"not for {cluster.instance_type}",
             "a reservation holds machines of one type",
             f"--instance-type {reservation.instance_type}, or another reservation",
         )
@@ -130,7 +130,7 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
         advice = _suggest(find_nearest_types(min(retired.gpus, 8), _usable_types(facts)))
     elif isinstance(kind, GpuType):
         why, advice = (
-            "no zone of this region has it",
+            "no zone in this region offers it",
             _suggest(_similar_types(kind, facts)) + ", or another --region",
         )
     else:
@@ -228,7 +228,7 @@ def _not_offered(
 
 def _why_retired(gpus: GpuRequest | None) -> str:
     old = [retired for retired in RETIRED.values() if gpus and retired.gpu == gpus.name]
-    return f"the last one, {old[0].name.split('.')[0]}, went on {old[0].since}" if old else ""
+    return f"the last such family, {old[0].name.split('.')[0]}, was retired on {old[0].since}" if old else ""
 
 
 def _comparable_price(kind: GpuType, facts: Facts, market: Market) -> float | None:
@@ -307,7 +307,7 @@ def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
         if nodes and price is not None and usable and (gpus is None or gpus.name == kind.gpu):
             options.append(((nodes * kind.gpus, kind in kinds, nodes, -price), kind, nodes))
     if not options:
-        return "awsddp --local run   # rehearses for now: no type that fits is small enough for the quota"
+        return "awsddp --local run   # a rehearsal: no suitable type is small enough for the quota"
     (*_, price), kind, nodes = max(options, key=lambda option: option[0])
     choice = f"--instance-type {kind.name}"
     if gpus is not None:

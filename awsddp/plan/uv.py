@@ -56,10 +56,10 @@ def run_uv(
 
 
 def write_python_without_builds(folder: Path) -> str:
-    """Write a Python that builds no package into `folder`, and return its path.
+    """Write to `folder` a program that runs as Python but cannot build packages, and return its path.
 
-    The first thing that uv runs with a Python is uv's own command that inspects the interpreter. This Python
-    runs that command, and fails for all later ones, which would run a package's code.
+    The first thing that uv runs with a Python is uv's own command that inspects the interpreter. This program
+    runs that command and fails for all later commands, which would run a package's code.
     """
     folder_of_python = Path(tempfile.mkdtemp(dir=folder))
     program, marker = folder_of_python / "python", shlex.quote(str(folder_of_python / "was-asked"))

@@ -43,9 +43,9 @@ def find_tag_fault(key: str, value: str) -> str:
     if key.lower().startswith(RESERVED_TAG_PREFIX):
         return f"keys that begin with {RESERVED_TAG_PREFIX} are reserved for AWS"
     if len(key) > MAX_TAG_KEY:
-        return f"its key has {len(key)} characters, EC2 accepts {MAX_TAG_KEY}"
+        return f"its key has {len(key)} characters, but EC2 accepts only {MAX_TAG_KEY}"
     if len(value) > MAX_TAG_VALUE:
-        return f"its value has {len(value)} characters, EC2 accepts {MAX_TAG_VALUE}"
+        return f"its value has {len(value)} characters, but EC2 accepts only {MAX_TAG_VALUE}"
     if _CONTROL.search(key + value):
         return "it contains a control character"
     return ""
@@ -82,7 +82,7 @@ def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) 
                         f"{operation}: EC2 would refuse the tag {tag['Key']} of the "
                         f"{specification['ResourceType']}",
                         fault,
-                        "launch fewer nodes at once, or report this with the command that you typed",
+                        "launch fewer nodes at once, or report this error and the command that you typed",
                     )
 
 
@@ -95,6 +95,6 @@ def check_rules(cidrs: Sequence[str]) -> None:
         if (count := sum(mark in source or source.startswith("sg-") for source in cidrs)) > MAX_RULES - 1:
             raise ConfigError(
                 f"network.ssh_cidr: {count} {version} address blocks and groups are too many",
-                f"a security group has at most {MAX_RULES} rules, and one is for traffic between the nodes",
+                f"a security group has at most {MAX_RULES} rules, and one is for the traffic between nodes",
                 "name fewer and larger blocks, or your own group: -o network.security_group=sg-...",
             )

@@ -134,7 +134,7 @@ def with_cluster_settings(spec: _Any, cluster_settings: Mapping[str, OptionValue
 
 
 def find_differences(spec: ClusterSpec, cluster_spec: ClusterSpec) -> dict[str, tuple[Value, Value]]:
-    """Return a dict that maps each key whose value in awsddp.toml differs from the cluster's to both values.
+    """Return {key: both values} for each key whose value in awsddp.toml differs from the cluster's value.
 
     `cluster_spec` is the spec that `with_cluster_settings` returned for `spec`. Keys that cannot be combined
     with an option or a variable that is set are omitted.
@@ -170,7 +170,7 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
             f"{label}: {', '.join(missing)} not set in this environment",
             "a secret is read from this environment when a job starts, and is not stored",
             "\n".join(
-                f"read -rs {name} && export {name}   # type the value, then the command again"
+                f"read -rs {name} && export {name}   # enter the value, then repeat the command"
                 for name in missing
             ),
         )
@@ -182,9 +182,9 @@ KEYS_NOT_RECORDED = frozenset(
     [f"job.{name}" for name in ("script", "args", "name", "resume")]
     + [f"env.{name}" for name in ("variables", "setup", "index_url", "proxy")]
 )
-"""Keys that a job record does not store among its settings: the record has other fields for them, or they may
+"""Keys that a job record does not store among its settings.
 
-hold a secret.
+The record has other fields for them, or they may contain a secret.
 """
 
 
@@ -199,7 +199,8 @@ def job_arguments(spec: JobSpec) -> tuple[str, ...]:
         value = _value_of(spec, key)
         if value != SETTINGS[key].default and key not in KEYS_NOT_RECORDED:
             words += key_arguments(key, value)
-    typed = spec.sources.get("env.variables", OPTION) == OPTION  # if awsddp.toml set them, it sets them again
+    # Variables from awsddp.toml need no arguments, because that file sets them again.
+    typed = spec.sources.get("env.variables", OPTION) == OPTION
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
 
@@ -382,7 +383,7 @@ def _check_job(spec: JobSpec) -> None:
         if not VARIABLE_NAME.fullmatch(name):
             raise ConfigError(
                 f"{secrets}: an entry is not the name of a variable",
-                "it lists names; each value is read from the environment of the command",
+                "env.secrets lists names; each value is read from the command's environment",
                 'write it as secrets = ["WANDB_API_KEY"]',
             )
         if name in env.variables:

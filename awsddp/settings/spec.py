@@ -62,7 +62,7 @@ def setting(default: _Kind, help_text: str, option: str = "", **more: Any) -> _K
     return field(default_factory=lambda: default, metadata={"setting": definition})
 
 
-_JOB_LASTS = min_duration_check("1s", "the job would end as it begins")
+_JOB_LASTS = min_duration_check("1s", "the job would end immediately")
 
 
 class Section(Frozen):

@@ -38,7 +38,7 @@ def check_file_names() -> None:
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise ConfigError(
             f"Python cannot write every file name: its encoding is {encoding}",
-            "results of a job may have any name",
+            "the names of a job's result files may have any characters",
             "export PYTHONUTF8=1   # before Python starts; or LANG=C.UTF-8",
         )
 
@@ -112,8 +112,8 @@ def parse_jump_host(text: str) -> tuple[str, int | None]:
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
             f"invalid jump host {text!r}",
-            "only one host; configure more hops as ProxyJump in ~/.ssh/config",
-            "use user@host, user@host:2222, or a name of your ~/.ssh/config",
+            "network.jump takes only one host; configure more hops with ProxyJump in ~/.ssh/config",
+            "use user@host, user@host:2222, or a name in your ~/.ssh/config",
         )
     return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
 
@@ -132,7 +132,7 @@ def range_check(low: int, high: int) -> Callable[[int], None]:
 
     def check(value: int) -> None:
         if not low <= value <= high:
-            raise ConfigError(f"{value} is out of range", "", f"a whole number from {low} to {high}")
+            raise ConfigError(f"{value} is out of range", "", f"use a whole number from {low} to {high}")
 
     return check
 

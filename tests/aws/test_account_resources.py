@@ -122,7 +122,11 @@ def test_a_kms_key_that_cannot_encrypt_disks_is_refused(launch: Launch, aws: Aws
     aws.call("DisableKey", {"KeyId": disabled}, service="kms")
     for valid in (good, "alias/disks", f"arn:aws:kms:us-east-1:123456789012:key/{good}"):
         assert launch(access__kms_key=valid).has_request("RunInstances")
-    for invalid, why in ((disabled, "it is Disabled"), (signing, "SIGN_VERIFY"), ("alias/none", "NotFound")):
+    for invalid, why in (
+        (disabled, "the key is Disabled"),
+        (signing, "SIGN_VERIFY"),
+        ("alias/none", "NotFound"),
+    ):
         error = catch_error(launch, access__kms_key=invalid)
         assert error.message == f"access.kms_key: {invalid} cannot encrypt disks in us-east-1"
         assert why in error.why
@@ -164,7 +168,7 @@ def test_a_group_of_another_vpc_is_refused(launch: Launch, aws: AwsClient) -> No
     error = catch_error(launch, network__security_group=group)
     assert f"network.security_group: {group} is in {vpc}" in error.message
     plan = launch(network__security_group=group, network__subnet=subnet)
-    (warning,) = [text for text in plan.warnings if "does not let its own members in" in text]
+    (warning,) = [text for text in plan.warnings if "does not allow traffic between its members" in text]
     assert warning.startswith(f"network.security_group: {group}")
 
 
@@ -174,7 +178,7 @@ def test_a_subnet_without_a_route_to_the_internet_is_refused(launch: Launch, aws
     assert error.message == f"network.subnet: {subnet} has no route to an internet gateway"
     private = {"network__address": "private", "network__ssh_cidr": "10.0.0.0/8"}
     plan = launch(network__subnet=subnet, **private)
-    assert f"{subnet} has no route out: the nodes can install nothing" in plan.warnings
+    assert f"{subnet} has no default route: the nodes cannot install anything" in plan.warnings
 
 
 def test_a_default_subnet_without_a_route_is_skipped(launch: Launch, aws: AwsClient) -> None:

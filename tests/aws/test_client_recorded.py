@@ -175,7 +175,7 @@ def test_a_key_an_identity_and_a_reservation_are_parsed(replay: Replay) -> None:
 def test_a_signing_key_cannot_encrypt_disks(replay: Replay) -> None:
     with pytest.raises(ConfigError, match="cannot encrypt disks") as caught:
         parse(replay, "DescribeKey-asymmetric")
-    assert caught.value.why == "it is a key for SIGN_VERIFY, disks need a symmetric key"
+    assert caught.value.why == "the key is for SIGN_VERIFY, but disks need a symmetric key"
 
 
 # An error's kind, what its reason holds, and what its next step holds.

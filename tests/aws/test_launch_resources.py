@@ -29,7 +29,7 @@ def test_a_group_with_the_clusters_name_without_its_id_is_refused(aws: AwsClient
     plan = plan_for(aws)
     vpc = plan.request("CreateSecurityGroup").parameters["VpcId"]
     aws.call("CreateSecurityGroup", {"GroupName": IDS["name"], "Description": "theirs", "VpcId": vpc})
-    with pytest.raises(AwsddpError, match="not this cluster"):
+    with pytest.raises(AwsddpError, match="not belong to this cluster"):
         launcher(plan)
 
 

@@ -190,7 +190,7 @@ def test_the_missing_rules_of_an_own_group_are_listed(aws: AwsClient, cloud: Clo
         assert own_group is not None
         return "; ".join(own_group.lacks)
 
-    assert all(text in list_lacks() for text in ("own members", "EFA needs", "10.77.0.1/32"))
+    assert all(text in list_lacks() for text in ("between its members", "EFA needs", "10.77.0.1/32"))
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "10.77.0.0/16"}]}
     aws.call("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [inside, ssh]})

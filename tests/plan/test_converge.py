@@ -113,7 +113,7 @@ CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
                 do="end",
                 numbers=(1,),
                 instances=("i-1",),
-                why="its replacement is requested; it is lost even if AWS has no other machine",
+                why="its replacement is requested; the node is lost even if AWS has no other machine",
             ),
             Step(do="launch", numbers=(1,)),
         ),
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
                     do="end",
                     numbers=(number,),
                     instances=(f"i-{number}",),
-                    why="it is a g5.xlarge, g6.xlarge is requested: it is rebuilt",
+                    why="it is a g5.xlarge, but g6.xlarge is requested: it is rebuilt",
                 )
                 for number in (0, 1)
             ),
@@ -165,7 +165,7 @@ CASES: dict[str, tuple[ClusterSpec, ExistingCluster, tuple[Step, ...]]] = {
                 do="end",
                 numbers=(0,),
                 instances=("i-0",),
-                why="local.gpus is on, off is requested: it is rebuilt",
+                why="local.gpus is on, but off is requested: it is rebuilt",
             ),
             Step(do="launch", numbers=(0,)),
         ),

@@ -342,7 +342,7 @@ def test_torch_comes_from_the_newest_index_that_the_driver_supports(
     [
         (EnvSection(kind="venv", python="3.7"), "no wheel for Python 3.7"),
         (EnvSection(kind="venv", python="three"), "invalid Python version 'three'"),
-        (EnvSection(python="3.12"), 'not for env.kind = "image"'),
+        (EnvSection(python="3.12"), 'cannot be set with env.kind = "image"'),
         (EnvSection(file="none.txt"), "none.txt cannot be read"),
         (EnvSection(ca_bundle="/none.pem"), "env.ca_bundle"),
     ],

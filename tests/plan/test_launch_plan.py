@@ -51,7 +51,7 @@ def test_rehearsed_gpus_are_a_warning_with_the_number_of_ranks() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"})))
     assert made.pretended
     assert plan_to_document(made)["rehearsed"]
-    assert any("nccl as gloo; a job has a rank for each, 16 in total" in text for text in made.warnings)
+    assert any("nccl as gloo; a job has one rank per GPU, 16 in total" in text for text in made.warnings)
 
 
 ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, vcpus=4, cpu="arm64")
@@ -71,7 +71,7 @@ RESERVED = replace(FACTS, reservation=HELD)
         (REFUSED, {"instance_type": "p3.8xlarge"}, CloudError, ("2026-05-01", "V100", "g6.12xlarge")),
         (REFUSED, {"instance_type": "g6.48xlrage"}, ConfigError, ("cluster.instance_type", "'g6.48xlarge'")),
         (REFUSED, {"instance_type": "G6.48XLARGE"}, ConfigError, ("mean 'g6.48xlarge'",)),
-        (FACTS, {"instance_type": "p5en.48xlarge"}, CloudError, ("no zone of this region", "--region")),
+        (FACTS, {"instance_type": "p5en.48xlarge"}, CloudError, ("no zone in this region", "--region")),
         (FACTS, {"instance_type": "p3dn.24xlarge"}, ConfigError, ("V100", "--image")),
         (FACTS, {"disk_gb": 50}, ConfigError, ("cluster.disk_gb", "75")),
         (FACTS, {"cidr": ("0.0.0.0/0",)}, ConfigError, ("network.ssh_cidr", "whole world")),
@@ -326,5 +326,5 @@ def test_the_disk_has_room_for_data_that_fits_no_instance_store() -> None:
     assert (large.disk_gb, small.disk_gb) == (before, DLAMI.root_gb + 100 + 5000)
     assert plan(facts, instance_type="g6.12xlarge", disk_gb=250).disk_gb == 250
     warnings = "\n".join(large.warnings)
-    assert "d lies in eu-west-1" in warnings and "$200.00, $0.02 per GB" in warnings
+    assert "d is in eu-west-1" in warnings and "$200.00 ($0.02 per GB" in warnings
     assert "you pay for reading data d" in warnings and "e is not known: AccessDenied" in warnings

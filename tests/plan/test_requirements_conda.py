@@ -110,7 +110,7 @@ def test_a_conda_file_implies_the_kind_conda(tmp_path: Path) -> None:
 def test_a_conda_file_decides_its_python(tmp_path: Path) -> None:
     read(tmp_path, "dependencies: [python]\n")
     env = EnvSection(file=str(tmp_path / "environment.yml"), python="3.12")
-    with pytest.raises(ConfigError, match=r"env\.python is not for") as refused:
+    with pytest.raises(ConfigError, match=r"env\.python cannot be set for") as refused:
         make_environment_plan(env, internet=True, driver=None)
     assert "=3.12'" in refused.value.next
 
