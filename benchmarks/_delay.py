@@ -15,7 +15,7 @@ Change = Callable[[bytes], bytes]
 class DelayProxy:
     """Listens on `near` and forwards to `target`; `turns` counts how often a client waited for a response.
 
-    `change` replaces each piece of data from the target.
+    `change` is called with each piece of data from the target, and the proxy forwards its result.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DelayProxy:
                 threading.Thread(target=self._join, args=(near,), daemon=True).start()
 
     def _join(self, near: socket.socket) -> None:
-        time.sleep(2 * self._delay_s)  # SYN and its answer
+        time.sleep(2 * self._delay_s)  # SYN and its response
         try:
             far = socket.create_connection(self._target)
         except OSError:
@@ -64,7 +64,7 @@ class DelayProxy:
     def _carry(
         self, source: socket.socket, sink: socket.socket, *, is_request: bool, pending: threading.Event
     ) -> None:
-        """Read at once, write the data `delay_s` later: a delay, not a limit of the rate."""
+        """Start threads that forward data from `source` to `sink` after `delay_s`, at any rate."""
         pipe: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def read() -> None:
@@ -97,11 +97,12 @@ class DelayProxy:
 
 
 class Distance:
-    """A local cloud and its nodes at a distance of `delay_s`, for a client that uses it as AWS.
+    """Proxies that delay a client's connections to a local cloud and to its nodes by `delay_s` each way.
 
-    The endpoint at `url` names an address of this machine for each node, where a proxy to the node's sshd
-    listens. Both addresses have the same length, so that the length of no response changes, and those of two
-    local clouds differ. `at_launch` is the count at the last reply to RunInstances.
+    The client uses the endpoint `url` in place of AWS. In the endpoint's responses, the address of each node
+    is replaced by an address of this machine at which a proxy to the node's sshd listens. Both addresses have
+    the same length, so that no response changes its length. Two local clouds have different addresses.
+    `at_launch` is the result of `count` at the last response to RunInstances.
     """
 
     def __init__(self, endpoint: str, *, delay_s: float) -> None:
@@ -115,7 +116,10 @@ class Distance:
         self.url = f"http://127.0.0.1:{self._aws.port}"
 
     def count(self) -> dict[str, int]:
-        """Return the round trips so far: to AWS; to the node that had most, including those to connect."""
+        """Return the round trips so far under "AWS" and "a node".
+
+        "a node" is the node with the most round trips; only its figure includes those that open connections.
+        """
         nodes = [node.turns + node.connections for node in self._nodes.values()]
         return {"AWS": self._aws.turns, "a node": max(nodes, default=0)}
 

@@ -14,7 +14,7 @@ from typing import Any
 class Rehearsal:
     """An awsddp home with a separate local cloud, and an empty project folder.
 
-    `tree` is the checkout whose awsddp runs; without it the installed one does.
+    `tree` is the checkout whose awsddp runs; the default is the installed awsddp.
     """
 
     def __init__(self, root: Path, *, tree: Path | None = None) -> None:
@@ -60,7 +60,7 @@ class Rehearsal:
         }
 
     def client(self, service: str) -> Any:
-        """Return a boto3 client of a service of the local cloud."""
+        """Return a boto3 client for a service of the local cloud."""
         import boto3
 
         keys = self.keys()

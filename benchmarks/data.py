@@ -1,11 +1,11 @@
-"""Bytes that this machine sends for a folder of --data, with and without a bucket, and the time of a second
-`train` with it, compared with one without.
+"""Bytes that this machine sends for a --data folder, and the time that --data adds to a second `train`.
 
     python benchmarks/data.py [--nodes 2 8 16] [--mb 300] [--times 3]
 
-Nodes of the local cloud (root). Bytes to the nodes are those that this machine sends to their SSH servers,
-counted by nftables; bytes to the bucket are the sizes of its new objects. The seconds are of a program that
-ends at once, interleaved; nodes and client share the cores of this machine.
+Needs root for the nodes of the local cloud. The bytes are counted with and without a bucket. The bytes to the
+nodes are those that this machine sends to the nodes' SSH servers, as counted by nftables. The bytes to the
+bucket are the sizes of the bucket's new objects. The seconds are those of a program that ends at once, with
+and without --data, interleaved. Nodes and client share the cores of this machine.
 """
 
 import argparse

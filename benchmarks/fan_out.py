@@ -2,11 +2,12 @@
 
     python benchmarks/fan_out.py [--nodes 32] [--times 3]
 
-Nodes of the local cloud without root (--loopback: SSH hosts of this machine). The reference logs in through
-the cluster's own ssh_config, with the key exchange that awsddp's SSH library has; both are interleaved, and
-the ratio is of the median times. An idle machine is needed: client and nodes share its cores. Each host runs
-the shell of this user and reads ~/.bashrc, whose time counts on both sides. A ~/.bashrc that takes a lock, as
-pyenv does, hides the difference; root can do without it (`unshare -m`, then `mount --bind` an empty file).
+The nodes are those of a local cloud without root (--loopback: SSH hosts on this machine). The reference logs
+in through the cluster's ssh_config, with the key exchange that awsddp's SSH library has. Both sides are
+interleaved, and the ratio is that of the median times. The machine must be idle, because client and nodes
+share its cores. Each host runs the shell of this user and reads ~/.bashrc, whose time counts on both sides. A
+~/.bashrc that takes a lock, as pyenv's does, hides the difference; root can hide the file (`unshare -m`, then
+`mount --bind` an empty file).
 """
 
 import argparse
@@ -29,7 +30,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def at_once(commands: Sequence[Sequence[str]]) -> None:
-    """Run commands side by side. Raises CalledProcessError for the first that fails."""
+    """Run commands at the same time. Raises CalledProcessError for the first command that fails."""
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     started = [subprocess.Popen(command, **quiet) for command in commands]
     for process in started:

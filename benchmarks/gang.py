@@ -1,12 +1,16 @@
-"""How long `awsddp train` takes to the first line of all ranks and after the last rank's end, and torchrun.
+"""Seconds of `awsddp train` before the first lines of the ranks and after the last rank, and of torchrun.
 
     python benchmarks/gang.py [--pairs 15] [--ranks 16] [--imports torch]
 
-Two nodes of the local cloud, each a real host (as root). By hand: torchrun on both nodes at once, over open
-SSH connections, with the script on the nodes. `begins`: from the call to the first line of user code
-on all ranks. `ends`: from the end of the last rank to the end of the command. The three are interleaved;
-a ratio is the median of the pairs. The script imports nothing, as torch's import is not part of awsddp; with
-`--imports` its first line is timed after the import, as in a real program.
+Needs root for two nodes of the local cloud, each a real host. Three ways to start the ranks are interleaved:
+`awsddp train` with the launchers `ssh` and `torchrun`, and `by hand`, which starts torchrun on both nodes at
+once, over open SSH connections, with the script already on the nodes.
+
+    begins    the time from the call to the first line of user code on all ranks
+    ends      the time from the end of the last rank to the end of the command
+
+A ratio is the median of the pairs. The script does not import torch, because this import is not part of
+awsddp. With `--imports`, the script's first line is timed after the import, as in a real program.
 """
 
 import argparse
@@ -35,7 +39,7 @@ Seconds = tuple[float, float]
 
 
 def measure_launch(ranks: int, start: Callable[[], Sequence["subprocess.Popen[str]"]]) -> Seconds:
-    """Return the seconds from the call to the last first line, and from the last rank's end to its own."""
+    """Return the seconds from the call to the latest first line, and from the last rank's end to the end."""
     called = time.time()
     output = "".join(process.communicate(timeout=300)[0] for process in start())
     over = time.time()
@@ -46,7 +50,7 @@ def measure_launch(ranks: int, start: Callable[[], Sequence["subprocess.Popen[st
 
 
 def by_hand(lab: Rehearsal, ranks: int) -> Callable[[], list["subprocess.Popen[str]"]]:
-    """Open connections; return a function that starts torchrun on all nodes over them."""
+    """Open SSH connections; return a function that starts torchrun on all nodes over the connections."""
     ssh = ["ssh", "-F", str(lab.root / "home/clusters/default/ssh_config"), "-o", "ControlMaster=auto"]
     ssh += ["-o", f"ControlPath={lab.root}/%n", "-o", "ControlPersist=600"]
     show = "import sys; print(sys.executable, '{master_addr}')"

@@ -1,9 +1,10 @@
-"""The local cloud: seconds from RunInstances to a verified login on every node, and memory per node.
+"""Seconds from the local cloud's RunInstances to a verified login on every node, and memory per node.
 
     python benchmarks/local_boot.py [--nodes 2 8] [--times 3]
 
-One line per size: seconds from the call to the last node's `ssh ... true` with strict checking of the host
-key in the user data, and the resident memory of a node's processes. As root.
+Needs root. Each line has the figures for one number of nodes: the seconds from the call to the end of the
+last node's `ssh ... true`, which checks the host key from the user data strictly, and the memory (PSS) of a
+node's processes.
 """
 
 import argparse

@@ -2,11 +2,12 @@
 
     python benchmarks/many_lines.py [--rounds 5] [--nodes 8] [--ranks 16] [--lines 100000]
 
-Nodes of the local cloud without root (--loopback: SSH hosts of this machine). The job has ended and no log
-was fetched: `logs` reads every file from its node, over new connections, and so does `ssh`, one process per
-node, all at once, with the key exchange that awsddp's SSH library has. Both are interleaved. Compared are the
-seconds, the client's CPU seconds (also ssh's), and the bytes, of `logs` without labels. Exits with 1 if the
-bytes of a rank differed from its log in a round.
+The nodes are those of a local cloud without root (--loopback: SSH hosts on this machine). The job has ended
+and no log has been fetched, so that `logs` reads every file from its node, over new connections. So does the
+reference, with one `ssh` process per node, all at once, and with the key exchange that awsddp's SSH library
+has. Both sides are interleaved. The seconds, the CPU seconds of the processes on the client, and the bytes
+are compared; the bytes of `logs` are compared without the labels. The exit code is 1 if the bytes of a rank
+differed from the rank's log in a round.
 """
 
 import argparse

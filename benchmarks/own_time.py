@@ -1,21 +1,28 @@
-"""The time of awsddp itself: from the end of the boot to the user's first line, and in a second `train`.
+"""The time of awsddp itself from the end of the boot to the user's first line, and in a second `train`.
 
     python benchmarks/own_time.py [ROUNDS]
 
-Two nodes of the local cloud, each a real host (as root), for a client that uses it as AWS. `first job`: from
-the end of the later node's boot (cloud-init's last stage, as recorded on the node) to the first line of user
-code; the promise is at most 3 s. `second train`: the whole of `awsddp train` without a change; the promise is
-at most 1 s more than `python -c 'import torch'`, which is timed on both nodes at once, as the ranks import it
-at once. On a busy machine the same without the time of the longest rank, which only imports torch, is more
-precise. Then the same with 100 ms each way to AWS and to the nodes, and the round trips from RunInstances'
-reply to the first visible line, and in the whole second `train`: the calls to AWS (connections stay open, as
-with AWS; a call on a new one is two round trips), and the round trips to the node that had most, to connect
-and for responses. No promise applies at this distance: a round trip is 0.2 s. The second `train` waits for 14
-of them in sequence: five to log in, three for the first response (claim and jobs), two for AWS (parallel to
-the checks of the nodes and of the files), one to start the job, one for its results, two for AWS to release
-the nodes.
+Needs root for two nodes of the local cloud, each a real host. The client uses the local cloud as AWS. Rows:
 
-An idle machine is needed: the nodes run on the cores that awsddp runs on.
+    first job       the time from the end of the later node's boot (cloud-init's last stage, as recorded on
+                    the node) to the first line of user code; the promise is at most 3 s
+    second train    the time of a whole `awsddp train` without a change
+    beyond torch    the same, less the time of `python -c 'import torch'`, which is timed on both nodes at
+                    once, because the ranks also import torch at once; the promise is at most 1 s
+    beyond ranks    the same, less the time of the longest rank, which only imports torch; this figure is more
+                    precise on a busy machine
+
+Then the same is measured with 100 ms each way to AWS and to the nodes. The round trips are counted from the
+response to RunInstances to the first visible line, and in the whole second `train`. For AWS, the calls are
+counted: connections stay open, as with AWS, and a call on a new connection takes two round trips. For the
+node with the most round trips, those that open connections and those for responses are counted.
+
+No promise applies at this distance, where a round trip takes 0.2 s. The second `train` waits for 14 round
+trips in sequence: five to log in, three for the first response (claim and jobs), two for AWS (in parallel
+with the checks of the nodes and of the files), one to start the job, one for the job's results, and two for
+AWS to release the nodes.
+
+The machine must be idle, because the nodes run on the cores that awsddp runs on.
 """
 
 import argparse

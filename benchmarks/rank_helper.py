@@ -1,9 +1,10 @@
-"""CPU time of the helper in each rank: the start of Python, and a training step of two networks.
+"""CPU time that the helper in each rank adds to the start of Python and to training steps of two networks.
 
     python benchmarks/rank_helper.py [PAIRS]
 
-Two gloo ranks train a network, with and without the helper, interleaved: digits, and resnet18 on random
-images of 64 x 64. CPU times, as wall times mean nothing on a shared machine. Needs torch and torchvision.
+Two gloo ranks train each network with and without the helper, interleaved. The networks are the one for the
+digits, and resnet18 on random images of 64 x 64 pixels. The figures are CPU times, because wall times mean
+nothing on a shared machine. Needs torch and torchvision.
 """
 
 import argparse

@@ -2,10 +2,11 @@
 
     python benchmarks/rehearsed_gpu.py [--all]
 
-Each case is an expression, evaluated on the GPU and, in another process, in a rehearsal; `x` is on the GPU,
-`h` on the host. Cases of two ranks (on one GPU) and those that corrupt CUDA's context have separate
-processes. Shown are the cases that differ, then the counts: the same answer, both refuse, one alone refuses.
-Exceptions are compared by their class, not by their message.
+Each case is an expression that is evaluated on the GPU and, in another process, in a rehearsal. The tensor
+`x` is on the GPU, the tensor `h` on the host. Cases of two ranks (on one GPU) and those that corrupt CUDA's
+context have separate processes. The output shows the cases that differ. Then it counts the cases with the
+same answer, those that both refuse, and those that only one refuses. Exceptions are compared by their class,
+not by their message.
 """
 
 import argparse
@@ -316,7 +317,7 @@ def evaluate_cases(facts: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Evaluate both, print the differences and the counts."""
+    """Evaluate the cases on the GPU and in a rehearsal; print the differences and the counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -355,7 +356,7 @@ def main() -> None:
         elif "answers" not in (outcome, pretended):
             kind = "both refuse, by another class"
         else:
-            kind = f"the {'rehearsal' if outcome == 'answers' else 'GPU'} alone refuses"
+            kind = f"only the {'rehearsal' if outcome == 'answers' else 'GPU'} refuses"
         count[kind] += 1
         if args.all or kind not in ("the same answer", "both refuse, by the same class"):
             print(f"\n{kind}: {case}")

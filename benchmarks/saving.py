@@ -1,25 +1,25 @@
-"""Cost of --save-to in a training step; seconds of files to S3 and back, compared with `aws s3 sync`.
+"""Cost of --save-to in a training step, and seconds to copy files to and from S3, against `aws s3 sync`.
 
     python benchmarks/saving.py [step] [saver] [fetch] [data] [--pairs 4] [--rounds 3]
         [--small 20000] [--medium 200] [--large 2000] [--sets small medium large] [--limit 900]
 
-Needs root and an idle machine with a core for the saver: the local S3 works on the same cores, where AWS has
-its own.
+Needs root and an idle machine with a free core for the saver, because the local S3, unlike that of AWS, runs
+on the cores of this machine.
 
-- step: one node of the local cloud trains resnet18 on one core, 300 steps, a checkpoint of 90 MB every 100.
-  Jobs with and without --save-to are interleaved. `median` is of the steps of a job, `mean` is their sum,
-  with the writing of checkpoints. The promise is a ratio of at most 1.03.
-- saver: a job writes files as the last thing it does. Seconds from the program's end until `ended` is true in
-  saving.json on the node, compared with `aws s3 sync` of a folder with such files, on the same node, by the
-  same role and to the same bucket. The promise is a ratio of at most 1.2.
-- fetch: `awsddp fetch s3://...` of such a job into an empty folder, compared with `aws s3 sync` of the same
-  prefix, both on this machine.
-- data: seconds that `--data s3://...` adds to a `train` that ends at once, compared with `aws s3 sync` of the
-  same prefix on the same node.
+- step: one node of the local cloud trains resnet18 on one core for 300 steps and writes a checkpoint of 90 MB
+  every 100 steps. Jobs with and without --save-to are interleaved. `median` and `mean` are those of the times
+  of a job's steps; `mean` also shows the time to write checkpoints. The promise is a ratio of at most 1.03.
+- saver: a job writes its files at its end. The figure is the seconds from the program's end until `ended` is
+  true in saving.json on the node, compared with `aws s3 sync` of a folder with such files, on the same node,
+  with the same role and to the same bucket. The promise is a ratio of at most 1.2.
+- fetch: the seconds of `awsddp fetch s3://...` of such a job into an empty folder, compared with
+  `aws s3 sync` of the same prefix, both on this machine.
+- data: the seconds that `--data s3://...` adds to a `train` that ends at once, compared with `aws s3 sync` of
+  the same prefix on the same node.
 
-The first of the two alternates between rounds. Sets of files: --small of 100 bytes, --medium of 1 MB, one of
---large MB. The saver has a timeout of --limit seconds. fetch and data need the files of saver, which is
-always measured with them.
+awsddp and `aws s3 sync` take turns to be first in a round. There are three sets of files: --small files of
+100 bytes, --medium files of 1 MB, and one file of --large MB. The saver has a timeout of --limit seconds.
+`fetch` and `data` need the files of `saver`, which is therefore always measured with them.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def measure_step(lab: Rehearsal, pairs: int) -> None:
 
 
 class Files:
-    """One set of files: `count` of `size` bytes each, up and down."""
+    """A set of `count` files with `size` bytes each, which is copied to S3 and back."""
 
     def __init__(self, lab: Rehearsal, name: str, count: int, size: int, *, limit_s: int) -> None:
         self._lab = lab
@@ -128,7 +128,7 @@ class Files:
         return f"{self.name}{number}"
 
     def save(self, number: int) -> float:
-        """Run the job that writes the files; return the seconds until they are saved after its end."""
+        """Run the job that writes the files; return the seconds from the job's end until all are saved."""
         name = self.job(number)
         words = (name, str(self._count), str(self._size))
         self._lab.run(
@@ -212,7 +212,7 @@ def _count(folder: Path) -> int:
 def compare(
     label: str, files: Files, rounds: int, ours: Callable[[int], float], theirs: Callable[[int], float]
 ) -> None:
-    """Print the seconds of awsddp and of `aws s3 sync`, and their ratio; the first one alternates."""
+    """Print the seconds of awsddp and of `aws s3 sync`, which take turns to be first, and the ratio."""
     pairs: list[tuple[float, float]] = []
     for number in range(rounds):
         acts = {"ours": ours, "theirs": theirs}
@@ -240,12 +240,12 @@ def measure_files(lab: Rehearsal, files: Files, measures: list[str], rounds: int
 def main() -> None:
     kinds = ("step", "saver", "fetch", "data")
     parser = argparse.ArgumentParser()
-    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(kinds)}; all")
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"{', '.join(kinds)}; default: all")
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", type=int, default=20_000, help="files of 100 bytes")
     parser.add_argument("--medium", type=int, default=200, help="files of 1 MB")
-    parser.add_argument("--large", type=int, default=2000, help="MB of one file")
+    parser.add_argument("--large", type=int, default=2000, help="the size of one file in MB")
     parser.add_argument(
         "--sets", nargs="+", choices=("small", "medium", "large"), default=["small", "medium", "large"]
     )
@@ -253,7 +253,7 @@ def main() -> None:
     chosen = parser.parse_args()
     measures = chosen.measures or list(kinds)
     if strange := sorted(set(measures) - set(kinds)):
-        parser.error(f"{strange[0]} is none of {', '.join(kinds)}")
+        parser.error(f"{strange[0]} is unknown; choose from {', '.join(kinds)}")
     sizes = {
         "small": (chosen.small, 100),
         "medium": (chosen.medium, 1_000_000),
@@ -264,7 +264,7 @@ def main() -> None:
         (lab.project / "ends.py").write_text("print('ends')\n")
         words = ("-o", "local.gpus=off", "-o", f"job.save_to={PLACE}")
         lab.run("up", "--local", "--nodes", "1", "-y", *words)
-        lab.run("train", "ends.py", "-q", "--nproc-per-node", "1")  # the preparation of the first job
+        lab.run("train", "ends.py", "-q", "--nproc-per-node", "1")  # the first job prepares the node
         if "step" in measures:
             measure_step(lab, chosen.pairs)
         for name in chosen.sets if set(measures) - {"step"} else ():

@@ -2,13 +2,14 @@
 
     python benchmarks/start.py [ROUNDS] [--nodes N ...]
 
-From process start to the describe that shows all nodes running, in records mode with 100 ms added to each
-call, both interleaved. The bare program is boto3 alone (its imports included) and makes only the longest
-sequence of dependent calls: the image's parameter, the image, the group, its rules, the launch, the describe.
-Its requests are those of the plan; the results of the other calls of `up` (identity, existing resources,
-types, prices, quotas, subnets, the key, the placement group) are its input. The promise: at most 1.20 times,
-the same for 2, 8 and 64 nodes within 10 %. The local cloud itself takes longer to launch and to describe 64
-nodes, for both, so the ratio is compared.
+Both programs are timed from the start of the process to the describe call that shows all nodes running. They
+are interleaved, in records mode with 100 ms added to each call. The bare program uses only boto3, and the
+time includes its import. It makes only the longest sequence of dependent calls: the image's parameter, the
+image, the group, the group's rules, the launch, the describe. It sends the requests of the plan, and gets the
+results of the other calls of `up` (identity, existing resources, types, prices, quotas, subnets, the key, the
+placement group) as input. The promise is at most 1.20 times the bare program's time, with ratios for 2, 8 and
+64 nodes that differ by at most 10 %. The ratios are compared because the local cloud takes longer to launch
+and to describe 64 nodes, for both programs.
 """
 
 import argparse

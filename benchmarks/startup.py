@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py [ROUNDS]
 
-The promise: at most 1.5 times. Both are whole processes; shown are the median and the least of each.
+The promise is at most 1.5 times. Whole processes are timed; the least and the median time are shown.
 """
 
 import argparse

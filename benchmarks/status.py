@@ -2,9 +2,9 @@
 
     python benchmarks/status.py [ROUNDS]
 
-The promise: one API call and no SSH for a cluster with a local record; at most 1.25 times the bare program. A
-proxy between `awsddp` and the endpoint counts the calls (a turn: a request and its response); the figures are
-shown again with 100 ms each way added by the proxy.
+The promise for a cluster with a local record is one API call, no SSH, and at most 1.25 times the time of the
+bare program. A proxy between `awsddp` and the endpoint counts the calls; a request and its response count as
+one call. The figures are then measured again while the proxy adds 100 ms each way.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python benchmarks/train_ddp.py                     # about 8 minutes; --only resnet18 | digits | settings
 
-Two processes, one thread each; the cases are interleaved. A pair of processes on two cores can be 10 % slower
-than another pair for its whole life: so there are several pairs, and a ratio is given of the least times of
-all, which other programs disturbed least, of the median times, and of the median CPU times of both.
+Each measurement runs two processes with one thread each; the cases are interleaved. A pair of processes on
+two cores can be 10 % slower than another pair for as long as it runs. Therefore there are several pairs, and
+three ratios are printed: that of the least times of all pairs, which other programs disturbed least, that of
+the median times, and that of the median CPU times of both processes.
 
     resnet18    a step of batch 32 at 224 pixels: DDP against two independent processes
     digits      epochs of the digits recipe: train/main.py's whole Trainer (logging, agreement about SIGTERM,
@@ -119,7 +120,7 @@ def train_bare(epochs: int, rank: int) -> None:
 
 
 def digits(world: group.World, *, epochs: int = 40) -> dict[str, Run]:
-    """Return train/main.py and the bare loop."""
+    """Return a run of train/main.py and a run of the bare loop."""
     args = recipes.parse_arguments(None, ["--epochs", str(epochs), "--evaluate-every", str(epochs)])
     args.place = []
 
@@ -150,7 +151,7 @@ def settings(world: group.World) -> dict[str, Run]:
 
 
 def repeated(step: Run, times: int) -> Run:
-    """Return a run of so many steps."""
+    """Return a run that repeats `step` this many `times`."""
 
     def run() -> None:
         for _ in itertools.repeat(None, times):

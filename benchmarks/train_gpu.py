@@ -3,9 +3,9 @@
     python train/data.py make stl10 /tmp/made --train 5000
     python benchmarks/train_gpu.py --data-dir /tmp/made
 
-resnet18 at 224 pixels, for each precision, eager and compiled; synthetic and whole training take turns. A
-figure is the median of the rows that main.py logs in the second half of a run; a ratio, of whole training to
-synthetic, is the median of the rounds' own.
+The network is resnet18 at 224 pixels, for each precision, eager and compiled. Training with synthetic images
+and whole training take turns. A figure is the median of the rows that main.py logs in the second half of a
+run. The ratio of whole to synthetic training is the median of the ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=40, help="of an epoch of the synthetic recipe")
+    parser.add_argument("--steps", type=int, default=40, help="steps in an epoch of the synthetic recipe")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-compile", action="store_true")
     args = parser.parse_args()

@@ -4,8 +4,8 @@
     python benchmarks/train_input.py                        # 500 made images, about a minute
     python benchmarks/train_input.py --data-dir data        # where data.py put STL-10
 
-The pipelines are interleaved in one process that is bound to one core. Both figures of a pipeline are images
-per second: of its best round, which other programs disturbed least, and of the median one.
+The pipelines are interleaved in one process that is bound to one core. Each pipeline has two figures in
+images per second: that of the best round, which other programs disturbed least, and that of the median round.
 
     published   the loop of 2018: PIL resize, ToTensor, Normalize, a sample at a time, through a DataLoader
     v2          torchvision.transforms.v2 on whole batches of tensors, both memory layouts: the faster counts
@@ -39,7 +39,7 @@ BATCH = 32
 
 
 class Published(Dataset[tuple[Any, int]]):
-    """torchvision.datasets.STL10 as it hands out a sample, without its check of the real files' checksums."""
+    """Returns samples as torchvision.datasets.STL10 does, but does not check the checksums of the files."""
 
     def __init__(self, images: image_files.Images, transform: Callable[[Any], Any]) -> None:
         self.pixels = images.pixels(images.gather(torch.arange(len(images)))).numpy()
@@ -86,10 +86,11 @@ _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # its operators exi
 
 
 def transforms() -> tuple[Any, Any]:
-    """Return torchvision.transforms and its v2, also of a CUDA wheel beside a CPU build of torch."""
+    """Return torchvision.transforms and its v2, even if a CUDA wheel is installed with a CPU build of
+    torch."""
     try:
         import torchvision
-    except RuntimeError:  # its library does not load there, so that operators have no name
+    except RuntimeError:  # a CUDA wheel's library does not load, so its operators are undefined
         for name in ("nms", "qnms"):
             _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     except ImportError as error:

@@ -1,17 +1,18 @@
-"""The claim of the MNIST chapter: more processes, the same loss curve, less time while there are cores.
+"""Check the MNIST chapter's claim: more processes give the same loss curve in less time, if cores are free.
 
     python benchmarks/train_processes.py --to curves.svg                    # made data, about 3 minutes
     python benchmarks/train_processes.py --to curves.svg --data-dir data    # where data.py put MNIST
 
-It trains train/mnist_convnet.py undistributed and with 1, 2 and 4 processes: the same images in the same
-order, the batch of 128 divided among them, the cases interleaved. It prints the seconds of training (the
-median of the rounds), and how far a loss curve is from the undistributed one: the mean loss of 40 batches,
-where it differs most, as a part of the loss at the start. The plot is of the rounds' mean, each 10 batches.
+It trains train/mnist_convnet.py undistributed and with 1, 2 and 4 processes, interleaved. All cases train on
+the same images in the same order, and the batch of 128 is divided among the processes. It prints the seconds
+of training (the median of the rounds) and the distance between each loss curve and the undistributed curve:
+the largest difference of the mean loss of 40 batches, as a fraction of the loss at the start. The plot shows
+the mean curve of the rounds, with one point for every 10 batches.
 
     float64      without dropout: no randomness
     float32      without dropout: the effect of rounding
-    published    float32 and dropout, each process dropping other units: the mean of the rounds' curves
-    by chance    the same between rounds of one case, at the median: the effect of another seed of the dropout
+    published    float32 with dropout, where each process drops other units: the mean curve of the rounds
+    by chance    the median distance between two rounds of one case: the effect of another seed of the dropout
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def run(processes: int, data: Path, *flags: str, seed: int = 0) -> tuple[float, 
 
 
 def gap(ours: Curve, theirs: Curve) -> float:
-    """Return the largest difference of the means of 40 batches, as a part of the loss at the start."""
+    """Return the largest difference of the means of 40 batches, as a fraction of the loss at the start."""
     apart = [a - b for a, b in zip(ours, theirs, strict=True)]
     return max(abs(statistics.mean(apart[i : i + 4])) for i in range(1, len(apart), 4)) / theirs[0]
 

@@ -2,10 +2,10 @@
 
     python benchmarks/two_trees.py TREE [--rows exec logs ...] [--rounds 5] [--shortest]
 
-Each tree runs with its own home, local cloud and project; bytecode is compiled first. Both are interleaved,
-with the reference of a row that has one: ssh or rsync on all of this tree's nodes at once, with the key
-exchange that awsddp's SSH library has. The first round of a row is not counted. Shown are the medians, and
-the ratio: the median of the rounds' ratios, with the middle half of them in brackets.
+Each tree runs with its own home, local cloud and project; bytecode is compiled first. Both trees are
+interleaved with the reference of a row, if the row has one: ssh or rsync on all of this tree's nodes at once,
+with the key exchange that awsddp's SSH library has. The first round of a row is not counted. The output shows
+the median times and the median of the rounds' ratios, with the middle half of the ratios in brackets.
 
     exec       `exec true`, 32 hosts                                        compared with ssh
     sync       `sync` of 200 files, nothing changed, 32 hosts               compared with rsync
@@ -17,8 +17,9 @@ the ratio: the median of the rounds' ratios, with the middle half of them in bra
     again      the same, all fetched before
     large      the same of 4 files, together 4 GB
 
-Hosts are loopback SSH hosts of this machine, nodes are those of the local cloud (as root). An idle machine
-is needed: client and nodes share its cores, and ~/.bashrc counts (fan_out.py). `large` needs 12 GB of disk.
+Hosts are SSH hosts on this machine (--loopback); nodes are those of the local cloud and need root. The
+machine must be idle, because client and nodes share its cores. The time of ~/.bashrc counts (see fan_out.py).
+`large` needs 12 GB of disk.
 """
 
 import argparse
@@ -73,7 +74,7 @@ SHORTEST = Sizes(nodes=1, log_nodes=1, ranks=1, lines=10, files=20, large_bytes=
 
 
 class Pair:
-    """This tree and the one before: a local cloud of each, or a client of it."""
+    """This tree and the other one, each with its local cloud or a client of that cloud."""
 
     def __init__(self, labs: Mapping[str, Any], args: argparse.Namespace) -> None:
         self.labs = labs
@@ -180,7 +181,9 @@ def fetch(row: str, files: int, size: int, lab: Rehearsal, number: int) -> float
         taken = time_awsddp("fetch", name, "--output", "0.bin", "-q")(lab, number)
     came = [path.stat().st_size for path in (lab.project / "runs" / name).glob("node*/*.bin")]
     if came != [size] * files:
-        raise SystemExit(f"{row}: {len(came)} files of {sum(came)} bytes came, not {files} of {size} each")
+        raise SystemExit(
+            f"{row}: {len(came)} files of {sum(came)} bytes were fetched, not {files} of {size} each"
+        )
     shutil.rmtree(lab.project / "runs" / name)
     return taken
 
@@ -224,7 +227,8 @@ ROWS = [row for rows in GROUPS.values() for row in rows]
 
 
 def compile_tree(tree: Path) -> Path:
-    """Compile a checkout, so that no start does. Raises SystemExit if another awsddp would run."""
+    """Compile a checkout's bytecode, so that no start of awsddp has to. Raises SystemExit if another awsddp
+    would run."""
     command = [sys.executable, "-c", "import awsddp; print(awsddp.__file__)"]
     environ = os.environ | {"PYTHONPATH": str(tree)}
     imported = subprocess.check_output(command, cwd="/", env=environ, text=True).strip()
@@ -239,7 +243,7 @@ def main() -> None:
     parser.add_argument("tree", type=Path, help="the other checkout of awsddp")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shortest", action="store_true", help="the least of everything")
+    parser.add_argument("--shortest", action="store_true", help="use the smallest sizes")
     args = parser.parse_args()
     trees = {"this": compile_tree(HERE), "before": compile_tree(args.tree.resolve())}
     print(f"{HERE} and {args.tree}, {args.rounds} rounds, load {os.getloadavg()[0]:.1f}", flush=True)

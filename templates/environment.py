@@ -151,7 +151,7 @@ def read_output(step, process):
                 send(at=step + ": " + text.partition(" (from ")[0].strip()[:200])
         if is_closed:
             return output
-        # Keep reading, because without a reader the next line would end processes that the command started.
+        # Keep a reader on the pipe: without one, SIGPIPE would end processes that the command started.
         if is_over:
             subprocess.Popen(["cat"], stdin=pipe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             return output
@@ -235,7 +235,7 @@ def wait_for_lock(request):
             build.update(read(ENVIRONMENTS / "build.json") or {})
             text = "waiting for a build of {client} on this node, since {since} UTC, process {pid}: {doing}"
             if time.monotonic() > deadline:
-                raise Failed(text.format(**build), f"it has no end after {LOCK_S} s") from None
+                raise Failed(text.format(**build), f"the build has not ended after {LOCK_S} s") from None
             send(at=text.format(**build))
             time.sleep(1)
 
@@ -385,7 +385,7 @@ def make_conda(prefix, request, env):
         run_step("making the environment by conda", [program, *args], env=env)
     if not python.exists():
         raise Failed(
-            "making the environment by conda", "No python: environment.yml names no package with one"
+            "making the environment by conda", "There is no Python: no package in environment.yml contains it"
         )
     pip = pip_install(python)
     if request["torch"]:

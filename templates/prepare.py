@@ -1,6 +1,6 @@
 """Prepare a node and report its facts. Runs on the node as root with the node's python3 (3.8 or newer).
 
-Takes a JSON object as its argument, and prints the response in JSON as the last line. Can be repeated.
+Takes a JSON object as its argument, and prints the response in JSON as the last line. A call can be repeated.
 
     {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "idle": seconds or null,
      "patience_s", "gpus": expected number, "gpus_patience_s"}
@@ -88,7 +88,7 @@ def run(*argv, timeout_s=60):
     except FileNotFoundError:
         return 127, argv[0] + ": no such command"
     except subprocess.TimeoutExpired:
-        return 124, " ".join(argv) + f": no end after {timeout_s:g} s"
+        return 124, " ".join(argv) + f": not ended after {timeout_s:g} s"
     return done.returncode, done.stdout.decode(errors="replace").strip()
 
 
@@ -126,7 +126,7 @@ def wait_for_boot(patience_s):
         try:
             while waiting.poll() is None and not result.exists():
                 if time.monotonic() > deadline:
-                    return f"the boot has no end after {patience_s:g} s"
+                    return f"the boot has not ended after {patience_s:g} s"
                 time.sleep(0.05)
         finally:
             waiting.kill()

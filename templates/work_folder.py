@@ -11,11 +11,11 @@ The version of a client's file changes with every write, even if size and mtime 
 same size and mtime is listed as unsure, unless it was sent with that version and the node has not written it
 since.
 
-With the second argument `change` it reads three parts separated by NUL NUL: paths to remove; records of paths
-that equal the client's (both lists separated by NUL); and records that are each followed by `size` bytes, the
-file's or link's content. Paths are removed only if an earlier sync sent them and the node has not changed
-them. Then the third part is written, each path atomically. Errors go to stderr. Can be repeated and
-interrupted.
+With the second argument `change`, the program reads three parts separated by NUL NUL: paths to remove,
+records of paths that equal the client's (both lists separated by NUL), and records that are each followed by
+the `size` bytes of the file's or link's content. Paths are removed only if an earlier sync sent them and the
+node has not changed them. Then the third part is written, each path atomically. Errors go to stderr. A call
+can be interrupted and repeated.
 """
 
 # No contextlib, because its import takes 2 ms on each node.

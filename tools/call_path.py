@@ -4,12 +4,12 @@
     python tools/call_path.py up [FOLDER]       # to the first call to AWS
     python tools/call_path.py down [FOLDER]     # to the call that terminates the instances
 
-It runs the verb in its own local cloud (SSH hosts without root for `train`, the EC2 API alone for the others)
-and observes all threads by sys.setprofile, from the verb's first line on. A jump is a call from a file in
-STORY to a function of another file, counted once per calling file. Calls between other files are not counted,
-nor are properties, constructors, imports, and calls of `THREADS`, which runs functions in threads.
-Files: the verb's own file and the jumps' targets. Returns: jumps to a file that was visited before. FOLDER is
-a checkout; it must use the same Python environment.
+The verb runs in a separate local cloud (SSH hosts without root for `train`, only the EC2 API for the others).
+sys.setprofile observes all threads from the verb's first line on. A jump is a call from a file in STORY to a
+function of another file, counted once per calling file. Calls between other files are not counted, nor are
+properties, constructors, imports, or calls of `THREADS`, which runs functions in threads. The files are the
+verb's own file and the targets of the jumps. The returns are the jumps to a file that was visited before.
+FOLDER is a checkout, which must use the same Python environment.
 """
 
 import inspect
@@ -32,7 +32,7 @@ THREADS = "util/parallel.py"
 
 
 class Observer:
-    """The jumps of a verb so far: calling file, and file and name of the called function."""
+    """Collects the jumps of a verb: the calling file, and the file and name of the called function."""
 
     def __init__(self, package: str, verb: str) -> None:
         self._package, self._verb = package, verb
@@ -77,7 +77,7 @@ class Observer:
         return bool(messages) and any(b'"do": "launch"' in data for data in messages.values())
 
     def _file(self, frame: FrameType) -> str | None:
-        """Return the file of a function of awsddp, None for other code."""
+        """Return the file of a function of awsddp, or None for other code."""
         code = frame.f_code
         is_function = code.co_flags & inspect.CO_OPTIMIZED
         if not is_function or not code.co_filename.startswith(self._package):

@@ -1,6 +1,6 @@
 """Count the code lines that ship: Python without docstrings, blank lines and comments, and other text.
 
-python tools/code_lines.py [FOLDER]     # a line per room and the totals; FOLDER is a checkout
+python tools/code_lines.py [FOLDER]     # a line per package and the totals; FOLDER is a checkout
 
 It counts awsddp/ and templates/. Lines of other text (TOML, YAML, HTML, JSON, ssh_config) count if they are
 not blank and not only a comment.

@@ -1,9 +1,10 @@
 """Test all verbs on a real AWS account, for at most $2: `AWSDDP_REAL=cpu python tools/prove_aws.py` (or gpu).
 
-Two nodes: up, train, a killed client, a reboot, results uploaded to S3, stop, start, down; a second cluster
-of one node that resumes from S3, for at most $0.70 of the $2; then a search for remaining resources. The
-bucket (at most $0.01 of requests) and the role are created for the test, and deleted. A run that succeeds on
-AWS is added to docs/proven.md. `--local` runs the same steps in its own local cloud.
+On two nodes, it tests up, train, a killed client, a reboot, results in S3, stop, start and down. A second
+cluster of one node then resumes from S3, for at most $0.70 of the $2. At the end it searches for remaining
+resources. The bucket (at most $0.01 of requests) and the role are created for the test and deleted
+afterwards. A run that succeeds on AWS is added to docs/proven.md. `--local` runs the same steps in its own
+local cloud.
 """
 
 import argparse
@@ -278,7 +279,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--local", action="store_true", help="in the local cloud, at no cost")
+    parser.add_argument("--local", action="store_true", help="use a local cloud, at no cost")
     parser.add_argument("--region", help="the AWS region  [default: the configured one]")
     parser.add_argument("--instance-type", help=f"[default: {CPU_TYPE}, or the cheapest with one GPU]")
     parser.add_argument("--to", type=Path, help="the page to add to  [default: docs/proven.md, on AWS]")

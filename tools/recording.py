@@ -2,8 +2,9 @@
 
 python tools/recording.py
 
-Writes docs/recording-{light,dark}.svg in three minutes. The animation takes 20 s: waits are shortened, no
-line is changed. Colors and motion are CSS in the file; with reduced motion the hang is shown as a still.
+Writes docs/recording-{light,dark}.svg in three minutes. The animation takes 20 s, because waits are
+shortened; no line is changed. CSS in the file sets the colors and the motion. A viewer who prefers reduced
+motion sees a still of the hang.
 """
 
 import json
@@ -30,7 +31,7 @@ LONGEST_WAIT_S, SHORTEST_FRAME_S, TYPING_S = 0.5, 0.12, 0.6
 
 @dataclass(frozen=True)
 class Scene:
-    """A command, its title, and how many `seconds` it is played, of which `read` seconds after its end."""
+    """A command and its title. It is played for `seconds`, of which `read` seconds are after its end."""
 
     title: str
     command: str
@@ -147,7 +148,8 @@ class Recorder:
 
 
 def _shorten(states: list[tuple[float, Screen]], seconds: float) -> Iterator[tuple[Screen, float]]:
-    """Yield screens and their durations, at most `seconds` in all: long waits are cut, all are scaled."""
+    """Yield screens and their durations, at most `seconds` in all; long waits are cut, then all are
+    scaled."""
     waits = [(screen, min(end - start, LONGEST_WAIT_S)) for (start, screen), (end, _) in pairwise(states)]
     scale = min(1.0, seconds / max(sum(wait for _, wait in waits), 0.01))
     frame_s = 0.0

@@ -110,8 +110,9 @@ class Batches:
     ) -> None:
         self.images, self.sampler, self.device, self.crop, self.seed = images, sampler, device, crop, seed
         self.batch_sampler = BatchSampler(sampler, batch_size)
-        # No fork: a forked worker can deadlock on a lock that another thread held. The generator is not the
-        # global one: the loader would draw numbers from it and so change the model's dropout.
+        # Workers are not forked, because a forked worker can deadlock on a lock that another thread held. The
+        # loader has its own generator, because numbers that it draws from the global one change the model's
+        # dropout.
         self.loader = DataLoader(
             images,
             batch_sampler=self.batch_sampler,

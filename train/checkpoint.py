@@ -39,7 +39,7 @@ def save(state: State, path: Path) -> None:
         cause = error.__context__  # torch's zip writer replaces an OSError with a RuntimeError
         reason = cause if isinstance(cause, OSError) else error
         raise CheckpointError(
-            f"{path} could not be written: {reason}. What was saved before is kept."
+            f"{path} could not be written: {reason}. Earlier checkpoints are kept."
         ) from error
 
 

@@ -120,9 +120,9 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("demo", choices=["basic", "checkpoint", "split"])
-    add("--ranks", type=int, help="without a launcher; default: as many as the GPUs allow, 2 on a CPU")
-    add("--local_rank", "--local-rank", type=int, help="as legacy launchers pass it")
-    add("--local_world_size", type=int, help="as legacy launchers pass it; it is not needed")
+    add("--ranks", type=int, help="ranks to start; default: as many as the GPUs allow, or 2 on a CPU")
+    add("--local_rank", "--local-rank", type=int, help="passed by legacy launchers")
+    add("--local_world_size", type=int, help="passed by legacy launchers, and ignored")
     args = parser.parse_args()
     if "RANK" in os.environ:
         local_rank = int(os.environ["LOCAL_RANK"]) if args.local_rank is None else args.local_rank

@@ -85,7 +85,7 @@ def _check(world: World) -> World:
 def choose_device(name: str, world: World) -> torch.device:
     """Return this rank's device. `name` is cpu, cuda, or auto (cuda if there is a GPU).
 
-    A rank takes the GPU numbered LOCAL_RANK: with plain "cuda" all ranks on a machine would share GPU 0.
+    A rank uses the GPU with the number LOCAL_RANK. With "cuda", all ranks on a machine would share GPU 0.
     Raises LaunchError if that GPU does not exist.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -134,8 +134,8 @@ def join(world: World, *, device: torch.device, backend: str | None = None, time
 def leave() -> None:
     """Leave the process group, all ranks together.
 
-    The pause is for gloo (seen with torch 2.13): if a rank destroys the group while a peer is still in its
-    last collective, the peer aborts in about one of 20 groups.
+    The pause is needed with gloo (seen with torch 2.13). If a rank destroys the group while a peer is still
+    in its last collective, the peer aborts in about one of 20 groups.
     """
     dist.barrier()
     time.sleep(0.2)

@@ -122,7 +122,7 @@ def load(name: str, folder: Path, train: bool) -> Images:
     unknown = labels[(labels < 0) | (labels >= FORMATS[name].classes)]
     if len(unknown):
         raise DataError(
-            f"{root} holds a label {int(unknown[0])}: that is not {name}, or the files are swapped."
+            f"{root} has the label {int(unknown[0])}, but {name} has not: the files are wrong or swapped."
         )
     return Images(name, folder, train, bool(made), FORMATS[name], records, labels)
 
@@ -132,7 +132,7 @@ def _made_counts(root: Path) -> list[int] | None:
     try:
         return [int(count) for count in json.loads(path.read_text())["counts"]] if path.exists() else None
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} does not say how many images were made: make them again.") from error
+        raise DataError(f"{path} does not state the number of images: make the data set again.") from error
 
 
 def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
@@ -146,7 +146,7 @@ def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
     length = path.stat().st_size
     if length != expected:
         raise DataError(
-            f"{path} has {length} bytes, not {expected}: cut short, or another file under its name."
+            f"{path} has {length} bytes, not {expected}: the file is cut short, or is another file."
         )
     content = torch.from_file(str(path), shared=False, size=expected, dtype=torch.uint8)
     return content[offset:].view(records, size)
@@ -160,7 +160,7 @@ def _unpack(packed: Path, path: Path) -> None:
             shutil.copyfileobj(source, target)
         aside.replace(path)
     except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{packed} is cut short or no gzip file: {error}") from error
+        raise DataError(f"{packed} is cut short or not a gzip file: {error}") from error
     finally:
         aside.unlink(missing_ok=True)
 

@@ -126,7 +126,7 @@ class Trainer:
             # With different random numbers a resumed run differs from one that was not interrupted.
             if not checkpoint.restore_rng(state["rng"], world=self.world, device=self.device):
                 ranks = len(state["rng"])
-                print_line(f"The checkpoint is of {ranks} ranks: other random numbers from here on")
+                print_line(f"The checkpoint is of {ranks} ranks; random numbers differ from here on")
             print_line(f"Resume after step {at.step}, epoch {at.epoch}, image {at.images}")
         elif args.resume:
             raise checkpoint.CheckpointError(f"no rank finds a checkpoint at {args.resume}.")
@@ -295,7 +295,7 @@ def run(argv: list[str]) -> int:
     except RuntimeError as error:
         if not group.is_broken(error):
             raise
-        code, text = 1, f"the group broke: another rank ended, or cannot be reached any more. ({error})"
+        code, text = 1, f"the process group failed: another rank ended or cannot be reached. ({error})"
     print(f"main.py: {text}", file=sys.stderr, flush=True)
     return code
 

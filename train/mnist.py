@@ -20,7 +20,7 @@ def read_mnist(folder: Path, half: str) -> tuple[Tensor, Tensor, str]:
     images, labels = root / f"{half}-images-idx3-ubyte", root / f"{half}-labels-idx1-ubyte"
     count = labels.stat().st_size - 8
     if images.stat().st_size != 16 + count * 784:
-        raise SystemExit(f"{images} does not hold {count} images, as its labels say: cut short?")
+        raise SystemExit(f"{images} does not hold {count} images, one per label: is it cut short?")
     pixels = torch.from_file(str(images), size=16 + count * 784, dtype=torch.uint8)[16:].view(count, 28, 28)
     digits = torch.from_file(str(labels), size=8 + count, dtype=torch.uint8)[8:].long()
     return pixels, digits, "made data, not MNIST" if (root / "MADE.json").exists() else "MNIST"

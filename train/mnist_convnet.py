@@ -167,11 +167,11 @@ def arguments(argv: list[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--num-machines", default=1, type=int)
     add("--machine-id", default=0, type=int)
-    add("--num-processes", default=0, type=int, help="of this machine; 0: undistributed")
-    add("--num-gpu-processes", default=0, type=int, help="of this machine, each with a GPU of its own")
+    add("--num-processes", default=0, type=int, help="CPU processes on this machine; 0: undistributed")
+    add("--num-gpu-processes", default=0, type=int, help="processes on this machine, with one GPU each")
     add("--epochs", default=1, type=int)
-    add("--batch-size", default=128, type=int, help="of one process")
-    add("--seed", default=0, type=int, help="of the dropout; the first weights are always the same")
+    add("--batch-size", default=128, type=int, help="images in one process's batch")
+    add("--seed", default=0, type=int, help="seed of the dropout; the initial weights never change")
     add("--no-dropout", action="store_true", help="for exact comparisons, with --float64")
     add("--float64", action="store_true")
     add("--shuffle", action="store_true", help="the published program does not")
@@ -179,7 +179,7 @@ def arguments(argv: list[str] | None = None) -> Namespace:
     args = parser.parse_args(argv)
     gpus = torch.cuda.device_count()
     if args.num_gpu_processes > gpus:
-        parser.error(f"{args.num_gpu_processes} GPU processes: there are {gpus} GPUs here")
+        parser.error(f"{args.num_gpu_processes} GPU processes need as many GPUs; this machine has {gpus}")
     return args
 
 

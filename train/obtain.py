@@ -94,7 +94,7 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
     if digest.hexdigest() != file.md5:
         aside.unlink()
         raise image_files.DataError(
-            f"{url} has MD5 {digest.hexdigest()}, not the published {file.md5}: cut short or changed."
+            f"{url} has MD5 {digest.hexdigest()}, not the published {file.md5}: it is cut short or changed."
         )
     aside.replace(archive)
 
@@ -137,7 +137,9 @@ def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: in
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     if target.is_dir() and any(target.iterdir()) and not (target / image_files.MADE).exists():
-        raise image_files.DataError(f"{target} is not empty and not made data: it is left alone.")
+        raise image_files.DataError(
+            f"{target} contains other files than made data: they are left alone. Choose another folder."
+        )
     target.mkdir(parents=True, exist_ok=True)
     mark = json.dumps({"made": f"not {name}", "counts": [train, test]})
     (target / image_files.MADE).write_text(mark + "\n")

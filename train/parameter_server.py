@@ -7,8 +7,8 @@ fetches the weights, computes gradients on its share of the digits and sends the
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/parameter_server.py
     awsddp train train/parameter_server.py --world-size 4
 
-TP_SOCKET_IFNAME names the network interface; awsddp sets it. Every rank listens on a random port: open all
-ports between the machines. torch.distributed.rpc needs NumPy (seen with torch 2.13).
+TP_SOCKET_IFNAME names the network interface; awsddp sets it. Every rank listens on a random port, so all
+ports between the machines must be open. torch.distributed.rpc needs NumPy (seen with torch 2.13).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> None:
     if find_spec("numpy") is None:
         parser.error("torch.distributed.rpc needs NumPy. Type: pip install numpy")
     if world_size < 2:
-        parser.error("a server and at least one trainer: start 2 ranks or more")
+        parser.error("there must be a server and at least one trainer: start 2 ranks or more")
     options = rpc.TensorPipeRpcBackendOptions(init_method="env://", num_worker_threads=2 + 2 * world_size)
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
     if rank == 0:

@@ -104,13 +104,19 @@ def parse_arguments(description: str | None, argv: list[str] | None = None) -> a
 
 def _add_launch_options(add: Callable[..., object]) -> None:
     add("place", nargs="*", type=int, metavar="RANK LOCAL_RANK", help="default: the environment's")
-    add("--local-rank", "--local_rank", type=int, help="as legacy launchers pass it")
+    add("--local-rank", "--local_rank", type=int, help="passed by legacy launchers")
     add("--world-size", type=int, help="default: $WORLD_SIZE, else 1")
     add("--init-method", help="tcp://HOST:PORT, file:///PATH or env:// (default)")
     add("--spawn", type=int, metavar="N", help="start N ranks on this machine by mp.spawn")
     add("--backend", help="default: nccl on GPUs, gloo on CPUs")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    add("--timeout", type=float, default=600, metavar="S", help="of forming the group, and of a collective")
+    add(
+        "--timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help="timeout of the rendezvous and of a collective",
+    )
 
 
 def _add_training_options(add: Callable[..., object]) -> None:
@@ -124,21 +130,27 @@ def _add_training_options(add: Callable[..., object]) -> None:
     add("--lr-drop-every", type=int, metavar="EPOCHS", help="divide --lr by 10 each time; 0: never")
     add("--momentum", type=float)
     add("--weight-decay", type=float)
-    add("--clip-norm", type=float, metavar="NORM", help="of the gradient")
-    add("--image-size", type=int, metavar="PIXELS", help="resize to this side")
+    add("--clip-norm", type=float, metavar="NORM", help="clip the gradient to this norm")
+    add("--image-size", type=int, metavar="PIXELS", help="resize images to this side length")
     add("--seed", type=int, default=0)
     add("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
     add("--compile", action="store_true", help="torch.compile the model")
-    add("--steps", type=int, default=100, help="of an epoch of the synthetic recipe")
+    add("--steps", type=int, default=100, help="steps in an epoch of the synthetic recipe")
 
 
 def _add_running_options(add: Callable[..., object]) -> None:
     add("--data-dir", type=Path, default=Path("data"), help="the folder in which data.py put the data set")
     add("--workers", type=int, metavar="N", help="DataLoader processes; 0: gather in this one")
-    add("--log-every", type=int, metavar="STEPS", help="between rows of metrics.jsonl")
-    add("--print-every", type=int, metavar="BATCHES", help="between printed lines; 0: none")
+    add("--log-every", type=int, metavar="STEPS", help="steps between rows of metrics.jsonl")
+    add("--print-every", type=int, metavar="BATCHES", help="batches between printed lines; 0: no lines")
     add("--evaluate-every", type=int, metavar="EPOCHS")
-    add("--checkpoint-every", type=int, default=0, metavar="STEPS", help="as well as after each evaluation")
+    add(
+        "--checkpoint-every",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="save this often, and after each evaluation",
+    )
     add("--export", type=Path, metavar="PATH", help="local rank 0 of each node writes the weights to it")
     resume = os.environ.get("AWSDDP_RESUME")
     default = Path(resume) if resume else None

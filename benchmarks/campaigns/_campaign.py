@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @contextlib.contextmanager
 def cluster(nodes: int, scripts: dict[str, str], *options: str) -> Iterator[Rehearsal]:
-    """Yield a local cluster of so many nodes, launched with `options`, and a project with `scripts`."""
+    """Yield a local cluster with this many `nodes`, launched with `options`, and a project with `scripts`."""
     with rehearsal() as lab:
         for name, text in scripts.items():
             (lab.project / name).write_text(text)
@@ -32,7 +32,7 @@ def arguments(description: str, runs: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--runs", type=int, default=runs)
-    parser.add_argument("--state", type=Path, help="a file for the rows: a second start resumes")
+    parser.add_argument("--state", type=Path, help="store the rows in this file; resume from it")
     return parser
 
 
@@ -45,7 +45,7 @@ def campaign(
 ) -> int:
     """Run the cases that `args.state` does not contain yet, print each, and return the number of failures.
 
-    `table` formats all rows for the end.
+    `table` formats all rows as a text that is printed at the end.
     """
     print(f"seed {args.seed}", flush=True)
     done = _read(args.state, args.seed)
@@ -66,7 +66,7 @@ def campaign(
     if table is not None:
         print(table(list(done.values())))
     failed = sum(not row["ok"] for row in done.values())
-    print(f"{len(done) - failed} of {len(done)} as they should be")
+    print(f"{len(done) - failed} of {len(done)} runs passed")
     return failed
 
 
@@ -78,7 +78,7 @@ def _read(state: Path | None, seed: int) -> dict[int, Row]:
 
 
 def begin(lab: Rehearsal, name: str, script: str, *options: str, ranks: int = 4) -> "subprocess.Popen[str]":
-    """Start a job of so many ranks and return its `train` process after each rank has written a line."""
+    """Start a job with `ranks` ranks; return its `train` process once each rank has written a line."""
     follower = lab.started("train", script, "--name", name, "--json", *options)
     logs = lab.project / "runs" / name / "logs"
     deadline = time.monotonic() + 60 + 10 * ranks
@@ -90,5 +90,5 @@ def begin(lab: Rehearsal, name: str, script: str, *options: str, ranks: int = 4)
 
 
 def instances(lab: Rehearsal) -> list[str]:
-    """Return the instance ids of the nodes, by number."""
+    """Return the instance ids of the nodes, in the order of the nodes' numbers."""
     return [node["instance_id"] for node in json.loads(lab.run("status", "--json"))["nodes"]]

@@ -1,9 +1,10 @@
-"""Draws a tree of results, on a node instead of a training program.
+"""Draws a tree of results. It runs on a node in place of a training program.
 
     python tree.py SEED LABEL FILES [SECONDS]
 
-The names at the top contain LABEL; all else, and every byte, is drawn from SEED. FILES is the number of small
-files, SECONDS the time for which a log is rotated, five times per second.
+The names at the top level contain LABEL. All other names, and the content of all files, are drawn from SEED.
+FILES is the number of small files. For SECONDS seconds, files change and a log is rotated five times per
+second.
 """
 
 import os

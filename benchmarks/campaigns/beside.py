@@ -1,10 +1,11 @@
-"""Two commands on one cluster at the same time: each ends as it does alone, or names the other one.
+"""Two commands on one cluster at the same time: each must end as it would alone, or name the other one.
 
     python -m benchmarks.campaigns.beside [--seed N] [--runs N] [--parallel N] [--state FILE]
 
-Needs root: nodes of the local cloud. Every pair of `PAIRS` in turn, from one home and from two (the second is
-a copy of the cluster's folder); the second command starts at a moment that is drawn. Pairs with `down` or
-`stop` have a cluster of one node for themselves, the others share one of two or three nodes.
+Needs root for the nodes of the local cloud. The runs take the pairs in `PAIRS` in turn. Both commands use the
+same AWSDDP_HOME, or the second command uses its own, with a copy of the cluster's folder. The second command
+starts at a moment that is drawn. A pair with `down` or `stop` gets its own cluster of one node; all other
+pairs share a cluster of two or three nodes.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 FIRSTS = ("train", "up", "down", "fetch", "exec --node 0")
 ENDING = ("down", "stop")
-# Two homes have no common lock, and here each requests another size: the later command decides.
+# Two homes have no common lock. If each command requests a different size, the later command decides.
 LEFT_OUT = (("up", "up", 2),)
 PAIRS = tuple(pair for pair in itertools.product(FIRSTS, VERBS, (1, 2)) if pair not in LEFT_OUT)
 
@@ -62,7 +63,7 @@ NEVER = re.compile(
     r"Traceback|bug in awsddp|unknown host key|host key (mismatch|verification)|resolve hostname",
     re.IGNORECASE,
 )
-# The name of the lock's holder, or the job that uses the nodes.
+# A message that names the holder of the lock, or the job that uses the nodes.
 NAMED = re.compile(
     r"`awsddp [a-z]+` on \S+, process \d+|job \S+ (runs|is running|still runs) on|is being prepared"
 )
@@ -70,7 +71,7 @@ NAMED = re.compile(
 
 @dataclass
 class Command:
-    """A command of a pair: its verb, its output, its exit code (None: it did not end)."""
+    """A command of a pair with its verb, output and exit code, which is None if the command did not end."""
 
     verb: str
     process: "subprocess.Popen[str]"
@@ -87,7 +88,7 @@ class Command:
         self.code = self.process.returncode
 
     def end(self, deadline: float) -> None:
-        """Wait for its end; kill it at the deadline."""
+        """Wait until the command ends; kill the command at the deadline."""
         self.reader.join(max(0.0, deadline - time.monotonic()))
         if self.code is None:
             self.process.kill()
@@ -95,7 +96,7 @@ class Command:
             self.code = None
 
     def problem(self, other: str) -> str:
-        """Return the problem with its end while `other` ran, or "" if there is none."""
+        """Return what is wrong with the end of the command while `other` ran, or "" if nothing is wrong."""
         if self.code is None:
             return f"{self.verb} did not end"
         if match := NEVER.search(self.output):
@@ -114,7 +115,7 @@ class Command:
         ):
             return True
         if other in ENDING and self.verb in ("plan", "doctor") and "no AWS region configured" in self.output:
-            return True  # as alone: the region was that of the cluster
+            return True  # the region was that of the cluster, which has ended
         if (
             self.verb == "fetch"
             and other.startswith("train")
@@ -124,7 +125,7 @@ class Command:
         ended = re.search(r"cancelled|Job \S+: interrupted", self.output)
         if self.verb.startswith("train") and other in ("cancel", *ENDING) and ended:
             return True
-        # From a second home: its record still has the node that the first one has ended.
+        # The record of a second home still has the node that `up` from the first home has ended.
         return bool(NAMED.search(self.output)) or (other == "up" and "is gone" in self.output)
 
 
@@ -139,7 +140,7 @@ class Laboratory:
         self.make("shared", 2)
 
     def make(self, name: str, nodes: int) -> None:
-        """Launch a cluster and run the job `base` on it."""
+        """Launch the cluster `name` and run its first job, whose results other commands fetch."""
         self.lab.run("-c", name, "up", "--local", "--nodes", str(nodes), "--instance-type", "g6.xlarge", "-y")
         self.lab.run("-c", name, "train", *VERBS["train"][1:-1], f"base-{name}")
 
@@ -194,7 +195,7 @@ class Laboratory:
         home = self.lab.root / "home"
         other = home if homes == 1 else self.second_home(name)
         more: tuple[str, ...] = ()
-        if first == "up" and name == "shared":  # it grows and shrinks in turn
+        if first == "up" and name == "shared":  # the cluster grows and shrinks in turn
             self.size = 5 - self.size
             more = ("--nodes", str(self.size))
         words = {
@@ -209,7 +210,7 @@ class Laboratory:
         deadline = time.monotonic() + ENDS_S
         for command in (earlier, later):
             command.end(deadline)
-        if more and earlier.code:  # refused: it changed nothing
+        if more and earlier.code:  # the command was refused and changed nothing
             self.size = 5 - self.size
         return [problem for problem in (earlier.problem(second), later.problem(first)) if problem]
 
@@ -236,7 +237,7 @@ def laboratory() -> Iterator[Laboratory]:
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=len(PAIRS))
-    parser.add_argument("--parallel", type=int, default=2, help="pairs side by side")
+    parser.add_argument("--parallel", type=int, default=2, help="the number of pairs at the same time")
     args = parser.parse_args()
     with laboratory() as lab:
         return campaign(args, lab.run, parallel=args.parallel)

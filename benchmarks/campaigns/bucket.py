@@ -1,22 +1,23 @@
-"""Another writer below the prefix, hostile or by mistake, while a job is saved there and read.
+"""A job is saved in S3 and read while another writer, hostile or mistaken, writes below the same prefix.
 
     python -m benchmarks.campaigns.bucket [--seed N] [--runs N] [--state FILE] [--parallel N]
 
-Against the S3 of a local cloud, with the uploader of the nodes and a simulated job. Each history draws the
-nodes of the job, its files, and the acts of the other writer, and has the next kind of KINDS. Two clients
-read while the other writer is active, and afterwards: one has the cluster's key, one does not. Columns:
+Uses the S3 of a local cloud, the uploader of the nodes, and a simulated job. The histories take the kinds in
+KINDS in turn; each history draws the nodes of the job, the job's files, and the acts of the other writer. Two
+clients read while the other writer is active, and afterwards. Only one of them has the cluster's key.
+Columns:
 
     did       the acts of the other writer
     refused   reads that ended with an error
 
-Conditions for every history:
+These conditions must hold in every history:
 
-- each file that the client with the key downloads is, byte for byte, a version that the job wrote; without
-  the key, too, unless the other writer wrote lists
+- each file that the client with the key downloads is, byte for byte, a version that the job wrote; this also
+  holds for the client without the key, unless the other writer wrote objects that this client may accept
 - nothing is written outside the job's folder, nor into the folder of another job of the same name
 - verify_in_s3(), which decides whether nodes may terminate, is true only if S3 has every file of the job
 - after the other writer has stopped and the job has ended, S3 has every file
-- one launch owns a name
+- only one launch owns the name of a job
 """
 
 import contextlib
@@ -83,7 +84,7 @@ class Job:
         self.start()
 
     def start(self) -> None:
-        """Start the uploaders; earlier ones have been killed."""
+        """Start an uploader for each node, in place of an earlier uploader, which counts as killed."""
         for number, node in enumerate(self.nodes):
             self.savers[number] = Uploader(self._order(), node.folder, self.bucket.store())
 
@@ -97,7 +98,7 @@ class Job:
         return self.bucket.start(home=self.bucket.top / f"home{number}", **order)
 
     def step(self, seconds: float = 0.0) -> None:
-        """Run the uploaders for some time, at least once; they continue after errors, as on a node."""
+        """Run the uploaders for `seconds`, at least once. Uploaders continue after errors, as on a node."""
         end = time.monotonic() + seconds
         while True:
             with self.lock:
@@ -156,7 +157,7 @@ class Job:
         self._write(number, self.nodes[number].run / name, self.dice.randbytes(size))
 
     def _equal(self, number: int) -> None:
-        """Write two results with the home run/model.pt, and a third with the name that the second gets."""
+        """Write two results that are listed as run/model.pt, and one with the name that the second gets."""
         node = self.nodes[number]
         for path in (node.run / "model.pt", node.work / "run/model.pt", node.run / "model.pt~2"):
             if self.dice.random() < 0.6:
@@ -197,7 +198,7 @@ class Job:
         self._write(number, path, self.dice.randbytes(self.dice.choice((20, 5000))))
 
     def is_version(self, home: str, body: bytes) -> bool:
-        """Return True if the job wrote a file with these bytes that may have this home."""
+        """Return True if the job wrote these bytes to a file that may be listed as `home`."""
         homes = [home]
         while (shorter := re.sub(r"~\d+$", "", homes[-1])) != homes[-1]:
             homes.append(shorter)
@@ -207,7 +208,7 @@ class Job:
         return body in versions
 
     def files(self) -> dict[str, bytes]:
-        """Return the results by their home."""
+        """Return the content of the results by the path under which each is listed."""
         results: dict[str, bytes] = {}
         for node in self.nodes:
             listed: Any = manifest(Manifest(job=JOB, exclude=[], at_once=0), node.folder)
@@ -215,7 +216,7 @@ class Job:
         return results
 
     def is_in_bucket(self, files: dict[str, bytes]) -> bool:
-        """Return True if S3 has all of these files as listed, without awsddp's reader."""
+        """Return True if the lists in S3 have exactly these files. awsddp's reader is not used."""
         try:
             listed = {number: self.bucket.read_list(number) for number in range(len(self.nodes))}
         except (AssertionError, ValueError, AttributeError, TypeError):
@@ -277,7 +278,7 @@ class Client:
         return True
 
     def files(self) -> dict[str, bytes]:
-        """Return the downloaded files, by their path in the folder of the job."""
+        """Return the content of the downloaded files by their path in the folder of the job."""
         paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()]
         names = {str(path.relative_to(self.folder)): path for path in paths}
         return {
@@ -309,7 +310,7 @@ class Client:
 
 
 class Writer:
-    """The other writer below the prefix. `has_forged`: a client without the key may accept its objects."""
+    """The other writer below the prefix. If `has_forged`, clients without the key may accept its objects."""
 
     def __init__(self, job: Job, secrets: Callable[[str], str]) -> None:
         self.job, self.dice, self.secrets = job, job.dice, secrets
@@ -341,7 +342,7 @@ class Writer:
         return [name for name in self.bucket.names() if re.match(pattern, name)]
 
     def _foreign(self, **more: Any) -> SavedJob:
-        """Return a job of the same name and nodes with other files in place of the job's."""
+        """Return a job that has the job's name and nodes, but other files."""
         count = len(self.job.nodes)
         homes = ["run/model.pt", "run/a.bin", "run/foreign.bin"]
         files = {f"node{node}/{home}": b"foreign" * 9 for node in range(count) for home in homes}
@@ -352,7 +353,7 @@ class Writer:
         return made
 
     def _forged_job(self) -> None:
-        """Write a job.json without a signature: with no nodes, other nodes, or another state."""
+        """Write a job.json without a valid signature; its nodes and its state may differ from the job's."""
         self.has_forged = True
         made = self._foreign()
         machines = {
@@ -368,7 +369,7 @@ class Writer:
         self._put("job.json", body, **self._signature_of("job.json"))
 
     def _signature_of(self, name: str) -> dict[str, str]:
-        """Return, in half of the cases, the last signature of the job's document."""
+        """Return, in half of the cases, the last signature of the document `name`; otherwise return {}."""
         return self.seen[name][-1][1] if name in self.seen and self.dice.random() < 0.5 else {}
 
     def _forged_node(self) -> None:
@@ -384,7 +385,7 @@ class Writer:
         self._put(name, body, **self._signature_of(name))
 
     def _forged_page(self) -> None:
-        """Replace a listed page by another one, whose ETag differs from the listed one."""
+        """Replace a listed page with another page, whose ETag differs from the listed ETag."""
         names = self._names("lists/")
         with contextlib.suppress(ValueError, AttributeError):  # node0.json is forged
             names = [ref[0] for ref in self.bucket.json("node0.json").get("pages", [])] or names
@@ -447,7 +448,7 @@ class Writer:
             self._put(name, first[0], **first[1])
 
     def _resize(self) -> None:
-        """Make objects longer or shorter, or replace them by others of the same length."""
+        """Make objects longer or shorter, or replace them with others of the same length."""
         for name in self._names(r"node\d+/|parts/|lists/"):
             if self.dice.random() < 0.4:
                 body = self.bucket.get(name)
@@ -460,7 +461,7 @@ class Writer:
             self.store.client.delete_object(Bucket=self.bucket.name, Key=self.where.key(name))
 
     def _swap(self) -> None:
-        """Replace objects by others, and put objects at the keys of later versions."""
+        """Replace objects with others, or write others at the keys of later versions."""
         names = self._names(r"node\d+/")
         for name in self.dice.sample(names, min(len(names), 3)):
             self._put(
@@ -500,14 +501,14 @@ class History:
             client.check_outside()
             if client is self.clients[0] or not self.writer.has_forged:
                 for home, body in client.files().items():
-                    assert self.job.is_version(home, body), f"{home} is what it never was: {body[:40]!r}"
+                    assert self.job.is_version(home, body), f"the job never wrote this {home}: {body[:40]!r}"
 
     def check_release(self) -> None:
-        """Raise AssertionError if nodes would be released whose results S3 lacks."""
+        """Raise AssertionError if awsddp would release nodes although S3 lacks their results."""
         client = self.clients[0]
         if verify_in_s3(client.session, client.job):
-            assert not self.job.savers, "the nodes may go while they save"
-            assert self.job.is_in_bucket(self.job.files()), "the nodes may go, and S3 lacks results"
+            assert not self.job.savers, "the nodes may terminate while they save"
+            assert self.job.is_in_bucket(self.job.files()), "the nodes may terminate, but S3 lacks results"
 
     def play(self, acts: tuple[str, ...], work: tuple[str, ...] = ()) -> None:
         """Run the job, the other writer and the clients in turns."""
@@ -523,7 +524,7 @@ class History:
             self.check_release()
 
     def end(self, acts: tuple[str, ...]) -> None:
-        """End the job, and check that all is in S3; acts after that must be detected."""
+        """End the job, and check that S3 has all files; acts after that must be detected."""
         self.job.end()
         self.clients[0].read()
         self.clients[1].read()
@@ -544,13 +545,13 @@ class History:
             fresh = Client(
                 self.top / f"fresh{has_key}", keyed.bucket, has_key=has_key, nodes=len(self.job.nodes)
             )
-            assert fresh.read(), f"not all was brought: {fresh.events}"
-            assert fresh.files() == files, "another thing was brought"
+            assert fresh.read(), f"not all files were downloaded: {fresh.events}"
+            assert fresh.files() == files, "other files were downloaded"
         assert verify_in_s3(keyed.session, keyed.job) or (keyed.folder / "foreign").exists(), keyed.events
 
 
 def hostile(*acts: str) -> Callable[[History], None]:
-    """Return a kind of history: the other writer does these acts."""
+    """Return a kind of history in which the other writer does these acts."""
 
     def play(history: History) -> None:
         history.play(acts)
@@ -560,7 +561,7 @@ def hostile(*acts: str) -> Callable[[History], None]:
 
 
 def equal_names(history: History) -> None:
-    """Two results with one home, and objects at the keys of their versions."""
+    """Two results are listed as one path, and the other writer writes at the keys of their versions."""
     history.play(("swap", "resize"), ("equal",))
     history.end(("swap", "resize"))
 
@@ -610,7 +611,7 @@ def killed(history: History) -> None:
 
 
 def killed_process(history: History) -> None:
-    """The same with the uploader as a process, which gets SIGKILL."""
+    """As in `killed`, but each uploader is a process, which SIGKILL ends."""
     job = history.job
     for number in range(len(job.nodes)):
         job.work()
@@ -626,7 +627,7 @@ def killed_process(history: History) -> None:
 
 
 def two_jobs(history: History) -> None:
-    """Two clusters claim one name; the refused one saves there nevertheless."""
+    """Two clusters claim one name; the cluster that is refused saves below the name nevertheless."""
     job, bucket, dice = history.job, history.job.bucket, history.job.dice
     for name in history.job.bucket.names():
         bucket.s3.delete_object(Bucket=bucket.name, Key=f"runs/{JOB}/{name}")
@@ -660,7 +661,7 @@ def two_jobs(history: History) -> None:
 
 
 def local_results(history: History) -> None:
-    """Both clients have the results of another job of the same name."""
+    """Both clients already have the results of another job with the same name."""
     expected: dict[Path, bytes] = {}
     for client in history.clients:
         client.folder.mkdir(parents=True)
@@ -767,7 +768,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=200)
-    parser.add_argument("--parallel", type=int, default=2, help="histories side by side")
+    parser.add_argument("--parallel", type=int, default=2, help="the number of histories at the same time")
     args = parser.parse_args()
     with records() as cloud:
         return campaign(

@@ -1,11 +1,18 @@
-"""S3 cuts connections, loses replies and is slow: no partial file is listed, no upload is left.
+"""S3 cuts connections, loses responses and is slow, but no partial file is listed and no upload is left.
 
     python -m benchmarks.campaigns.cuts [--seed N] [--runs N] [--state FILE] [--parallel N]
 
-Against the S3 of a local cloud, with the programs of the nodes and a simulated job. In turns: a job is saved;
-its uploader is killed, and the cluster ended; a permission is revoked and restored; data is copied; a
-checkpoint is copied. Each run draws its files and its faults. At every check, and at the end, each file in a
-list in S3 has the bytes of a version of the file.
+Uses the S3 of a local cloud, the programs of the nodes, and a simulated job. The runs take these kinds in
+turn:
+
+    save      a job is saved
+    kill      the uploader of a job is killed, and its uploads are aborted as by `down`
+    deny      a permission is revoked during a job and restored later
+    data      a data set is copied to a node
+    resume    a checkpoint is copied to a node
+
+Each run draws its files and its faults. At every check, and at the end, each file that S3 lists must have the
+bytes of a version of the file.
 """
 
 import contextlib
@@ -40,7 +47,7 @@ _END_S = 240.0
 
 
 def faults(cloud: Cloud, bucket: str, dice: random.Random, operations: tuple[str, ...]) -> str:
-    """Add faults to the next requests to a bucket, and return them."""
+    """Add faults to the next requests to a bucket, and return the faults as a text."""
     added = []
     for _ in range(dice.randint(1, 4)):
         operation, effect, times = dice.choice(operations), dice.choice(EFFECTS), dice.randint(1, 4)
@@ -51,7 +58,7 @@ def faults(cloud: Cloud, bucket: str, dice: random.Random, operations: tuple[str
 
 
 class Saving:
-    """A job that saves to a bucket, and all versions of its files; of a log only the last."""
+    """A job that saves to a bucket, and all versions of its files, but only the last version of a log."""
 
     def __init__(self, cloud: Cloud, top: Path, dice: random.Random) -> None:
         self.bucket, self.dice = Bucket(cloud, top), dice
@@ -76,7 +83,7 @@ class Saving:
                 file.write(more)
 
     def work(self) -> None:
-        """Write files of several sizes, some of them again, a checkpoint each time, and logs."""
+        """In three steps, write files of several sizes, rewrite a checkpoint and append to the logs."""
         sizes = (0, 1, self.dice.randrange(MB), self.dice.randrange(MB, 8 * MB))
         for step in range(3):
             self.grow()
@@ -99,7 +106,7 @@ class Saving:
         return b"".join(self.object(key)[:length] for key, length, *_ in parts)
 
     def lists(self) -> list[tuple[str, int, list[Any]]]:
-        """Return the home, size and parts of each file in node0.json and job.json."""
+        """Return the path, size and parts of each file that node0.json and job.json list."""
         while True:
             node, job = (json.loads(self.object(name) or b"{}") for name in ("node0.json", "job.json"))
             refs = [*node.get("pages", ()), *(job.get("checkpoint") or {"pages": ()})["pages"]]
@@ -110,7 +117,7 @@ class Saving:
         return [(home, row["size"], row["parts"]) for home, row in rows]
 
     def check(self) -> int:
-        """Return the number of listed files. Raises AssertionError if one differs from all its versions."""
+        """Return the number of listed files. Raises AssertionError if a file is none of its versions."""
         while True:
             named = self.lists()
             held = [self.body(parts) for _, _, parts in named]
@@ -120,7 +127,7 @@ class Saving:
             is_log = home.endswith((".log", ".jsonl"))
             were = self.were[home]
             assert len(body) == size, f"{home} has {len(body)} bytes and not {size}"
-            assert were[-1].startswith(body) if is_log else body in were, f"{home} is what it never was"
+            assert were[-1].startswith(body) if is_log else body in were, f"{home} is none of its versions"
         return len(named)
 
     def left(self) -> int:
@@ -132,7 +139,7 @@ class Saving:
         return json.loads(self.node.folder.saving.read_text()) if self.node.folder.saving.exists() else {}
 
     def end(self) -> Row:
-        """End the job; then all files must be saved."""
+        """End the job, check that all files are saved, and return the figures of the row."""
         self.node.state("succeeded")
         os.close(self.node.lock)
         _, errors = self.node.saver.communicate(timeout=_END_S)
@@ -159,7 +166,7 @@ def save(cloud: Cloud, top: Path, dice: random.Random) -> Row:
 
 
 def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
-    """The node is lost during the upload of a large file, then `down` aborts its uploads."""
+    """The uploader is killed during the upload of a large file; its uploads are aborted as by `down`."""
     with contextlib.closing(Saving(cloud, top, dice)) as job:
         injected = faults(cloud, job.bucket.name, dice, UP)
         job.work()
@@ -171,7 +178,7 @@ def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
         os.kill(job.node.saver.pid, signal.SIGKILL)
         job.node.saver.wait()
         named, begun = job.check(), job.left()
-        for _ in range(2):  # the faults may outlast all retries of a request: then the next command aborts
+        for _ in range(2):  # if the faults outlast all retries of a request, the next call aborts
             job.bucket.store().abort(S3Uri(job.bucket.name, "runs/job-1"))
         return {"faults": injected, "named": named, "failed": begun, "left": job.left()}
 
@@ -246,7 +253,7 @@ KINDS: tuple[Callable[[Cloud, Path, random.Random], Row], ...] = (save, kill, de
 
 
 def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
-    """Run one case, and return its row; `left` are incomplete uploads, `failed` retries."""
+    """Run one case, and return its row; `left` counts incomplete uploads, `failed` counts failures."""
     kind, began = KINDS[number % len(KINDS)], time.monotonic()
     with tempfile.TemporaryDirectory() as top:
         try:
@@ -267,7 +274,7 @@ def records() -> Iterator[Cloud]:
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=200)
-    parser.add_argument("--parallel", type=int, default=4, help="runs side by side")
+    parser.add_argument("--parallel", type=int, default=4, help="the number of runs at the same time")
     args = parser.parse_args()
     with records() as cloud:
         return campaign(args, lambda number, dice: run(cloud, number, dice), parallel=args.parallel)

@@ -1,10 +1,11 @@
-"""A rank dies in many ways, under both launchers: it is the cause, and all ranks end within 2 s.
+"""A rank dies under each launcher: awsddp must name it as the cause, and all ranks must end within 2 s.
 
     python -m benchmarks.campaigns.deaths [--seed N] [--runs N] [--ranks N] [--state FILE]
 
-Needs root: two nodes of the local cloud. Every kind in turn under each launcher: each signal that ends a
-process, exit codes, an import error, an exception, a thread's os._exit; before the rendezvous, in the middle
-of collectives, at the end. The first, a middle or the last rank is drawn.
+Needs root for its two nodes of the local cloud. The runs take every launcher and every kind of death in turn.
+The rank dies by a signal that ends a process, by an exit code, by an import error, by an exception, or by
+os._exit in a thread. It dies before the rendezvous, in the middle of collectives, or at the end. Whether the
+first, the second or the last rank dies is drawn.
 """
 
 import itertools
@@ -77,9 +78,10 @@ def words(kind: tuple[tuple[str, int], str], victim: int) -> tuple[str, ...]:
 
 
 def judged(kind: tuple[tuple[str, int], str], victim: int, job: dict[str, Any]) -> Row:
-    """Return the cause of a job (its state on node 0) in which `victim` has died, and if it is right.
+    """Return the cause that `job`, a job's state on node 0, names after `victim` has died.
 
-    `right`: that is its cause. `gone_s` is from the end of the victim, as its node saw it, to the last end.
+    `right` is True if this cause is the victim with its exit code. `gone_s` is the time from the end of the
+    victim, as its node recorded it, to the end of the last rank.
     """
     (kind_of_end, value), _ = kind
     code = -value if kind_of_end == "signal" else value

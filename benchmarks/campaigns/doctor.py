@@ -1,9 +1,10 @@
-"""A node has a fault of the local cloud, or none: `doctor` must name this node, and no other.
+"""One node, or none, has a fault of the local cloud: `doctor` must name this node, and no other.
 
     python -m benchmarks.campaigns.doctor [--nodes N] [--way WAY] [--seed N] [--runs N] [--state FILE]
 
-Needs root: N nodes of the local cloud, one rank each: they share the CPUs of this machine, and doctor starts
-a rank for each GPU. All faults in turn, or only `--way`; the node is drawn.
+Needs root for its N nodes of the local cloud. `doctor` starts a rank for each GPU; each node has only one
+GPU, because all nodes share the CPUs of this machine. The runs take all faults in turn, or only `--way`. The
+node is drawn.
 """
 
 import json
@@ -16,7 +17,7 @@ from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
 
 HEALTHY = "healthy"
-# By fault: the checks of which at least one must fail for the node.
+# For each fault, the checks of which at least one must fail for the node.
 WAYS: dict[str, frozenset[str]] = {
     HEALTHY: frozenset(),
     "cut": frozenset({"login"}),

@@ -1,12 +1,12 @@
-"""`fetch` every second while the files of a job grow, rotate and vanish, and one that is cut 20 times.
+"""Run `fetch` every second while the files of a job grow, rotate and vanish; cut another `fetch` 20 times.
 
     python -m benchmarks.campaigns.fetch [--seed N] [--runs N] [--state FILE]
 
-Needs root: two nodes of the local cloud. Run 0 cuts the `fetch` of a job that has ended, by a signal at
-moments that are drawn, and counts what the nodes send. Each other run fetches ten times from a job whose
-ranks print, rotate a log, append metrics, write checkpoints in two halves and delete old ones. Every fetch
-must end with 0, no fetched checkpoint may be partial, each log is the beginning of the rank's, and the last
-fetch copies all.
+Needs root for its two nodes of the local cloud. Run 0 interrupts the `fetch` of a job that has ended, by
+signals at drawn moments, and counts the bytes that the nodes send. Each other run fetches ten times from a
+job whose ranks print, rotate a log, append metrics, write checkpoints in two halves and delete old ones.
+Every `fetch` must exit with 0, no fetched checkpoint may be partial, each fetched log must be the beginning
+of the rank's log, and the last `fetch` must copy all files.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster, in
 FETCHES = 10
 CUTS = 20
 ON_THE_WAY = 4_000_000
-"""Bytes in the buffers of a connection when a fetch is cut: sent by the node, not received."""
+"""The most bytes that a node has sent, but the client has not received, when a `fetch` is cut."""
 SCRIPTS = {
     "grows.py": """\
 import os, random, sys, time
@@ -66,7 +66,7 @@ Path(os.environ["AWSDDP_RUN_DIR"], "model.pt").write_bytes(os.urandom(100_000_00
 
 
 def run_fetch(lab: Rehearsal, name: str) -> int:
-    """Fetch, and return the exit code."""
+    """Fetch the job `name`, and return the exit code."""
     with lab.started("fetch", name) as process:
         process.communicate()
     return process.returncode
@@ -102,7 +102,7 @@ def grow(lab: Rehearsal, number: int) -> Row:
 
 
 def cut(lab: Rehearsal, number: int, dice: random.Random, *, cuts: int = CUTS) -> Row:
-    """End `fetch` by a signal so many times, then let it finish; count the bytes that the nodes sent."""
+    """End `fetch` by a signal `cuts` times, then let it finish; count the bytes that the nodes sent."""
     name = f"saves{number}"
     home = lab.project / "runs" / name
     lab.run("train", "saves.py", "--name", name, "--world-size", "2", "--detach")
@@ -129,7 +129,7 @@ def cut(lab: Rehearsal, number: int, dice: random.Random, *, cuts: int = CUTS) -
 
 
 def count_copied_bytes(home: Path) -> int:
-    """Return the bytes that were copied so far; os.walk skips folders that vanish."""
+    """Return the number of bytes copied so far. os.walk is used because it skips folders that vanish."""
     count = 0
     for folder, _, names in os.walk(home):
         if "model.pt" in names:
@@ -149,7 +149,7 @@ def count_sent_bytes(lab: Rehearsal) -> int:
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
-    """Run one case: the first is cut."""
+    """Run one case, and return its row; in case 0, `fetch` is cut."""
     return grow(lab, number) if number else cut(lab, number, dice)
 
 

@@ -1,9 +1,10 @@
-"""A cluster is forgotten, in one of many ways: it must end by itself, in time, within the shown price.
+"""A cluster is forgotten in one of many ways: it must end in time, and cost no more than the shown price.
 
     python -m benchmarks.campaigns.forgotten [--seed N] [--runs N] [--parallel N] [--state FILE]
 
-Needs root: one node of the local cloud per run. Each run forgets its cluster in the next way of `WAYS`, at a
-moment that is drawn, and never comes back. Deadline: the expiry, or the idle time after the last use.
+Needs root for one node of the local cloud per run. Each run takes the next way in `WAYS`, leaves its cluster
+at a moment that is drawn, and never uses the cluster again. The deadline is the expiry or, if that is
+earlier, the end of the idle time after the last use.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from benchmarks.campaigns._campaign import Row, arguments, campaign, rehearsal
 
 LATE_S = 60
 EARLY_S = 15
-UNUSED_S = 1800  # the shortest idle time of a node without a use since its boot
+UNUSED_S = 1800  # the shortest idle time of a node that has not been used since its boot
 SCRIPT = """\
 import os, signal, sys, time
 seconds, stubborn = float(sys.argv[1]), sys.argv[2] == "stubborn"
@@ -36,7 +37,7 @@ open("result.txt", "w").write("mine")
 print("started", flush=True)
 time.sleep(seconds)
 """
-# Replaces `date` on the node, as the clock of a single container cannot be set.
+# This replaces `date` on the node, because the clock of a single container cannot be set.
 CLOCK = '#!/bin/sh\nshifted=$(($(/usr/bin/date +%s) + {shift}))\nexec /usr/bin/date -d "@$shifted" "$@"\n'
 
 
@@ -113,7 +114,7 @@ class Forgotten:
         return client
 
     def look(self) -> None:
-        """Record when each instance was first seen running, and when it no longer was."""
+        """Record when each instance was first seen running, and when it was first seen in a later state."""
         filters = [{"Name": "tag:awsddp:cluster", "Values": [self.name]}]
         reservations = self.ec2.describe_instances(Filters=filters)["Reservations"]
         for instance in (row for reservation in reservations for row in reservation["Instances"]):
@@ -141,7 +142,7 @@ class Forgotten:
         return datetime.fromisoformat(self.tag("expires")).timestamp() if self.described else time.time()
 
     def processes(self, group: str) -> list[int]:
-        """Return the processes of a systemd unit of the node."""
+        """Return the ids of the processes in a systemd unit of the node."""
         folder = Path("/sys/fs/cgroup")
         files = folder.glob(f"**/{self.instance}/payload/{group}/cgroup.procs")
         return sorted({int(line) for file in files for line in file.read_text().split()})
@@ -174,7 +175,7 @@ def kill(client: "subprocess.Popen[str]") -> float:
     return time.time()
 
 
-# Returns the deadline, and whether the node must exist until then.
+# A way to forget a cluster. It returns the deadline, and True if the node must exist until then.
 Way = Callable[[Forgotten], tuple[float, bool]]
 
 
@@ -362,7 +363,7 @@ def exec_killed(cluster: Forgotten) -> tuple[float, bool]:
 
 
 def busy_service(cluster: Forgotten) -> tuple[float, bool]:
-    """A foreign process in a separate unit that ignores all signals but KILL."""
+    """A process that awsddp did not start runs in a separate unit and ignores SIGHUP, SIGTERM and SIGINT."""
     used = cluster.up()
     cluster.inside("systemd-run", "-q", "sh", "-c", "trap '' HUP TERM INT; while :; do sleep 1; done")
     return used + cluster.idle_s, True
@@ -471,7 +472,7 @@ def _row(cluster: Forgotten, due: float, lives: bool) -> Row:
 
 @contextlib.contextmanager
 def laboratory() -> Iterator[tuple[Rehearsal, Any]]:
-    """Yield a local cloud with the job's script, and an EC2 client of it."""
+    """Yield a local cloud with the job's script, and an EC2 client for this cloud."""
     with rehearsal() as lab:
         (lab.project / "job.py").write_text(SCRIPT)
         yield lab, lab.client("ec2")
@@ -479,7 +480,7 @@ def laboratory() -> Iterator[tuple[Rehearsal, Any]]:
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=50)
-    parser.add_argument("--parallel", type=int, default=4, help="clusters side by side")
+    parser.add_argument("--parallel", type=int, default=4, help="the number of clusters at the same time")
     args = parser.parse_args()
     with laboratory() as (lab, ec2):
         return campaign(args, lambda number, dice: run(lab, ec2, number, dice), parallel=args.parallel)

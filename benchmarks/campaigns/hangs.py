@@ -1,9 +1,10 @@
-"""A job hangs in one of the usual ways: `why` must name rank and line, and the job must continue.
+"""A job hangs in one of the usual ways: `why` must name the rank and the line, and must not end the job.
 
     python -m benchmarks.campaigns.hangs [--seed N] [--runs N] [--ranks N] [--launcher NAME] [--state FILE]
 
-Needs root: two nodes of the local cloud. All ways in turn, the rank is drawn; the group is gloo. In `network`
-node 1 loses its network: its ranks must be named.
+Needs root for its two nodes of the local cloud. The runs take all ways in turn; the rank is drawn, and the
+backend of the process group is gloo. In `network`, node 1 loses its network, and `why` must name the ranks of
+node 1.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ for step in range(3):
 print("up", flush=True)
 """
 )
-# name: (script, text in the explanation); the line that is marked "# here" is that of the culprit
+# {name: (script, text in the explanation)}; the culprit hangs in the line that is marked "# here".
 HANGS = {
     "skip": (
         GROUP
@@ -122,7 +123,7 @@ def line_of(script: str, mark: str = "# here") -> int:
 
 
 def is_named(document: dict[str, Any], name: str, culprit: int) -> bool:
-    """Return True if `why` names the rank, its line and the reason of the hang."""
+    """Return True if `why` names the rank, the rank's line and the reason for the hang."""
     script, words = HANGS[name]
     location = f"{name}.py:{line_of(script)} in" if "# here" in script else ""
     explanation = document["explanation"]

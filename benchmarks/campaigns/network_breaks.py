@@ -1,10 +1,10 @@
-"""A node's network breaks during a job: the job must end as without the break, with every line once.
+"""A node's network breaks during a job, which must end as without the break and show every line once.
 
     python -m benchmarks.campaigns.network_breaks [--seed N] [--runs N] [--longest S] [--state FILE]
 
-Needs root: two nodes of the local cloud, one of which is cut off by nftables in its own network namespace,
-for 1 s to 4 min, in one direction or both, at a moment of the job that is drawn. Ranks print lines, alone
-(lines) or after an all_reduce of a gloo group (group).
+Needs root for its two nodes of the local cloud. At a drawn moment of the job, nftables cuts off one of the
+nodes, in the node's network namespace, for 1 s to 4 min, in one direction or both. The ranks of lines.py only
+print lines; those of group.py print each line after an all_reduce of a gloo group.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def broken(instance_id: str, directions: tuple[str, ...]) -> Iterator[None]:
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random, *, longest: float = 240) -> Row:
-    """Break the network once, drawn from `dice`, for at most `longest` seconds, and return the row."""
+    """Break the network once, as drawn from `dice`, for at most `longest` seconds; return the row."""
     script = dice.choice(["lines.py", "lines.py", "group.py"])
     directions = dice.choice([("in", "out"), ("in",), ("out",)])
     node = dice.randrange(2)
@@ -96,7 +96,7 @@ def run(lab: Rehearsal, number: int, dice: random.Random, *, longest: float = 24
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=50)
-    parser.add_argument("--longest", type=float, default=240.0, help="of a break, in seconds")
+    parser.add_argument("--longest", type=float, default=240.0, help="the longest break in seconds")
     args = parser.parse_args()
     with cluster(2, SCRIPTS) as lab:
         return campaign(args, lambda number, dice: run(lab, number, dice, longest=args.longest))

@@ -1,14 +1,15 @@
-"""Projects of several kinds on two local nodes without internet, and those with unsatisfiable requirements.
+"""Projects of several kinds, some with unsatisfiable requirements, on two local nodes without internet.
 
     python -m benchmarks.campaigns.projects [--seed N] [--runs N] [--state FILE]
 
-Needs root: two nodes of the local cloud. Every even run trains with the packages of one kind of project,
-which come from one kind of source, in one command, on both nodes: 9 have each kind once, 36 each kind from
-each source. No password may be left on a node or in the output. Every odd run types one command for a project
-with unsatisfiable requirements: it must end with 3 and name file and line, with nothing launched; 20 have
-each once.
+Needs root for its two nodes of the local cloud. Every even run trains on both nodes, in one command, with the
+packages of one kind of project from one kind of source: 9 even runs cover each kind once, 36 cover each kind
+from each source. No password may be left on a node or in the output. Every odd run calls one command in a
+project with unsatisfiable requirements: the command must exit with 3, name the file and the line, and launch
+nothing. 20 odd runs cover each fault once.
 
-conda is tests/support/conda_program.py: rattler solves and installs from a channel as conda lays it out.
+The nodes' conda is tests/support/conda_program.py, which uses rattler to solve and install from a channel
+with the layout of a conda channel.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ PLACES = ("public index", "private index", "behind a proxy", "private, behind a 
 
 @dataclass
 class World:
-    """A cluster, and the sources of its packages; `index` is the index of this machine's pip."""
+    """A cluster, and the sources of its packages; `index` is the index that this machine's pip uses."""
 
     lab: Rehearsal
     wheels: Path
@@ -98,18 +99,18 @@ class World:
 
 
 Kind = Callable[[World, str], str]
-"""Writes a project that needs a version of `small`, and `tiny`; returns the file for --env."""
+"""Writes a project that needs `tiny` and a given version of `small`; returns the file for --env."""
 
 
 def included(world: World, version: str) -> str:
-    """Return a file that includes another one, and constraints, which decide."""
+    """Return a file that includes another file and the constraints that decide the versions."""
     world.write("needs/base.txt", "small  # the newest would be another\n")
     world.write("needs/pins.txt", f"small=={version}\ntiny==1.0\n")
     return world.write("requirements.txt", "-r needs/base.txt\n-c needs/pins.txt\n")
 
 
 def extras(world: World, version: str) -> str:
-    """Return a file for the project itself, whose extra requires an extra."""
+    """Return a file that requires an extra of the project; this extra requires an extra of `small`."""
     table = f'\n[project.optional-dependencies]\ndev = ["small[more]=={version}"]\n'
     world.write("pyproject.toml", PROJECT.format("[]") + table)
     return world.write("requirements.txt", "-e .[dev]\n")
@@ -125,7 +126,7 @@ def hashes(world: World, version: str) -> str:
 
 
 def repository(world: World, version: str) -> str:
-    """Return a file with a package of a git repository."""
+    """Return a file that requires a package from a git repository."""
     return world.write("requirements.txt", f"small=={version}\ntiny @ git+{world.git}/tiny.git\n")
 
 
@@ -148,14 +149,14 @@ def lock(world: World, version: str) -> str:
 
 
 def lock_of_sources(world: World, version: str) -> str:
-    """Return a lock of a wheel at a URL and a git repository."""
+    """Return a lock that has a wheel from a URL and a package from a git repository."""
     url = f"{world.files}/small-{version}-py3-none-any.whl"
     sources = f'small = {{ url = "{url}" }}\ntiny = {{ git = "{world.git}/tiny.git" }}\n'
     return world.lock(["small", "tiny"], f"[tool.uv.sources]\n{sources}")
 
 
 def environment(world: World, version: str) -> str:
-    """Return an environment.yml, with packages of a channel and of pip."""
+    """Return an environment.yml with packages from a channel and from pip."""
     lines = f"- python={channel.MINOR}\n- numpy<2\n- pip:\n  - small=={version}\n"
     return world.write(
         "environment.yml", f"name: mine\nchannels: [{world.files}/channels/forge]\ndependencies:\n{lines}"
@@ -196,7 +197,7 @@ def train(world: World, number: int) -> Row:
 
 
 def _read_client_files(home: Path) -> str:
-    """Return the content of this machine's files about its clusters; the nodes' disks are checked there."""
+    """Return the content of this machine's files about its clusters, without the disks of the nodes."""
     files = [path for path in home.rglob("*") if path.is_file() and "nodes" not in path.parts]
     return "".join(path.read_bytes().decode(errors="replace") for path in files)
 
@@ -209,7 +210,7 @@ BAD = {
     "no wheel": (["tiny", "elsewhere"], "elsewhere cannot be met"),
     "bad line": (["tiny", "numpy=1.26"], "'numpy=1.26' is not a requirement"),
 }
-"""The requirements of a project, and the text of the error."""
+"""For each fault, the requirements of the project and the text of the error."""
 IN_FILES = ("requirements.txt", "included", "pyproject.toml")
 OTHERS = {
     "unknown key": ("environment.yml", "dependencies: [python=3.11]\nchanels: [x]\n", "key 'chanels'"),
@@ -221,7 +222,7 @@ FAULTS = [(fault, file) for file in IN_FILES for fault in BAD] + [
 
 
 def refuse(world: World, number: int, dice: random.Random) -> Row:
-    """Run a command with unsatisfiable requirements: a launch of another cluster, or a job of this one."""
+    """Launch another cluster, or start a job on this one, with unsatisfiable requirements; return the row."""
     fault, file = FAULTS[number % len(FAULTS)]
     world.begin("public index")
     if fault in OTHERS:
@@ -323,7 +324,7 @@ def _conda_on_nodes(lab: Rehearsal) -> None:
 
 
 def run(world: World, number: int, dice: random.Random) -> Row:
-    """Run one case: the requirements of an even one can be met."""
+    """Run one case, and return its row; only an even case has requirements that can be met."""
     return refuse(world, number // 2, dice) if number % 2 else train(world, number // 2)
 
 

@@ -1,13 +1,14 @@
-"""A saved run loses a node or its whole cluster: new nodes resume from S3, with the same result.
+"""A saved run loses a node or its whole cluster: new nodes must resume from S3, with the same result.
 
     python -m benchmarks.campaigns.saved [--seed N] [--runs N] [--state FILE]
 
-Needs root: two nodes of the local cloud. The bundled program runs with --save-to and a checkpoint every 61
-steps of 0.06 to 0.15 s. At a step that is drawn, node 0, node 1 or both lose their power, and the client is
-killed. `down --discard`, `up` and `train --resume s3://...` follow. Per run:
+Needs root for its two nodes of the local cloud. The bundled program runs with --save-to and a checkpoint
+every 61 steps of 0.06 to 0.15 s. At a step that is drawn, the client is killed, and node 0, node 1 or both
+are terminated. Then `down --discard`, `up` and `train --resume s3://...` run. Columns:
 
-    listed    the step of the newest checkpoint in job.json, which torch.load reads from its parts in S3; each
-              one that was written 4 s before the loss must be listed (`due`)
+    due       the step of the last checkpoint that was written at least 4 s before the loss
+    listed    the step of the newest checkpoint in job.json, which torch.load reads from its parts in S3; this
+              step must not be less than `due`
     repeated  steps that the resumed run repeated
     equal     the parameters at the end are bit for bit those of a run that lost nothing
 """
@@ -73,7 +74,8 @@ def step_of(log: Path) -> int:
 def watch(lab: Rehearsal, name: str, until: int) -> tuple[int, int]:
     """Follow a run up to the step `until`, then kill its client.
 
-    Returns the last checkpoint that was written `SAVED_S` before, and the step.
+    Returns the step of the last checkpoint that was written at least `SAVED_S` before the kill, and the step
+    of the kill.
     """
     follower, log, seen = start(lab, name), lab.project / "runs" / name / "logs/rank0.log", [(0.0, 0)]
     while seen[-1][1] < until:
@@ -88,7 +90,7 @@ def watch(lab: Rehearsal, name: str, until: int) -> tuple[int, int]:
 
 
 def listed_step(s3: Any, name: str) -> int:
-    """Return the step of the newest checkpoint that job.json lists, from its bytes in S3; 0 without one."""
+    """Return the step in the newest checkpoint that job.json lists in S3, or 0 if there is none."""
     import torch
 
     def content(key: str) -> bytes:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.campaigns.saves [--seed N] [--runs N] [--state FILE]
 
-Needs root: two nodes of the local cloud. In turns: they expire, one is powered off or rebooted from inside,
-the cluster is stopped (`awsddp stop`), at a drawn moment of the job.
+Needs root for its two nodes of the local cloud. At a drawn moment of the job, the runs take these kinds in
+turn: both nodes expire, one node is powered off or rebooted from inside, or `awsddp stop` stops the cluster.
 """
 
 import json
@@ -39,7 +39,7 @@ _WORDS = {
 
 
 def up(lab: Rehearsal, expires: str) -> None:
-    """Launch the cluster; retry, as a node of the run before may shut down during the launch."""
+    """Launch the cluster; retry, because a node of the previous run may shut down during the launch."""
     for retries_left in (2, 1, 0):
         try:
             lab.run("up", "--nodes", "2", "-y", "--expires", expires)
@@ -51,7 +51,7 @@ def up(lab: Rehearsal, expires: str) -> None:
 
 
 def boots(lab: Rehearsal) -> dict[str, str]:
-    """Return the boot id of each running instance; nothing while one is starting or stopping."""
+    """Return the boot id of each running instance, or {} while an instance is starting or stopping."""
     try:
         nodes = json.loads(lab.run("status", "--json"))["nodes"]
         ids = {node["node"]: node["instance_id"] for node in nodes if node["state"] == "running"}
@@ -62,7 +62,7 @@ def boots(lab: Rehearsal) -> dict[str, str]:
 
 
 def saved(lab: Rehearsal, name: str) -> list[str]:
-    """Return the fetched files that the ranks of a job saved."""
+    """Return the content of the fetched files that the ranks of a job saved."""
     return [path.read_text() for path in (lab.project / "runs" / name).glob("node*/saved*")]
 
 
@@ -82,7 +82,7 @@ def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
     while before.items() <= boots(lab).items() and time.monotonic() < deadline:
         time.sleep(1)
     fetched = "at once"
-    if len(saved(lab, name)) < 4:  # a node was off before its results were fetched: its disk still exists
+    if len(saved(lab, name)) < 4:  # a node was off before `fetch`; its disk still exists
         fetched = "after up"
         up(lab, "1h")
         lab.run("fetch", name)

@@ -1,13 +1,14 @@
-"""Random trees of results: those fetched from nodes and from S3 are equal, names and bytes.
+"""Random trees of results: what is fetched from nodes and from S3 must be equal in names and bytes.
 
     python -m benchmarks.campaigns.trees [--seed N] [--runs N] [--state FILE] [--parallel N]
     python -m benchmarks.campaigns.trees --nodes ...          # real nodes; needs root
 
-Each run draws a tree (_tree.py): names that are special for file systems, shells and programs, equal names in
-the run folder and the project folder, links to files and folders and out of them, files that are rewritten in
-place with unchanged size and time, renamed, and rotated 5 times per second; every sixth has 3,000 small
-files. Without nodes the list of a node is copied as `fetch` does, with awsddp's uploader and reader of S3.
-With nodes, `fetch JOB`, `fetch s3://...` and `down` fetch the same tree.
+Each run draws a tree (_tree.py). A tree has names that are special for file systems, shells and programs,
+equal names in the run folder and the project folder, and links to files and folders inside and outside the
+tree. 5 times per second, files are rewritten in place with unchanged size and time, or renamed, and a log is
+rotated. Every sixth tree has 3,000 small files. Without --nodes, the files that a node lists are copied as
+`fetch` would copy them, and compared with what awsddp's reader downloads after awsddp's uploader has saved
+the files. With --nodes, `fetch JOB`, `fetch s3://...` and `down` must fetch the same tree.
 """
 
 import contextlib
@@ -44,9 +45,9 @@ Tree = dict[bytes, tuple[str, bytes]]
 
 
 def tree_at(folder: Path, label: str = "tree") -> Tree:
-    """Return the entries of a results folder: by name the type, and the bytes or the target.
+    """Return the type and the content (bytes or link target) of each entry of a results folder, by name.
 
-    `label`, which differs between jobs, is replaced.
+    `label`, which differs between jobs, is replaced by LABEL.
     """
     entries: Tree = {}
     for path in folder.rglob("*"):
@@ -59,7 +60,7 @@ def tree_at(folder: Path, label: str = "tree") -> Tree:
 
 
 def difference(first: Tree, second: Tree) -> str:
-    """Return the differences of two trees as a short text; "" if they are equal."""
+    """Return the differences between two trees as a short text, or "" if the trees are equal."""
     names = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
     def kind(tree: Tree, name: bytes) -> str:
@@ -71,7 +72,7 @@ def difference(first: Tree, second: Tree) -> str:
 
 
 def fetch(job: Job, folder: Path) -> None:
-    """Fetch the results by the list of the node, as `fetch` does, but with a local copy."""
+    """Fetch the results that the node lists, as `fetch` does, but copy the files locally."""
 
     def look(_: object = None) -> dict[tuple[int, str], ResultFile]:
         return {(0, file.path): file for file in listed().files}
@@ -102,7 +103,7 @@ def fetch(job: Job, folder: Path) -> None:
 
 
 def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0, many: int = MANY) -> Row:
-    """Draw a tree without nodes, and fetch it by the list of its node and from S3."""
+    """Draw a tree without nodes, fetch it by a node's list and from S3, and return the row."""
     began = time.monotonic()
     files = many if number % 6 == 5 else dice.choice((0, 20))
     with (
@@ -135,14 +136,14 @@ def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0,
 
 
 def run_on_nodes(lab: Rehearsal, number: int, seed: str, *, seconds: float = 2.0, many: int = MANY) -> Row:
-    """Draw a tree twice, on two nodes each; fetch it by `fetch`, from S3, and by `down`."""
+    """Draw a tree in two jobs on two nodes; fetch it by `fetch`, from S3, and by `down`; return the row."""
     files, runs = many if number % 6 == 5 else 20, lab.project / "runs"
 
     def draw(label: str, *options: str) -> None:
         words = ["train", "tree.py", "--name", label, "--world-size", "2", "--detach", *options]
         lab.run(*words, "--", seed, label, str(files), str(seconds))
         while json.loads(lab.run("jobs", "--json"))["jobs"][-1]["state"] == "running":
-            time.sleep(0.5)  # a client that follows it would fetch its results
+            time.sleep(0.5)  # a client that follows the job would fetch its results
 
     lab.run("up", "--local", "--nodes", "2", "-o", "local.gpus=off", "-o", f"job.save_to={SAVE_TO}", "-y")
     saved, unsaved = f"saved{number}", f"unsaved{number}"
@@ -171,8 +172,10 @@ def laboratory() -> Iterator[Rehearsal]:
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=30)
-    parser.add_argument("--parallel", type=int, default=2, help="trees side by side, without nodes")
-    parser.add_argument("--nodes", action="store_true", help="on real nodes of a local cluster")
+    parser.add_argument(
+        "--parallel", type=int, default=2, help="the number of trees at the same time, without --nodes"
+    )
+    parser.add_argument("--nodes", action="store_true", help="use real nodes of a local cluster")
     args = parser.parse_args()
     if not args.nodes:
         with records() as cloud:

@@ -2,9 +2,9 @@
 
 A .pth file next to this package calls `pretend`. Uses only the standard library and torch, which is patched
 when the script imports it. All computation runs on the CPU. Each tensor created from Python records the GPU
-that it would be on, so that the errors that occur on a real node are raised, for example for a GPU that the
-node does not have, a tensor that was not moved, NCCL with a CPU tensor, or two ranks on one GPU. Calls that
-cannot be simulated raise an error.
+that it would be on. The errors of a real node are therefore raised, for example for a GPU that the node does
+not have, a tensor that was not moved, NCCL with a CPU tensor, or two ranks on one GPU. Calls that cannot be
+simulated raise an error.
 """
 
 import importlib.machinery
@@ -13,7 +13,7 @@ import sys
 import types
 
 GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
-"""The node's identical GPUs. `used`: this process used a GPU; `forked`: it was forked after such a use."""
+"""The node's identical GPUs. `used`: this process has used a GPU; `forked`: its parent had, at the fork."""
 ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # a rank's child processes inherit this, so that they do not repeat notes
 PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
 """pip sets one of these in builds, depending on pip's version. With CUDA, builds would need its compiler."""
@@ -77,15 +77,15 @@ def _skip_gpu_kernels(torch):
     nn = torch.nn
 
     def compile_model(model=None, **kwargs):
-        announce("torch.compile is left out", "the model runs as it is written")
+        announce("torch.compile is left out", "the model runs uncompiled")
         return (lambda decorated: decorated) if model is None else model
 
     def whole_batch(self, *inputs, **kwargs):
-        announce("DataParallel does not split its batch", "its module gets all of it")
+        announce("DataParallel does not split its batch", "its module gets the whole batch")
         return self.module(*inputs, **kwargs)
 
     def own_batch(self, values):
-        announce("SyncBatchNorm does not average over ranks", "each rank takes its own batch")
+        announce("SyncBatchNorm does not average over ranks", "each rank uses only its own batch")
         return nn.modules.batchnorm._BatchNorm.forward(self, values)
 
     torch.compile = compile_model

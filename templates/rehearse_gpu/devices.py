@@ -39,7 +39,7 @@ def gpu_index(device):
     if not 0 <= number < count:
         total = "1 GPU" if count == 1 else f"{count} GPUs"
         raise getattr(torch, "AcceleratorError", RuntimeError)(
-            f"CUDA error: invalid device ordinal\ncuda:{number} was asked for; this node would have {total}"
+            f"CUDA error: invalid device ordinal\ncuda:{number} was requested; this node would have {total}"
         )
     if GPUS.forked:
         raise RuntimeError(
@@ -63,7 +63,7 @@ def set_device(device):
 
 
 class _DeviceType(type):
-    """The metaclass of the class that replaces torch.device and takes a plain number as a GPU."""
+    """The metaclass of the class that replaces torch.device and interprets a plain number as a GPU."""
 
     original = torch.device
 

@@ -67,7 +67,7 @@ class Reduction:
 
     @torch.no_grad()
     def before(self, tensor, keeps):
-        """Return the tensor that gloo reduces: `tensor` or a copy. With `keeps`, `tensor` is not changed."""
+        """Return the tensor that gloo reduces: `tensor` or a copy. If `keeps`, `tensor` is not changed."""
         sent = tensor.to(self._dtype) if self._is_converted else tensor
         if self._factor is None:
             return sent.clone() if keeps and sent is tensor else sent

@@ -12,9 +12,8 @@ import torch
 def refusal_text(call):
     """Return the error text for a call; the text includes the script line that made the call."""
     return (
-        f"rehearsal: {call} needs a true GPU and cannot be simulated{_calling_line()}. Leave it out of the "
-        "rehearsal: there torch.cuda.get_device_name() ends with (rehearsed); or rehearse on the CPU: "
-        "-o local.gpus=off"
+        f"rehearsal: {call} needs a real GPU and cannot be simulated{_calling_line()}. Skip this call if "
+        "torch.cuda.get_device_name() ends with (rehearsed), or rehearse without GPUs: -o local.gpus=off"
     )
 
 

@@ -342,7 +342,7 @@ def test_waiting_client_reports_whose_build_it_waits_for(make_lab: MakeLab, pyth
 
 def test_build_that_does_not_end_is_reported_with_the_command_that_ends_it() -> None:
     reason = "waiting for a build of ann@laptop on this node, since 10:02 UTC, process 4711: sleep\n9"
-    answer = Environment(failed=reason, said="it has no end after 1800 s")
+    answer = Environment(failed=reason, said="the build has not ended after 1800 s")
     error = environments._outcome(PLAN, 1, answer, str)
     assert isinstance(error, NodeError) and error.message == f"node1: {reason}"
     assert error.next.startswith("awsddp exec --node 1 -- kill 4711 ")

@@ -153,7 +153,7 @@ def test_environment_yml_of_a_project_is_solved_and_installed(
         prove_case("- greedy", "environment.yml: no channel has a numpy that fits"),
         (f"- numpy=1.26.4={BUILD}\n- numpy>=2", "environment.yml: its packages have conflicting versions"),
         prove_case("- other::numpy", "environment.yml: its packages have conflicting versions"),
-        prove_case("- library", "No python: environment.yml names no package with one"),
+        prove_case("- library", "There is no Python: no package in environment.yml contains it"),
         (f"- python={MINOR}\n- pip:\n  - small>7", "environment.yml: no small>7 for this Python"),
     ],
 )

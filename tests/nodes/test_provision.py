@@ -212,7 +212,7 @@ def test_wait_for_the_boot_ends_at_the_deadline(make_torch_lab: MakeLab) -> None
     lab.hosts[0].script("cloud-init", "#!/bin/sh\nexec sleep 600\n")
     events: list[Event] = []
     prepare_nodes(lab, deadline_s=0.5, on_event=events.append)
-    assert "the boot has no end after 0.5 s" in events[-1].text
+    assert "the boot has not ended after 0.5 s" in events[-1].text
 
 
 # Each call uses the next answer: how many GPUs torch finds, or the number of CUDA's error.

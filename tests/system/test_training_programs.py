@@ -88,7 +88,7 @@ def test_missing_gpus_are_reported_with_their_number(capsys: pytest.CaptureFixtu
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit):
         mnist_convnet.arguments(["--num-gpu-processes", "8"])
-    assert "8 GPU processes: there are 0 GPUs here" in capsys.readouterr().err
+    assert "8 GPU processes need as many GPUs; this machine has 0" in capsys.readouterr().err
 
 
 def test_synthetic_data_has_its_name_and_incomplete_or_missing_files_are_named(tmp_path: Path) -> None:

@@ -495,7 +495,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_simulation_reports_once_what_it_simulates_and_what_it_leaves_out(answers: dict[str, Any]) -> None:
     first, second = answers["messages"]
     assert first.startswith("rehearsal: 2 x NVIDIA L4 simulated: CUDA runs on the CPU, NCCL on gloo")
-    assert second == "rehearsal: torch.compile is left out: the model runs as it is written"
+    assert second == "rehearsal: torch.compile is left out: the model runs uncompiled"
 
 
 def test_torch_finds_the_gpus_of_the_instance_type(answers: dict[str, Any]) -> None:
@@ -558,7 +558,7 @@ def test_invalid_calls_raise_the_errors_of_a_real_node(answers: dict[str, Any]) 
     assert answers["two devices"].endswith("device_ids can only be None or contain a single element.")
     assert answers["DDP of the host"] == "RuntimeError: No backend type associated with device type cpu"
     assert answers["a strided collective"] == "ValueError: Tensors must be contiguous"
-    assert "needs a true GPU and cannot be simulated" in answers["no graphs"]
+    assert "needs a real GPU and cannot be simulated" in answers["no graphs"]
 
 
 def test_mixed_devices_are_refused_as_on_a_gpu(answers: dict[str, Any]) -> None:
@@ -626,7 +626,7 @@ def test_unsupported_class_can_be_checked_for_and_not_created(answers: dict[str,
         (sharded, "torch.distributed.fsdp.fully_shard", "refused(lambda: fully_shard(kept)),)."),
         (snapshot, "torch._C._cuda_memorySnapshot", "call())."),
     ):
-        assert f"rehearsal: {call} needs a true GPU" in text
+        assert f"rehearsal: {call} needs a real GPU" in text
         assert "script.py, line " in text
         assert f": {line}" in text
         assert text.endswith("-o local.gpus=off")

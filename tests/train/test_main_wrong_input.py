@@ -199,4 +199,4 @@ def test_a_rank_without_its_data_is_named_and_the_other_says_the_group_broke(tmp
     args = ["--recipe", "stl10-resnet18", "--image-size", "32", "--data-dir", str(tmp_path / "data{rank}")]
     healthy, failed = run_ranks("main.py", *args, ranks=2, folder=tmp_path / "run")
     assert failed.code == 1 and "stl10 cannot be read" in failed.err
-    assert healthy.code == 1 and "the group broke" in healthy.err and "Traceback" not in healthy.err
+    assert healthy.code == 1 and "the process group failed" in healthy.err and "Traceback" not in healthy.err
