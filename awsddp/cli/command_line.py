@@ -52,10 +52,10 @@ class Globals:
 class CommandState:
     """The running command's state and its signal handlers.
 
-    `session` is set as soon as the verb has its session, the other attributes as soon as the options are
-    parsed. `pause` removes the live lines. `rerun_command` is the command that continues an interrupted
-    command's work, or "" if there is none. `unwritten_file` is the file to which the answers to the current
-    questions will be written, or "" if there is none.
+    `session` is set as soon as the verb has opened its session. The other attributes are set as soon as the
+    options are parsed. `pause` removes the live lines. `rerun_command` is the command that continues an
+    interrupted command's work, or "" if there is none. `unwritten_file` is the file to which the answers to
+    the current questions will be written, or "" if there is none.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,8 @@ class CommandState:
     def interrupt_error(self, stop: BaseException | None = None) -> AwsddpError:
         """Return the error for an interrupted command.
 
-        The error says what still runs, and has the exit code that belongs to `stop`.
+        The error describes what still runs. `stop` is the exception that ended the command: if it has a note,
+        the note becomes the message, and if it is Terminated, the exit code is 128 plus the signal's number.
         """
         error = Interrupted(
             "interrupted before anything was changed",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
 _AFTER_SUMMARY = re.compile(r": |(?<! ago\))\. Ranks? ")
-"""Matches the end of an explanation's first sentence. The ranks' positions follow; the table shows them."""
+"""Matches the end of an explanation's first sentence. The page omits the rest of the explanation, the ranks'
+positions, because its table shows them."""
 _FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 

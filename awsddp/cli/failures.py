@@ -12,7 +12,7 @@ from awsddp.errors import AwsddpError, CloudError, ConfigError, Interrupted, Usa
 
 BROKEN_PIPE_CODE = 141
 """The exit code if the program that reads the pipe has exited: 128 + SIGPIPE."""
-_PERMISSION = "awsddp runs as your user: give your user access to it"
+_PERMISSION = "awsddp runs as your user: give your user access to this path"
 _SPACE = "free disk space, then run the same command again"
 _LIMIT = "ulimit -n 4096   # raises the limit of open files; then run the same command again"
 _LOCAL_ERRORS = {
@@ -20,10 +20,10 @@ _LOCAL_ERRORS = {
     errno.EDQUOT: _SPACE,
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
-    errno.EROFS: "its file system is read-only: use another folder, or remount it for writing",
+    errno.EROFS: "the file system is read-only: use another folder, or remount the file system for writing",
     errno.EMFILE: _LIMIT,
     errno.ENFILE: _LIMIT,
-    errno.EIO: "its disk fails: dmesg",
+    errno.EIO: "the disk reports errors; dmesg shows them",
 }
 """Maps the error numbers of file, disk and resource limit errors on this machine to next steps."""
 

@@ -50,7 +50,10 @@ def add_options(verb: str) -> Callable[[Any], Any]:
 
 
 def _option(key: str) -> Callable[[Any], Any]:
-    """Return the click option that sets a key, with the key's type; repeatable if the key has many values."""
+    """Return the click option that sets a key.
+
+    The option has the key's type, and can be repeated if the key has many values.
+    """
     setting, (section, _, name) = OPTIONS[key], key.partition(".")
     hint = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
@@ -104,7 +107,7 @@ def _check_env_variables(variables: list[str], *, has_env_var: bool) -> None:
             "variables belong to a job",
             f"awsddp train --env-var {names[0]}=VALUE",
         )
-    notes = [f"--env {name}=... sets a variable, as --env-var {name}=... does" for name in names]
+    notes = [f"--env {name}=... sets a variable; it means the same as --env-var {name}=..." for name in names]
     click.get_current_context().meta["awsddp.notes"] = notes
 
 
@@ -124,7 +127,7 @@ def _parse_variable(text: str) -> tuple[str, str | None]:
 
 
 def _with_relative_script(job: JobSpec) -> JobSpec:
-    """Return the job; if its script is in the project folder, its path is made relative to that folder."""
+    """Return the job; the path of a script in the project folder is made relative to that folder."""
     script, workdir = job.job.script, Path(job.sync.workdir)
     if script is None or job.job.module:
         return job

@@ -102,7 +102,7 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **values: An
 
 
 class Run(Launch):
-    """The verb `run`: it takes every option of `up` and `train`; its help page shows only the usual ones."""
+    """The verb `run`. It takes every option of `up` and `train`, but its help lists only the usual ones."""
 
     ends_cluster = True
 
@@ -117,15 +117,16 @@ class Run(Launch):
 @click.argument("script", required=False, shell_complete=complete_files)
 @invocation.add_options("run")
 @click.option(
-    "--detach", is_flag=True, help="Return when the ranks run; the nodes end by themselves after the job."
+    "--detach", is_flag=True, help="Return when the ranks run; the nodes end automatically after the job."
 )
 @click.pass_context
 def run(ctx: click.Context, /, options: Globals, *, detach: bool, **values: Any) -> None:
     """Run up, train and down in one command: the nodes are terminated even after a failure.
 
-    Takes every option of `awsddp up` and `awsddp train`; their --help shows those that are not listed below.
-    With --detach the nodes end 10 minutes (--idle) after the job. They are terminated, or stopped if they
-    have results that are not in S3 (--save-to); `awsddp fetch` starts stopped nodes again.
+    `awsddp run` takes every option of `awsddp up` and `awsddp train`; the help pages of these two verbs show
+    the options that are not listed below. With --detach the nodes end 10 minutes (--idle) after the job:
+    nodes with results that are not in S3 (--save-to) are stopped, and all other nodes are terminated.
+    `awsddp fetch` starts stopped nodes again.
     """
     from awsddp.cluster.run import run_job, with_idle
 
@@ -144,8 +145,8 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **values: Any)
 def jobs(options: Globals, *, names: tuple[str, ...], since: str | None) -> None:
     """List the jobs of this machine's clusters, including terminated ones, with their cost.
 
-    The jobs of the selected cluster (-c) are shown as its nodes report them. With JOB: only these jobs. -v:
-    also their commands and each rank's progress.
+    The jobs of the selected cluster (-c) are shown as its nodes report them. With JOB, only these jobs are
+    shown. With -v, the jobs' commands and each rank's progress are shown too.
     """
     from awsddp.job.jobs import list_jobs
 
@@ -233,10 +234,10 @@ def _returns_list(names: tuple[str, ...]) -> bool:
 def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...]) -> None:
     """Fetch the results of each JOB (default: the last job; all: every job on the nodes).
 
-    Results are its logs, its run folder, and new and changed files. If a node is gone or stopped, the results
-    of the other nodes are fetched, and the missing part is reported (exit 6). A cluster that stopped by
-    itself with results on it is started and, after the download, terminated; both need your consent. Results
-    that are completely in S3 are downloaded from there.
+    A job's results are its logs, its run folder, and new and changed files. If a node is gone or stopped, the
+    results of the other nodes are fetched, and the missing part is reported (exit 6). If all nodes are
+    stopped, the cluster is started for the download and terminated afterwards; both steps need your consent.
+    Results that are completely in S3 are downloaded from there.
     """
     from awsddp.cluster.down import down
     from awsddp.cluster.up import up
@@ -257,7 +258,7 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
             documents = [fetch_one(*names)]
             on_document(documents[0])
         if any(document.started for document in documents):
-            with contextlib.suppress(Interrupted):  # the answer is no: the idle watchdog ends the nodes
+            with contextlib.suppress(Interrupted):  # if the user refuses, the idle watchdog ends the nodes
                 documents[-1].down = down(session, confirm=show.question(*TERMINATION))
                 show.page(documents[-1].down, down_page)
         show.result(documents if _returns_list(names) else documents[0], lambda _: None)
@@ -268,7 +269,7 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
 def report(options: Globals, *, job: str | None) -> None:
     """Write an HTML page about JOB (default: the last job).
 
-    It shows state, cause, loss, ranks, cost, and the command that runs the job again.
+    The page shows the job's state, cause, loss, ranks and cost, and the command that runs the job again.
     """
     from awsddp.job.report import write_report
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def local() -> None:
     """Control the local cloud: EC2 and real hosts on this machine, for rehearsals and tests.
 
-    `--local` starts it if necessary. If `awsddp local start` starts it, it runs until `awsddp local stop`.
+    `--local` starts the local cloud if necessary. A local cloud that `awsddp local start` has
+    started runs until `awsddp local stop`.
     """
 
 
@@ -84,7 +85,7 @@ def fault() -> None:
 @click.option(
     "--only",
     metavar="WORD",
-    help="Affect only calls with this value: a zone, a type, an id; or placement-group.",
+    help="Affect only calls with this value: a zone, a type, an id or placement-group.",
 )
 def fault_add(
     options: Globals, subject: str, effect: str, lasts: str | None, notice: str | None, **values: Any
@@ -98,7 +99,7 @@ def fault_add(
     A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packets in or out; `one-way`,
     outgoing packets are dropped; `slow-network` and `slow-cpu`; `frozen`, no process runs; `full-disk`, no
     disk space left; `oom`, almost no memory left; `clock`, 2 minutes fast; `hostkey`, a different host key;
-    or once: `reboot` or `poweroff`, as from inside the node; `reclaim`, a spot reclaim after a notice.
+    or once: `reboot` or `poweroff`, as if started inside the node; `reclaim`, a spot reclaim after a notice.
     """
     with _opened(options) as (session, show):
         values |= {"for_s": _seconds(lasts, "--for"), "notice_s": _seconds(notice, "--notice")}
@@ -129,9 +130,9 @@ def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
 
 
 def _seconds(text: str | None, option: str) -> float | None:
-    """Return an option's duration in seconds, or None if it is not given.
+    """Return an option's duration in seconds, or None if the option is not given.
 
-    Raises UsageError if it is invalid.
+    Raises UsageError for an invalid duration.
     """
     try:
         return None if text is None else parse_duration(text)

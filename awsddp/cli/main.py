@@ -36,7 +36,8 @@ VERBS = {
     "run": ("job", "Run up, train and down; the nodes are terminated even after a failure."),
     "local": ("local", "Control the local cloud, for rehearsals without an AWS account."),
 }
-"""Maps each verb to its module in cli/, which defines its function (`exec_` for exec), and its help line."""
+"""Maps each verb to its module in cli/ and to its help line. The module defines a function with the verb's
+name (`exec_` for exec)."""
 _GH_RUN_VERBS = (["list"], ["watch"], ["view"])
 """Words that users type after `gh run`: `awsddp run list` must not treat `list` as a script."""
 
@@ -132,7 +133,7 @@ def _open_streams() -> None:
 
 
 def _keep_encoding_of_terminal() -> None:
-    """Read and print in the locale's encoding or, if that is ASCII, in UTF-8, as Python does."""
+    """Read and print in the encoding that Python chooses: the locale's, or UTF-8 if the locale's is ASCII."""
     import locale
 
     if (encoding := locale.getencoding()) not in ("utf-8", "UTF-8", "ANSI_X3.4-1968", "US-ASCII"):
@@ -142,7 +143,6 @@ def _keep_encoding_of_terminal() -> None:
 
 def _start_light() -> None:
     """Save a quarter of the start-up time by omitting what a short-lived process does not need."""
-    gc.set_threshold(
-        100_000
-    )  # botocore's description of EC2 alone has that many objects, none of which ever becomes garbage
+    # botocore's description of EC2 has about that many objects, and none of them ever becomes garbage.
+    gc.set_threshold(100_000)
     sys.modules["invoke"] = None  # type: ignore[assignment]  # paramiko needs it only for `Match exec`

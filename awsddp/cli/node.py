@@ -24,8 +24,8 @@ _NODE = re.compile(r"(?:node)?(\d+)")
 def sync(options: Globals) -> None:
     """Send the project folder to every node; with -v show the largest files and the excluded ones.
 
-    Files that were created on a node are never deleted. If a job is running, its files would change, so you
-    are asked first.
+    Files that were created on a node are never deleted. If a job is running, the command needs your consent,
+    because the job's files would change.
     """
     from awsddp.cluster.sync import sync
 
@@ -36,7 +36,7 @@ def sync(options: Globals) -> None:
 
 @click.command("exec", cls=Verb, context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, metavar="COMMAND...")
-@click.option("--node", type=int, metavar="N", help="Run it only on this node.  [default: all]")
+@click.option("--node", type=int, metavar="N", help="Run the command only on this node.  [default: all]")
 @click.option("-i", "--stdin", is_flag=True, help="Send stdin to every node.")
 @click.pass_context
 def exec_(
@@ -45,7 +45,7 @@ def exec_(
     """Run a command on all nodes in parallel, in the project folder.
 
     Several words are a program and its arguments; a single word is a command line for bash. The placeholders
-    of `train` are replaced, with one rank per node:
+    of `train` are replaced as for a job with one rank per node:
 
     \b
       awsddp exec nvidia-smi -L
@@ -71,7 +71,9 @@ def exec_(
         is_missing = any(node_result.exit_code == 127 for node_result in failed)
         lacks_smi = is_missing and "nvidia-smi" in shlex.join(words)
         if lacks_smi and record is not None and record.pretended:
-            show.say("the GPUs of a rehearsal are simulated: it has no nvidia-smi; on EC2 the image has it")
+            show.say(
+                "the GPUs of a rehearsal are simulated, without nvidia-smi; the image on EC2 has nvidia-smi"
+            )
     ctx.exit(1 if failed else 0)
 
 
@@ -79,7 +81,7 @@ def _refuse_node(verb: str, words: Sequence[str]) -> None:
     """Raise UsageError if a command's first word is a node's name."""
     if words and (match := _NODE.fullmatch(words[0])):
         raise UsageError(
-            f"{words[0]}: the arguments are a command to run on a node",
+            f"{words[0]} names a node, but the arguments must be a command to run on a node",
             "--node selects the node",
             shlex.join(["awsddp", verb, "--node", match[1], *words[1:]]),
         )
@@ -96,9 +98,9 @@ def _refuse_node(verb: str, words: Sequence[str]) -> None:
     help="Forward a local port to the node: 6006:localhost:6006.",
 )
 def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str, ...]) -> None:
-    """Open a shell on a node, or run a command on it, by the program ssh.
+    """Open a shell on a node, or run a command on it, with the program ssh.
 
-    Terminal, stdin, exit code and -L are those of ssh. With --json: print the ssh command instead.
+    The terminal, stdin, the exit code and -L work as in ssh. With --json, print the ssh command instead.
     """
     from awsddp.cluster.remote import ssh
 
@@ -127,8 +129,8 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
 def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> int:
     """Check the nodes of a cluster: GPUs, disks, clocks, ports between all pairs, a process group, bandwidth.
 
-    Without a cluster it checks the requirements of a launch: credentials, permissions, quota, offers and
-    compatibility. Changes nothing.
+    Without a cluster, check the requirements of a launch: credentials, permissions, quota, offers and
+    compatibility. The checks change nothing.
     """
     from awsddp.cli.doctor_page import checks_page, health_page
     from awsddp.cli.plan_page import quota_page
@@ -158,7 +160,7 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
 def why(options: Globals, *, job: str | None) -> None:
     """Show the current line of each rank of JOB (default: the last job), and which ranks the others wait for.
 
-    The job continues to run. If it has ended, its cause is shown. -v: also the stacks.
+    The job continues to run. If it has ended, the cause is shown. With -v, the stacks are shown too.
     """
     from awsddp.cli.doctor_page import why_page
     from awsddp.job.why import why

@@ -66,7 +66,7 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
             help="Print one JSON document on stdout, and events as JSON lines on stderr.",
         ),
         option(["-q", "--quiet"], is_flag=True, help="Print only results and errors."),
-        option(["-v", "--verbose"], count=True, help="Print more details; -vv: tracebacks."),
+        option(["-v", "--verbose"], count=True, help="Print more details; -vv also prints tracebacks."),
         option(["-y", "--yes"], is_flag=True, help="Answer yes to every question."),
     ]
 
@@ -74,7 +74,7 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
 def _store(ctx: click.Context, option: click.Option, value: Any) -> None:
     """Store an option in `ctx.obj`.
 
-    It replaces the same option given before the verb, but -o and -v accumulate.
+    An option after the verb replaces the same option before the verb, but -o and -v accumulate.
     """
     options, name = ctx.ensure_object(Globals), str(option.name)
     if option.multiple or option.count:
@@ -88,7 +88,7 @@ _RESUMABLE = ("down", "stop", "fetch", "cancel", "sync")
 
 
 class Verb(click.Command):
-    """A verb's command: it also takes the global options, and is called with them as `options`.
+    """A verb's command, which also takes the global options and receives them as `options`.
 
     Its help page lists only the verb's own options; `awsddp --help` lists the global ones. A verb with
     `finishes` ends its job after an interrupt, before it exits. A verb with `ends_cluster` exits at once only

@@ -35,9 +35,9 @@ _QUESTIONS = (
     ("cluster.region", "AWS region (empty: the region of your AWS configuration)", "", ""),
     ("cluster.nodes", "Number of nodes", 2, ""),
     ("cluster.instance_type", "Instance type (awsddp plan --offers lists them)", "g6.xlarge", ""),
-    ("cluster.budget_usd", "Terminate the nodes when they have cost, in US dollars", 10.0, ""),
+    ("cluster.budget_usd", "Budget in US dollars, at which the nodes are terminated", 10.0, ""),
     ("job.script", "Training script (empty: given on the command line)", "", "train.py main.py"),
-    ("env.file", "File with its packages (empty: the image's packages)", "", _PACKAGES),
+    ("env.file", "File with the script's packages (empty: the image's packages)", "", _PACKAGES),
 )
 """Each row has a key, a question, a default and file names; the first existing file replaces the default."""
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _PRICE_KEYS = EXCLUSIVE_KEYS | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that determine or limit the price."""
 _MAX_FACT_LINES, _MAX_WARNING_LINES = 8, 12
-"""The most lines of facts and of warnings on a launch page, whose question is thus on line 24 or above."""
+"""The maximum numbers of lines for facts and for warnings on a launch page. They keep the question on line 24
+or above."""
 _QUOTA_CODE = re.compile(r", L-[0-9A-F]{8}")
 _INFORMATIONAL = re.compile(
     r"GPUs are |prices are list |the budget of |skipped: |spot nodes |a newer image |"
@@ -221,9 +222,9 @@ def quota_page(quota: "QuotaDocument") -> None:
 def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | str"], None]:
     """Return a function that asks for consent to a plan, or to a change that a text describes.
 
-    With -y the function does not ask, but raises UsageError if the user gave neither a type nor a limit: -y
-    alone is not consent to every price. In the local cloud, where launches are free, the function asks only
-    before nodes are terminated.
+    With -y the function does not ask, but raises UsageError if the user gave neither a type nor a limit,
+    because -y is not consent to every price. In the local cloud, where launches are free, the function asks
+    only before nodes are terminated.
     """
 
     def ask(plan: "LaunchPlan | str") -> None:
@@ -251,7 +252,7 @@ def _refuse_any_price(plan: "LaunchPlan") -> None:
     price = money(plan.price_usd_per_hour)
     raise UsageError(
         f"-y does not choose a price: {plan.nodes} x {plan.instance_type} cost {price} per hour",
-        "neither an instance type, GPUs, nor a limit was given",
+        "no instance type, no GPUs and no limit were given",
         f"--instance-type {plan.instance_type}   # if that is what you want\n"
-        "--budget USD   # or a limit until they expire",
+        "--budget USD   # or a limit on the cost of the nodes",
     )

@@ -156,9 +156,10 @@ class _Correction:
         self.table = _read_table()
 
     def split(self, verb: str, words: Sequence[str]) -> _Words:
-        """Split a line's words: options of no verb, and words after the script, are the script's arguments.
+        """Split a line's words into those for awsddp and the script's arguments.
 
-        Only `verb`'s short options are recognised.
+        The script's arguments are options that no verb has, and other words after the script. Of the short
+        options, only those of `verb` are recognised.
         """
         options = {
             name: value for names in self.options.values() for name, value in names.items() if name[1] == "-"
@@ -242,7 +243,7 @@ class _Correction:
         return [*args[:index], option + equals + value, *args[index + 1 :]]
 
     def _for_owners(self, owners: list[str], args: list[str], option: str, value: str) -> list[str]:
-        """Return the commands for an option that only other verbs (`owners`) have, typed after this verb."""
+        """Return the commands for an option that was typed after this verb, but that only `owners` have."""
         words = self.split(self.verb, args)
         if self.verb in ("up", "plan") and "train" in owners:
             verb_words = words.of(self.options[self.verb].keys() - {*_YES})
@@ -374,7 +375,7 @@ class _Correction:
         return why, self._with_script(verb, _Words(items, tail_words.script_args))
 
     def _convert_options(self, head: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
-        """Convert a launcher's options to `train` options; return these, and any without an equivalent."""
+        """Return a launcher's options as `train` options, and those options that have no equivalent."""
         table = {
             word: text for text, words in self.table["launchers"]["options"].items() for word in words.split()
         }

@@ -97,8 +97,8 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut
     """Return a table as lines of at most `columns` (None means no limit). Words are never broken.
 
     The widest columns are wrapped first. If the longest words do not fit next to each other, each cell gets
-    its own line. If `cut`, no column is wrapped: instead, the last one is truncated to the remaining width,
-    or omitted if this width is too small.
+    its own line. If `cut`, no column is wrapped: instead, the last column is truncated to the remaining
+    width, or omitted if this width is too small.
     """
     cells = [["" if cell is None else terminal_safe.escape_line(str(cell)) for cell in row] for row in rows]
     available = sys.maxsize if columns is None else columns - _GAP * (len(headings) - 1)

@@ -39,7 +39,8 @@ bandwidth."""
 LEAST_GBYTE_S = 0.005
 """The same limit as a bandwidth, for types whose bandwidth is unknown: no network is that slow."""
 UPLOAD_BYTES = 3_000_000
-"""How much data each of two nodes sends to this machine; timing the pair alone cannot show which is slow."""
+"""The amount of data that each of two nodes sends to this machine. A measurement between the two nodes cannot
+show which of them is slow."""
 
 
 def check_before_launch(session: Session) -> DoctorDocument:
@@ -183,7 +184,7 @@ def _check_nodes(connected: ConnectedCluster) -> list[Check]:
         *node_checks.check_connections(fleet, probes),
     ]
     if busy:
-        value = f"left out: job {', '.join(busy)} runs"
+        value = f"skipped: job {', '.join(busy)} is running"
         return [*checks, Check(name="process group", ok=None, value=value)]
     fit_nodes = [node for node in probes.answers if node not in node_checks.failing_nodes(checks)]
     return [*checks, *_group_checks(connected, probes, fit_nodes)]
@@ -206,7 +207,7 @@ def _group_checks(
 ) -> list[Check]:
     """Check a process group of all ranks on `nodes` and, if it is slow or hangs, groups of two nodes."""
     if len(nodes) < 2:
-        return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
+        return [Check(name="process group", ok=None, value="skipped: fewer than two nodes are healthy")]
     connected.session.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
     (group,) = _run_groups(connected, probes, [nodes])
     checks = [node_checks.group_check(probes, group)]

@@ -50,7 +50,9 @@ def down(
         if not known_only:
             raise
         session.say(f"AWS was not searched: {error.message}")
-        return _document(LocatedCluster(session=session))  # there is no record, and -y needs one
+        return _document(
+            LocatedCluster(session=session)
+        )  # with `known_only`, nothing can be terminated without a record
 
 
 def _down(
@@ -67,7 +69,7 @@ def _down(
             cluster = wait_until_launched_listed(cluster)
         clusters = cluster.all_listings
         if not clusters:
-            if record is not None:  # its nodes terminated themselves, at their expiry at the latest
+            if record is not None:  # the nodes terminated themselves, at their expiry at the latest
                 session.folder.append_event("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
                 _forget(cluster, record.id)
             refuse_other_sessions(cluster)
@@ -125,10 +127,11 @@ def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> t
 def _with_unfetched(cluster: LocatedCluster, listed: ClusterListing) -> ClusterListing:
     """Return the listing, with the jobs that are really unfetched on each node.
 
-    These are the jobs in the node's tags, except those whose results are fetched (or, if the node is not
-    running, are in S3), and released jobs whose results are no longer in S3. If the results are in S3, logs
-    and metrics are downloaded, because no node will report them later. S3 is not checked here for jobs on
-    running nodes: because others can write to the bucket, `fetch_unfetched_results` asks the node.
+    These are the jobs in the node's tags, and released jobs whose results are no longer in S3. Jobs whose
+    results are already fetched are left out. If the node is not running, jobs whose results are in S3 are
+    left out too; their logs and metrics are downloaded, because no node will report them later. For jobs on
+    running nodes S3 is not checked here: because others can write to the bucket, `fetch_unfetched_results`
+    requires a report from the node.
     """
     session = cluster.session
     record = (

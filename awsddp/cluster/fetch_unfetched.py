@@ -38,7 +38,8 @@ def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> 
     try:
         if cluster.nodes:
             failures = _fetch_from_running(cluster, saved)
-    except ConfigError as error:  # fault of this machine or another command: do not advise to discard results
+    except ConfigError as error:
+        # This machine or another command is the cause: do not advise the user to discard the results.
         jobs = ", ".join(list_unfetched_jobs(holders))
         message = f"no node is terminated: the results of {jobs} are not fetched"
         why = f"{error.message}\n{error.why}".strip()
@@ -92,7 +93,7 @@ def _not_fetched_error(
     """Return the error with the unfetched jobs, their nodes' price, and the next steps."""
     stopped = [node_name(node.node) for node in nodes if node.state in OFF_STATES]
     next_steps = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
-    next_steps.append("awsddp down --discard   # terminate the nodes and lose what they hold")
+    next_steps.append("awsddp down --discard   # terminate the nodes and lose these results")
     cost, all_stopped = "the nodes cost money", all(node.state == "stopped" for node in listed.live)
     bill = compute_bill(cluster, cluster.own_listing)
     if all_stopped:

@@ -115,14 +115,14 @@ def _search(session: Session) -> "Iterator[list[_Search]]":
                 if (running := stack.enter_context(opened)) is not None:
                     searches.append(_search_target(session, running))
             except LocalCloudError as error:
-                session.say(f"not searched: the local cloud: {error.summary}")
+                session.say(f"the local cloud was not searched: {error.summary}")
         target = stack.enter_context(open_target(session, record))
         try:
             searches.append(_search_target(session, target))
         except CloudError as error:
             if not searches or getattr(error, "code", "") != "NoCredentialsError":
                 raise
-            session.say(f"not searched: AWS: {error.message}")
+            session.say(f"AWS was not searched: {error.message}")
         yield searches
 
 

@@ -87,7 +87,8 @@ def _launch_values(
     from awsddp.nodes.provision import render_user_data
 
     host_key = make_key("awsddp temporary host key")
-    # A budget makes more expensive alternatives expire earlier; a node gets its expiry when it is prepared.
+    # A budget makes more expensive alternatives expire earlier, so this is the first expiry. Each node gets
+    # its final expiry when it is prepared.
     expires_s = min(option.expires_s for option in (plan, *plan.alternatives))
     data = render_user_data(
         host_key=host_key,

@@ -90,8 +90,8 @@ def must_reconcile(cluster: LocatedCluster) -> bool:
         return False
     raise ConfigError(
         f"cluster {live[0].name} exists, but this machine does not have its key",
-        f"it was created on another machine, or {cluster.session.folder.path} was lost",
-        "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
+        f"the cluster was created on another machine, or {cluster.session.folder.path} was lost",
+        "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or use another name",
     )
 
 

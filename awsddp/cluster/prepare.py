@@ -86,7 +86,7 @@ def _log_in(cluster: LocatedCluster) -> None:
             unresponsive = [node for node in cluster.nodes if node.node in error.failures]
             next_steps = [*map(replace_command, unresponsive)]
             if not any(node.spot for node in unresponsive):
-                effect = "boots the nodes again: a job on them ends, their disks stay"
+                effect = "stops and starts the nodes: a job on them ends, but their disks are kept"
                 next_steps.insert(0, f"awsddp stop && awsddp up   # {effect}")
             error.next = "\n".join(next_steps)
         raise

@@ -138,7 +138,7 @@ def _open_ssh(cluster: LocatedCluster, own_listing: ClusterListing, change: Reco
     from awsddp.aws.launch_resources import replace_ssh_sources
 
     for step in change.steps_of("open"):
-        assert own_listing.group is not None, "only an open group can be opened elsewhere"
+        assert own_listing.group is not None, "only the security group of a listed cluster can be changed"
         cluster.session.say(str(step))
         cidrs = change.spec.network.ssh_cidr
         replace_ssh_sources(cluster.aws, own_listing.group, cidrs, on_event=cluster.session.on_event)
@@ -184,7 +184,7 @@ def _question(session: Session, record: Record, change: Reconciliation) -> str:
     steps = "".join(f"\n  {step}" for step in change.steps if step.do != "open")
     lost_note = f"\n  {_LOST}" if change.steps_of("end") else ""
     machines = f"{record.nodes} x {record.instance_type}{describe_cost(record)}"
-    return f"Cluster {session.spec.name}, {machines}, once this is done:{steps}{lost_note}\n"
+    return f"Cluster {session.spec.name} will have {machines}:{steps}{lost_note}\n"
 
 
 def _refuse_running(cluster: LocatedCluster, own_listing: ClusterListing, ending: Sequence[Node]) -> None:
@@ -199,7 +199,7 @@ def _refuse_running(cluster: LocatedCluster, own_listing: ClusterListing, ending
             f"{names} cannot be ended: the results of {', '.join(unfetched)} are not fetched",
             f"{', '.join(stopped)} is not running",
             f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
-            "awsddp down --discard   # or end all",
+            "awsddp down --discard   # or terminate all nodes and lose the results",
         )
     from awsddp.storage.results_dir import has_unfetched_results
 
@@ -225,7 +225,8 @@ def _refuse_running(cluster: LocatedCluster, own_listing: ClusterListing, ending
         raise NodeError(
             f"{names} cannot be ended: the results of {', '.join(unfetched)} are not fetched",
             f"{', '.join(unreachable)} cannot be reached",
-            "awsddp up   # again, later\nawsddp down --discard   # or end all, and lose the results",
+            "awsddp up   # again, later\n"
+            "awsddp down --discard   # or terminate all nodes and lose the results",
         )
 
 
@@ -234,7 +235,7 @@ def _refuse_others(other_clusters: Sequence[ClusterListing]) -> None:
         if other.unfetched:
             raise ConfigError(
                 f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
-                "another machine made it, and only that one can fetch them",
+                "another machine created that cluster, and only that machine can fetch the results",
                 f"awsddp -c {other.name}-2 up   # another name; or on that machine: awsddp fetch",
             )
 
@@ -278,7 +279,10 @@ def _forget_prepared(cluster: LocatedCluster, instance_ids: set[str]) -> Located
 
 
 def _start_nodes(cluster: LocatedCluster, stopped: Sequence[Node]) -> LocatedCluster:
-    """Start stopped nodes. They are prepared again later, with the new expiry: their addresses change."""
+    """Start stopped nodes, forget that they are prepared, and return the cluster.
+
+    The nodes must be prepared again, because their addresses change and they get a new expiry.
+    """
     from awsddp.aws.power import start
 
     if not stopped:
@@ -307,6 +311,6 @@ def _steps_without_capacity(change: Reconciliation, *, grouped: bool) -> str:
         if not starts and not any(node.spot for node in change.nodes):
             next_steps.append("awsddp stop && awsddp up   # AWS places all nodes again, their disks stay")
     if not starts and {node.node for node in change.nodes} == set(range(count)):
-        next_steps.append(f"awsddp up --nodes {count}   # go on with {count}")
+        next_steps.append(f"awsddp up --nodes {count}   # continue without the missing nodes")
     next_steps.append("awsddp down && awsddp up   # other machines, in any zone")
     return "\n".join(next_steps)

@@ -89,7 +89,7 @@ def _command_lines(
 
 
 def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
-    """Return the command line that opens a shell on a node, or runs `words` on the node as ssh does.
+    """Return the command line that opens a shell on a node or, with `words`, runs a command there.
 
     `ports` are forwarded; each is a string such as "6006:localhost:6006". With `tty`, a command gets a
     terminal. The node need not be ready, and the other nodes need not be reachable. Raises NotFoundError, and

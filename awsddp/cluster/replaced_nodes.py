@@ -39,7 +39,8 @@ def _replaced_nodes(job: JobRecord, live_ids: Collection[str]) -> list[str]:
 def _restart_commands(job: JobRecord, *, is_known: bool) -> tuple[str, str]:
     """Return a sentence about a job that lacks a node, and the commands that start it on all nodes.
 
-    `is_known` is True if the remaining nodes report the job. Both are empty if there is nothing to do.
+    `is_known` is True if the remaining nodes report the job. The sentence and the
+    commands are empty if there is nothing to do.
     """
     cancel = [f"awsddp cancel {job.job}"] if is_known and job.state in ACTIVE else []
     if cancel and job.state == "running":

@@ -72,7 +72,7 @@ def _connect_prepared(cluster: LocatedCluster) -> "AbstractContextManager[Connec
 def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRecord, ...]]":
     """Record the state of jobs that were running or uploading to S3 when last seen.
 
-    Returns the cluster and the jobs that its nodes report, or no jobs if there is nothing to ask or no node
+    Returns the cluster and the jobs that its nodes report, or no jobs if no request is needed or no node
     answers.
     """
     record = cluster.local_record
@@ -89,7 +89,7 @@ def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRec
 
 
 def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
-    """Return True if the nodes may have news; ask them only then, because a request counts as use.
+    """Return True if the nodes may have news. Other requests are avoided, because they count as use.
 
     They may have news if a job was running or uploading when last seen, or if their tags name a job that is
     not in the record.

@@ -20,9 +20,10 @@ STOP_REACH_S = 30.0
 def stop(session: Session, *, confirm: Callable[[str], None]) -> ClusterDocument:
     """Stop the cluster's instances and return the `status` document.
 
-    A running job is ended first, with its grace; results stay on the disks. `confirm` is called before that
-    and raises an exception to refuse. Raises NotFoundError, CloudError, ConfigError for spot nodes, which
-    cannot be stopped, and NodeError if an instance does not stop or results would be lost.
+    Running jobs are ended first, and get their grace period; results stay on the disks. `confirm` is called
+    before anything changes, and raises an exception to refuse. Raises NotFoundError, CloudError, ConfigError
+    for spot nodes, which cannot be stopped, and NodeError if an instance does not stop or results would be
+    lost.
     """
     from awsddp.aws.power import stop as stop_nodes
 
@@ -53,7 +54,7 @@ def _refuse_spot(cluster: ClusterListing) -> None:
 
 
 def _question(cluster: LocatedCluster, listed: ClusterListing) -> str:
-    cost = "" if cluster.target.name == "local" else ", and cost"
+    cost = "" if cluster.target.name == "local" else ", and cost money"
     subject = f"Cluster {listed.name}: {describe_nodes(cluster, listed)}"
     question = f"{subject} will be stopped; their disks are kept{cost}."
     if listed.unfetched:
@@ -62,7 +63,7 @@ def _question(cluster: LocatedCluster, listed: ClusterListing) -> str:
 
 
 def _end_jobs(cluster: LocatedCluster, listed: ClusterListing) -> None:
-    """End the running jobs with their grace. Unreachable nodes are stopped anyway: their disks are kept."""
+    """End the jobs, after their grace period. Unreachable nodes are stopped anyway: their disks are kept."""
     session = cluster.session
     if cluster.local_record is None or not listed.unfetched:
         return

@@ -142,7 +142,7 @@ def _terminate_others(cluster: LocatedCluster) -> LocatedCluster:
     for other in later:
         nodes = ", ".join(node.instance_id for node in other.live)
         cluster.session.say(
-            f"a second cluster {other.name} ({other.id}) was made at the same time: ending {nodes}"
+            f"a second cluster {other.name} ({other.id}) was created at the same time: terminating {nodes}"
         )
         terminate(cluster, other)
     if first.id == record.id:
@@ -150,7 +150,7 @@ def _terminate_others(cluster: LocatedCluster) -> LocatedCluster:
     cluster.session.folder.archive(record.id)
     remaining = ", ".join(node.instance_id for node in first.live)
     raise ConfigError(
-        f"another machine made cluster {own_listing.name} a moment before",
-        f"its nodes stay: {remaining}; those of this machine were terminated",
+        f"another machine created cluster {own_listing.name} just before this machine",
+        f"that machine's nodes stay: {remaining}; the nodes of this machine were terminated",
         f"continue on that machine; or awsddp -c {own_listing.name}-2 up   # another name",
     )

@@ -1,4 +1,4 @@
-"""cancel: end jobs, with their grace."""
+"""cancel: end jobs; their ranks get a grace period to save a checkpoint."""
 
 from collections.abc import Sequence
 
@@ -64,9 +64,10 @@ def _is_running(job: JobRecord) -> bool:
 def end_ranks(
     connected: ConnectedCluster, job: str, *, grace_s: float | None = None, launch: str | None = None
 ) -> None:
-    """End a job on every node that has it (SIGTERM, SIGKILL after the grace); return when it has ended.
+    """End a job on every node that has it (SIGTERM, later SIGKILL); return when the job has ended.
 
-    With `launch`, the job is ended only if it belongs to this launch.
+    `grace_s` is the time between the two signals (default: `job.grace`). With `launch`,
+    the job is ended only if it belongs to this launch.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import ANSWER_S, call_nodes
@@ -79,7 +80,7 @@ def end_ranks(
 
 
 def end_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
-    """End a running or waiting job, with its grace, and return the job as the nodes report it afterwards."""
+    """End a running or waiting job after its grace period; return the job as the nodes then report it."""
     if job.state not in ACTIVE:
         return job
     grace = connected.session.job_spec.job.grace

@@ -26,7 +26,7 @@ def find_checkpoint_to_resume(session: Session) -> Checkpoint | None:
     if checkpoint is None:
         raise ConfigError(
             f"job {job} has no checkpoint here",
-            f"{session.results / job} has no run/latest, and no file or folder that is all of a checkpoint",
+            f"{session.results / job} has no run/latest, and no file or folder that is a complete checkpoint",
             f"awsddp fetch {job}   # if its results are on the nodes",
         )
     return checkpoint

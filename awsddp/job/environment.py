@@ -31,8 +31,8 @@ def ensure_environment(
     )
     pythons: Mapping[int, str | None] = {}
     if job.env.file and _shows_password(Path(job.env.file).expanduser(), Path(job.sync.workdir)):
-        why = f"{job.env.file} holds a password, and goes to the nodes with the folder"
-        connected.session.say(f"{why}: write ${{NAME}} there, which stands for a variable of this machine")
+        why = f"{job.env.file} contains a password, and is sent to the nodes with the project folder"
+        connected.session.say(f"{why}: replace the password with ${{NAME}}, a variable of this machine")
     if plan.has_packages or plan.setup:
         from awsddp.nodes import environments
 

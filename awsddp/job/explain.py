@@ -39,7 +39,9 @@ def explain_cause(session: Session, job: JobRecord) -> JobRecord:
         "exit": _explain_exit,
     }.get(cause.kind)
     record = session.folder.read()
-    with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
+    with contextlib.suppress(
+        AwsddpError, OSError, ValueError
+    ):  # the project may have changed or been removed
         if record is not None and (gap := find_rehearsal_gap(record.target, cause)):
             cause = _extend(cause, *gap)
         elif explain is not None:
@@ -69,8 +71,8 @@ def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
         advice = _rerun_command(session, job, {"env.variables.PYTHONPATH": folder})
         return _extend(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
     if module != top:  # Python names the whole path only if it found the package
-        why = f"What imports it was written for another version of {top}"
-        return _extend(cause, why, f"set another version of it, or of {top}, with --env FILE")
+        why = f"The code that imports it was written for another version of {top}"
+        return _extend(cause, why, f"with --env FILE, set another version of that code's package or of {top}")
     record = session.folder.read()
     env_file = with_cluster_settings(session.job_spec, record.asked if record else {}).env.file
     project_file = next((file for file in _FILES if (project / file).is_file()), None)
@@ -78,7 +80,7 @@ def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
     rerun = _rerun_command(session, job, {"env.file": file})
     if project_file and not env_file:
         return _extend(cause, f"{project_file} exists, but --env does not name it", rerun)
-    why = f"{env_file} did not install it" if env_file else "no requirements file is there"
+    why = f"{env_file} did not install it" if env_file else "the project has no requirements file"
     return _extend(cause, why, f"name the package of {top} in {file}, then: {rerun}")
 
 
@@ -105,7 +107,7 @@ def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
         return _extend(
             cause, f"{env_file} does not name the project itself", f"add the line -e . to {env_file}: {rerun}"
         )
-    return _extend(cause, "The project itself is installed where --env names it", rerun)
+    return _extend(cause, "The project itself is installed only if --env names it", rerun)
 
 
 def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
@@ -136,7 +138,7 @@ def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool
             return _explain_unsynced(session, job, cause, entry)
         for path, reason in listing.skipped:
             if f"{word}/".startswith(f"{path}/"):
-                advice = "copy what it leads to into the folder, or onto each node: awsddp exec -- COMMAND"
+                advice = "copy the data into the project folder, or onto each node: awsddp exec -- COMMAND"
                 if reason == UNRESOLVABLE_LINK:
                     target = os.path.relpath(
                         os.path.realpath(listing.root / path), (listing.root / path).parent
@@ -144,7 +146,7 @@ def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool
                     advice = shlex.join(["ln", "-sfn", target, path])
                 return _extend(cause, f"{path} is here, and is not sent: {reason}", advice)
         if word.startswith("/") and Path(word).exists():
-            why = f"{word} is on this machine alone: only the project folder is sent"
+            why = f"{word} is only on this machine: awsddp sends only the project folder"
             return _extend(cause, why, f"move it into {listing.root}, or put it on the nodes")
     return cause
 
@@ -159,7 +161,7 @@ def _explain_variable(session: Session, job: JobRecord, cause: Cause) -> Cause:
     if match is None or match[1] not in os.environ:
         return cause
     advice = _rerun_command(session, job, {f"env.variables.{match[1]}": None})
-    return _extend(cause, f"{match[1]} is set here, and not on the nodes", advice)
+    return _extend(cause, f"{match[1]} is set on this machine, but not on the nodes", advice)
 
 
 def _explain_unsynced(session: Session, job: JobRecord, cause: Cause, entry: tuple[str, str]) -> Cause:

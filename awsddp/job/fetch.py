@@ -105,7 +105,7 @@ def fetch(
             return fetch(session, job=saved, start=start)
         if _has_no_live_node(session):
             failed = "the nodes were ended while their results were fetched"
-            why = "another client did that, and fetched the results there unless it discarded them"
+            why = "another client terminated the nodes; unless it discarded the results, it has fetched them"
             raise NodeError(failed, why, "awsddp jobs") from error
         raise
     start()
@@ -318,11 +318,11 @@ class Unfetched(NodeError):
 def select_results(
     connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path
 ) -> Selected:
-    """Request each node's list of results; return the files to fetch into `target` and those to leave.
+    """Request each node's list of results; return the files to fetch into `target` and the rest.
 
     If the results exceed job.results_limit, `session.confirms` decides. Skipped files are reported by name;
     of those that job.exclude matches, only the number is reported. If a node does not list its results, all
-    its results count as unfetched. Raises NodeError if no node lists them.
+    its results count as unfetched. Raises NodeError if no node lists its results.
     """
     manifests, failures = _query_manifests(connected, job, nodes)
     if failures and not manifests:
@@ -362,7 +362,7 @@ def report_growing_files(session: Session, job: JobRecord, growing: Sequence[Unf
     for node in sorted({file.node for file in growing}):
         paths = [file.path for file in growing if file.node == node]
         more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
-        text = f"not fetched, {job.job} still writes: {', '.join(paths[:MAX_NAMED])}{more}"
+        text = f"not fetched yet, because {job.job} still writes: {', '.join(paths[:MAX_NAMED])}{more}"
         session.on_event(Event(text, node_name(node)))
 
 
@@ -444,11 +444,11 @@ def _apply_limit(
     excess = find_excess_files(files, parse_size(limit), results=target)
     if not excess or session.confirms(
         f"The results of {job.job} exceed job.results_limit ({limit}) by "
-        f"{files_text(len(excess), sum(file.size for file in excess))}.\nFetch all of it?"
+        f"{files_text(len(excess), sum(file.size for file in excess))}.\nFetch all of them?"
     ):
         return files
     left_out, limit_gb = {file.home for file in excess}, math.ceil(sum(file.size for file in excess) / 1e9)
-    why = f"over job.results_limit ({limit}), the smaller files came first"
+    why = f"does not fit in job.results_limit ({limit}); smaller files are fetched first"
     remedy = (
         f"awsddp fetch {job.job} --output PATH   # one of them, or a folder\n"
         f"awsddp fetch {job.job} -o job.results_limit={limit_gb}GB   # all of them"
@@ -473,7 +473,7 @@ def _report_skipped(session: Session, manifests: Mapping[int, Manifest]) -> list
     files = sum(manifest.excluded.files for manifest in manifests.values())
     if files:
         size = sum(manifest.excluded.size for manifest in manifests.values())
-        session.say(f"{files_text(files, size)}: matched by job.exclude, stays on the nodes")
+        session.say(f"not fetched because of job.exclude: {files_text(files, size)}")
     skipped = [(node, file) for node, manifest in manifests.items() for file in manifest.skipped]
     left_out = [(node, file) for node, file in skipped if not file.owed]
     for node, file in left_out[:MAX_NAMED]:

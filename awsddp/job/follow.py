@@ -35,10 +35,9 @@ SILENT_S = 12.0
 HINT_S = 300.0
 """A job that prints nothing for this long is reported as silent."""
 EXTRA_PATIENCE_S = 60.0
-"""How much longer than `job.heartbeat_timeout` to retry connecting, because agents notice a break later.
+"""How much longer than `job.heartbeat_timeout` to try to reconnect, because agents notice a break later.
 
-Also how long to retry a node whose sshd refuses connections after the other nodes have reported the job's
-end."""
+If a node's sshd refuses connections and another node has reported the job's end, this is the whole time."""
 _CONNECT_S = 5.0
 _RETRY_S = 10.0  # the pause between two attempts, while other nodes are followed
 _CHECK_S = 1.0
@@ -104,7 +103,7 @@ def follow_to_end(
         raise
     except KeyboardInterrupt:
         session.say(
-            f"interrupted: ending job {job.job}, its ranks get {session.job_spec.job.grace} to save; "
+            f"interrupted: ending job {job.job}, whose ranks get {session.job_spec.job.grace} to save; "
             "Ctrl-C again leaves the job running"
         )
         end_ranks(connected, job.job)
@@ -160,9 +159,10 @@ class JobFollower:
     def run(self) -> JobRecord:
         """Pass on every line once, from the first byte, and return the job in its final state.
 
-        awsddp tries to reconnect a silent node until the agents would give the node up or EC2 reports that it
-        is gone. The job's state is then the state that the other nodes report, or `interrupted` if EC2
-        reports that all nodes are gone. Raises NodeError if no node has reported a state.
+        awsddp tries to reconnect to a lost node until the agents have given up on the node, or until EC2
+        reports that the node is gone. The job's state is then the state that the other nodes report, or
+        `interrupted` if EC2 reports that all nodes are gone. Raises NodeError if no node has reported a
+        state.
         """
         with (
             BackgroundFetch(self.connected, self.job).running()
@@ -187,7 +187,7 @@ class JobFollower:
         return explain_cause(self.connected.session, job)
 
     def _mark_interrupted(self, job: JobRecord) -> JobRecord:
-        """Mark a job last reported active as interrupted if EC2 reports that all nodes are gone; return it.
+        """Return the job, marked as interrupted if EC2 reports that all of its nodes are gone.
 
         In that case, `connected` is also updated with the nodes as EC2 describes them.
         """
@@ -332,7 +332,10 @@ class JobFollower:
                 self._report_gone(number, *_end_of(gone[number]))
 
     def _report_gone(self, node: int, kind: str, why: str) -> None:
-        """Tell the coordinating first node that `node` is gone; if `node` is first, tell the others."""
+        """Notify the first node, which coordinates the job, that `node` is gone.
+
+        If the first node is gone, notify all other nodes.
+        """
         nodes = {rank.node for rank in self.job.ranks}
         recipients = nodes if node == min(nodes) else {min(nodes)}
         recipients = (recipients & self._followed) - self._lost_at.keys() - {node}
@@ -348,7 +351,7 @@ def _end_of(node: Node) -> tuple[str, str]:
     from awsddp.aws.clusters import find_end_cause
 
     kind, why = find_end_cause(node)
-    return kind, f"EC2 says that its instance is {node.state} ({why})"
+    return kind, f"EC2 reports that its instance is {node.state} ({why})"
 
 
 class BackgroundFetch:

@@ -63,7 +63,7 @@ def logs(
             except KeyboardInterrupt as stop:
                 state = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
                 if chosen.state in ACTIVE:
-                    state = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
+                    state = f"keeps running. Follow it again: awsddp logs -f {job or ''}".rstrip()
                 stop.add_note(complete_commands(session, f"{chosen.job} {state}"))
                 raise
             for text in find_unfetched_parts(connected, chosen).values():
@@ -84,7 +84,8 @@ def _check_ranks(job: JobRecord, ranks: Collection[int]) -> Collection[int] | No
     if missing:
         node_names = ", ".join(map(node_name, sorted(set(nodes.values()))))
         raise NotFoundError(
-            f"job {job.job} has no {', no '.join(missing)}", f"it has {len(nodes)} ranks, on {node_names}"
+            f"job {job.job} has no {', no '.join(missing)}",
+            f"the job has {len(nodes)} ranks, on {node_names}",
         )
     return ranks or None
 

@@ -136,13 +136,13 @@ class JobRegistry:
         return recorded_folder, None
 
     def resolve_name(self, text: str | None, *, also_reported: Iterable[str] = ()) -> str | None:
-        """Return the job name for `text` (a name, a unique part of one, or an S3 URI), or None for `last`.
+        """Return the job's name for `text` (its name, a unique part of its name, or an S3 URI).
 
-        A name that matches as a whole is preferred to a name that contains `text`. Jobs that nodes have
-        reported (`also_reported`: further names) and jobs in the project's results folder precede this
-        machine's other jobs. For a job in S3, downloads its record, logs and metrics. Text that matches no
-        job is returned unchanged. Raises UsageError if several names contain `text`, and the errors of
-        `open_saved_job`.
+        Returns None if `text` is None or "last". A name that matches as a whole is preferred to a name that
+        contains `text`. Jobs that nodes have reported, jobs in `also_reported` and jobs in the project's
+        results folder are preferred to this machine's other jobs. For a job in S3, downloads its record, logs
+        and metrics. Text that matches no job is returned unchanged. Raises UsageError if several names
+        contain `text`, and the errors of `open_saved_job`.
         """
         if text is None or text == "last":
             return None
@@ -177,7 +177,7 @@ class JobRegistry:
         return max(reversed(matches), key=rank, default=None)
 
     def require(self, text: str | None) -> JobView:
-        """Return the job as `find` does. Raises NotFoundError or UsageError."""
+        """Return the job that `find` returns. Raises UsageError, or NotFoundError if there is none."""
         view = self.find(text)
         if view is None:
             message = f"no job {text}" if text else "no jobs have run from this machine"

@@ -36,7 +36,7 @@ def render_job_page(job: "JobReport", rows: Rows) -> str:
         _ranks(job),
         tag("h2", "Run it again"),
         tag("pre", "\n".join(job.again)),
-        tag("p", "The commit does not hold the uncommitted changes.") if job.dirty else None,
+        tag("p", "The commit does not contain the uncommitted changes.") if job.dirty else None,
     ]
     title = to_html(f"{job.job}: {job.state}")
     return Template(template("page.html")).substitute(title=title, body="\n".join(filter(None, body)))

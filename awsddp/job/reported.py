@@ -46,7 +46,7 @@ def find_job_on_nodes(
 def refuse_unlaunched_job(name: str | None, unlaunched: Collection[str]) -> None:
     """Raise NotFoundError for a job that was never launched."""
     if name in unlaunched:
-        why = "the command that was to start it ended before it reached the nodes"
+        why = "the command that should have started the job ended before it reached the nodes"
         raise NotFoundError(
             f"job {name} never began", why, f"awsddp train --name {name} SCRIPT   # its name is free"
         )

@@ -98,8 +98,10 @@ def prepare_local_saving(cluster: LocatedCluster) -> LocatedCluster:
         }  # policies for other settings may be in use
         aws.call("PutRolePolicy", {**role, **named, "PolicyDocument": policy}, service="iam")
     if created:
-        note = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
-        session.say(f"made in the local cloud: {' and '.join(created)}; {note}")
+        note = (
+            "on AWS you create these yourself, and awsddp doctor --iam-policy nodes prints the role's policy"
+        )
+        session.say(f"created in the local cloud: {' and '.join(created)}; {note}")
     spec = replace(session.spec, access=replace(access, instance_profile=name))
     return replace(cluster, session=session.with_settings(spec))
 
@@ -109,17 +111,16 @@ def _refuse_loopback(target: Target, save_to: str) -> None:
     if target.node_s3 is not None and target.node_s3 == target.endpoint:
         raise ConfigError(
             f"nodes in loopback mode cannot save to {save_to}",
-            "they have no metadata service that gives them the credentials of a role",
+            "the nodes have no metadata service from which they could get the credentials of a role",
             "awsddp local stop && awsddp local start   # as root, with the Debian packages of docs/local.md",
         )
 
 
 def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: list[str]) -> None:
-    """Let the first node claim the job's name at job.save_to, if it is set, and add uploads to the launch
-    requests.
+    """If job.save_to is set, let the first node claim the job's name there.
 
-    Raises NameTaken, after adding the taken names to `refused`; ConfigError if the node cannot write to
-    job.save_to, or NodeError.
+    Adds the uploads to the launch requests. Raises NameTaken after adding the taken names to `refused`,
+    ConfigError if the node cannot write to job.save_to, or NodeError.
     """
     launch, requested = next(iter(launches.values())), connected.session.job_spec.job
     if requested.save_to is None:
@@ -143,7 +144,7 @@ def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], 
         result = _try_claim(connected, first, pythons[first], order)
     if result.code == "taken":
         refused += [launch.job, *result.names]
-        reason = f"{requested.save_to} has one, of this or another cluster"
+        reason = f"{requested.save_to} has a job of this name, from this or another cluster"
         raise NameTaken(f"job {launch.job} already exists", reason, "choose another --name")
     if result.code:
         raise _claim_error(result, connected.cluster, first)
@@ -194,17 +195,17 @@ def _claim_error(result: NameClaimResult, cluster: LocatedCluster, node: int) ->
     )  # the local cloud creates a profile
     failed, why, remedy = {
         "role": (
-            f"{node_label} has no role, so that it cannot save to {save_to}",
+            f"{node_label} has no role, so it cannot save to {save_to}",
             reason,
             f"awsddp down && awsddp up{profile_option}   # nodes with the rights of a role",
         ),
         "right": (
             f"the role of {node_label} has no right {result.what} in {save_to}",
             reason,
-            "awsddp doctor --iam-policy nodes   # what its role needs",
+            "awsddp doctor --iam-policy nodes   # prints the rights that the role needs",
         ),
         "boto3": (
-            f"{node_label} has no boto3 that saves to {save_to}",
+            f"{node_label} has no boto3 that can save to {save_to}",
             reason,
             "awsddp exec -- python3 -m pip install boto3",
         ),
@@ -216,14 +217,14 @@ def _claim_error(result: NameClaimResult, cluster: LocatedCluster, node: int) ->
 def _retryable_error(code: str, *, node_label: str, save_to: str, reason: str, region: str) -> CloudError:
     """Return the retryable error for a node whose requests S3 did not serve."""
     failed, steps = (
-        f"S3 did not take what {node_label} wrote to {save_to}",
+        f"S3 did not accept what {node_label} wrote to {save_to}",
         ["run the same command again in a minute"],
     )
     if code == "unreachable":
         failed = f"{node_label} does not reach {save_to}"
         endpoint = f"--service-name com.amazonaws.{region}.s3 --route-table-ids TABLE"
         steps.append(
-            f"aws ec2 create-vpc-endpoint --vpc-id VPC {endpoint}   # if its subnet has no way to S3"
+            f"aws ec2 create-vpc-endpoint --vpc-id VPC {endpoint}   # if its subnet has no route to S3"
         )
     kind = "throttled" if "SlowDown" in reason else "unavailable"
     error = CloudError(failed, reason, "\n".join(steps), kind=kind)

@@ -15,8 +15,8 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 def check_script(workdir: Path, script: str, *, module: bool) -> None:
     """Raise UsageError if the project folder does not have the script.
 
-    A module is refused only if the project folder has its package without the module: other packages may be
-    on the nodes.
+    A module is refused only if the project folder has the module's package, but not the module. The nodes may
+    have packages that are not in the project folder.
     """
     pattern = _PLACEHOLDER.sub("*", script.replace("[", "[[]"))
     patterns = [pattern]

@@ -120,7 +120,7 @@ def _make_record(session: Session, launch: Launch, ranks: Sequence[Rank], nodes:
 
 
 def _save_job(session: Session, job: JobRecord) -> None:
-    """Add a started job to the ledger and the record. An AwsddpError gets next steps: the job runs anyway."""
+    """Add a started job to the ledger and the record. An AwsddpError gets the running job's next steps."""
     name, home = job.job, str((session.results / job.job).absolute())
     try:
         session.folder.append_event("train", job=name, world_size=job.world_size, home=home)
@@ -253,8 +253,8 @@ def _claim_and_query(fleet: "Fleet", requests: Mapping[int, messages.Slots]) -> 
 def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
     """Return the jobs to wait for: the job in `job.after`, and all jobs that occupy the nodes now.
 
-    `answers` are the answers to `messages.Slots`. If `job.after` is not set ("all" counts as set), no job may
-    occupy the nodes. Raises InUse, UsageError or NotFoundError.
+    `answers` are the nodes' answers to `messages.Slots`. Raises InUse if `job.after` is not set and a job
+    occupies the nodes, and UsageError or NotFoundError if `job.after` does not name one job of the nodes.
     """
     requested = session.job_spec.job.after
     blocking = {job: nodes for slots in answers.values() for job, nodes in slots.jobs.items() if nodes}
@@ -265,10 +265,10 @@ def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, 
         for job, nodes in blocking.items():
             raise InUse(
                 f"job {job} runs on {', '.join(map(node_name, nodes))}",
-                f"a node runs one job at a time{', and those that wait come first' * (len(blocking) > 1)}",
+                f"a node runs one job at a time{', and waiting jobs start first' * (len(blocking) > 1)}",
                 f"awsddp logs -f {job}   # wait for its end and its results\n"
                 f"awsddp cancel {job}   # or end it\n"
-                f"awsddp train --after {job}{name}   # or let this one wait",
+                f"awsddp train --after {job}{name}   # or let this job wait",
             )
         return ()
     reported = list(dict.fromkeys(job for slots in answers.values() for job in slots.jobs))
@@ -278,8 +278,8 @@ def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, 
         )
     if requested not in (*reported, "all"):
         raise NotFoundError(
-            f"no job {requested} on the nodes of this one",
-            f"they know: {', '.join(reported) or 'none'}",
+            f"no job {requested} on the nodes of this job",
+            f"the nodes report: {', '.join(reported) or 'none'}",
             "awsddp jobs   # and their nodes",
         )
     return tuple(job for job in reported if job == requested or job in blocking)
@@ -298,7 +298,7 @@ def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -
     """After an error, end the ranks of this launch and remove its tags from the nodes.
 
     Yields a set of nodes to exclude: nodes on which another launch has a job with the same name. These nodes
-    keep their tags, and all nodes do if one of them cannot be reached to end the ranks; this is safe.
+    keep their tags. If one of `nodes` cannot be reached, all nodes keep their tags; this is safe.
     """
     from awsddp.aws.power import release
 
@@ -376,9 +376,9 @@ def _why_taken(cluster: LocatedCluster, name: str, answers: Mapping[int, Slots])
     """
     nodes = [node_name(node) for node, answer in sorted(answers.items()) if name in answer.jobs]
     if nodes:
-        return f"{', '.join(nodes)} has a job of that name: awsddp jobs {name}"
+        return f"{', '.join(nodes)} has a job with that name: awsddp jobs {name}"
     live = cluster.listing.live if cluster.listing is not None else ()
     tagged = [node_name(node.node) for node in live if node.node not in answers and name in node.unfetched]
     if tagged:
-        return f"{', '.join(tagged)} holds results of a job of that name, by its tag"
+        return f"{', '.join(tagged)} holds results of a job with that name, according to its tag"
     return _describe_folder(cluster.session, name) if (cluster.session.results / name).exists() else ""

@@ -106,7 +106,7 @@ def _find_local_files(mentions: Mapping[str, str], root: Path, outputs: Collecti
 
 def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[str, str]:
     """Return why a local path is not sent and how to send it; ("", "") if it is sent."""
-    copy = f"{shlex.join(['cp', '-r', path, '.'])}, and name the copy"
+    copy = f"{shlex.join(['cp', '-r', path, '.'])}, and use the path of the copy"
     if Path(path).is_absolute():
         is_mine = is_argument and Path(path).is_relative_to(Path.home())
         return ("only the project folder is", copy) if is_mine else ("", "")
@@ -120,7 +120,7 @@ def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[st
 
 
 def _include_advice(entry: tuple[str, str]) -> str:
-    """Return how to send an excluded path; a file in an ignored folder cannot be included alone."""
+    """Return how to send an excluded path. Of an ignored folder, only the whole folder can be included."""
     return (
         f"remove {entry[0]} from {entry[1]}" if entry[1] == "sync.ignore" else f"!/{entry[0]} in {entry[1]}"
     )
@@ -169,7 +169,7 @@ def report_unsynced_files(
                 if entry
                 else complete_commands(session, "awsddp sync   # sends it")
             )
-            session.say(f"{name} is here, and not on the nodes: {why}")
+            session.say(f"{name} is on this machine, but not on the nodes: {why}")
 
 
 def _find_mentioned_files(workdir: Path, words: Sequence[str]) -> list[str]:

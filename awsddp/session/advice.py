@@ -66,8 +66,8 @@ class Line:
     def with_options(self, current: Sequence[str], after_down: Sequence[str] = ()) -> "Line":
         """Return the line with global options added to each command.
 
-        Commands get `current`, but commands after a `down` get `after_down`, and so does `run`, because it
-        creates a cluster.
+        Each command gets the options `current`, with two exceptions: commands after a `down` get the options
+        `after_down`, and so does `run`, because `run` creates a cluster.
         """
         items = (*self.parts, *self.note)
         parts: list[Command | str] = []

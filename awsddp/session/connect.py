@@ -47,8 +47,8 @@ def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, .
     if cluster.own_listing is None or not cluster.session.folder.key.exists():
         raise NotFoundError(
             f"cluster {listed.name} exists, but this machine does not have its key",
-            f"{cluster.session.folder.path} does not hold it",
-            "use the machine that made it, or terminate it: awsddp down",
+            f"{cluster.session.folder.path} does not contain the key",
+            "use the machine that created the cluster, or terminate the cluster: awsddp down",
         )
     return cluster, listed.live
 

@@ -36,8 +36,8 @@ def aws_client_for(
 ) -> "AwsClient":
     """Return an AWS client for a target.
 
-    Its calls are recorded in `trail`, by default in the cluster's folder. With `login`, the new client uses
-    that client's credentials. Raises ConfigError.
+    The client's calls are recorded in `trail`, by default in the cluster's folder. With `login`, the new
+    client uses that client's credentials. Raises ConfigError.
     """
     from awsddp.aws.client import AwsClient, Trail
 
@@ -64,7 +64,7 @@ def check_account(cluster: LocatedCluster) -> None:
     if record.account not in ("", account):
         raise ConfigError(
             f"cluster {cluster.session.spec.name} belongs to AWS account {record.account}",
-            f"these credentials are of account {account}; nothing was changed or forgotten",
+            f"these credentials belong to account {account}; nothing was changed",
             "use credentials of the cluster's account: awsddp --profile NAME ...",
         )
 
@@ -125,7 +125,7 @@ def _other_target_error(session: Session, record: Record, other: str) -> ConfigE
     name, actual = session.spec.name, record.target.location
     return ConfigError(
         f"cluster {name} is in {actual}, not in {other}",
-        "cluster names are unique; nothing was changed or forgotten",
+        "on this machine a cluster's name is unique; nothing was changed",
         f"awsddp status   # without another region, profile or --local: the cluster in {actual}\n"
         "awsddp down   # end it there\n"
         f"awsddp -c {name}-2 up ...   # another name",
@@ -351,7 +351,7 @@ def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
 
 
 def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, ClusterListing]:
-    """Return the cluster and its listing. Raises CloudError, or NotFoundError without living nodes."""
+    """Return the cluster and its listing. Raises CloudError, or NotFoundError if no node is living."""
     if (
         cluster.aws_client
         and cluster.local_record
@@ -384,7 +384,7 @@ def refuse_other_sessions(cluster: LocatedCluster) -> None:
         f"no cluster {cluster.session.spec.name} of this login; "
         "another session of your role has one, which costs money",
         "\n".join(f"{these}, made by {session}" for session, these in creators),
-        f"role_session_name = {creators[0][0]} in the AWS profile makes it yours; then: awsddp down\n"
+        f"role_session_name = {creators[0][0]} in the AWS profile makes it your cluster; then: awsddp down\n"
         "awsddp status --all   # what it costs",
     )
 
@@ -403,7 +403,7 @@ def _add_lock_holder(session: Session, error: NodeError | NotFoundError) -> None
         why = f"{holder} is changing the cluster"
     elif (
         isinstance(error, NodeError) and session.folder.read(ignore_newer=True) is None
-    ):  # it had a record before
+    ):  # the cluster had a record before
         why, error.next = "another command has terminated the cluster", _create_command(session)
     error.why = "\n".join(filter(None, (error.why, why)))
 

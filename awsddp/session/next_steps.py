@@ -174,7 +174,7 @@ def _options_for(
         current = {key: value for key, value, _ in all_settings}
         recorded = {"cluster.nodes": record.nodes} | record.asked
         options = {key: value for key, value in recorded.items() if current.get(key) != value} | options
-        options.pop("cluster.replace", None)  # the replaced machine is gone as well
+        options.pop("cluster.replace", None)  # the node to replace is gone as well
     if job is not None and verb in ("train", "run"):
         options = {key: value for key, value in options.items() if not key.startswith(JOB_KEYS)}
         options |= job_options(job)
@@ -238,11 +238,11 @@ def complete_error(session: Session, error: AwsddpError) -> None:
 def make_interrupted_error(session: Session, *, continue_command: str = "") -> Interrupted:
     """Return the error that an interrupted command ends with. Reads only the cluster's folder.
 
-    `continue_command` is the command that continues where it was interrupted.
+    `continue_command` is the command that continues the interrupted command's work.
     """
     record = session.folder.read(ignore_newer=True)
     if record is None and session.local:
-        next_step = "awsddp local status\nawsddp local stop   # end it and all that it has"
+        next_step = "awsddp local status\nawsddp local stop   # end the local cloud and its nodes"
         return Interrupted("interrupted", "the local cloud may be running", next_step)
     if record is None:
         return Interrupted("interrupted", f"no record of cluster {session.spec.name} on this machine")
@@ -261,7 +261,7 @@ def make_interrupted_error(session: Session, *, continue_command: str = "") -> I
 
 
 def add_running_costs(session: Session, error: AwsddpError) -> None:
-    """Add to an error what may still run and cost money; for use when AWS cannot be asked."""
+    """Add to an error what may still run and cost money, if AWS cannot be queried."""
     record = session.folder.read(ignore_newer=True)
     if record is None:
         return

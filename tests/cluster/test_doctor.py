@@ -141,7 +141,7 @@ def test_of_two_slow_nodes_doctor_names_the_one_that_uploads_slowly(
 def test_doctor_measures_nothing_while_a_job_runs(world: World) -> None:
     job = start_script(world, "import time\ntime.sleep(60)\n")
     (check,) = (check for check in doctor._check_nodes(world.connected()) if check.name == "process group")
-    assert (check.ok, check.value) == (None, f"left out: job {job.job} runs")
+    assert (check.ok, check.value) == (None, f"skipped: job {job.job} is running")
 
 
 def test_doctor_fails_while_another_client_starts_a_job(

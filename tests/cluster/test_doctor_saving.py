@@ -167,7 +167,7 @@ def test_a_rehearsal_creates_the_bucket_and_role_of_a_saved_job_and_reports_it(
     for _ in "once", "again":
         assert plan(session).uses["instance profile"] == "awsddp-local"
     assert [check for check in check_before_launch(session).checks if check.ok is False] == []
-    created = [text for text in texts if text.startswith("made in the local cloud")]
+    created = [text for text in texts if text.startswith("created in the local cloud")]
     assert len(created) == 1
     assert f"bucket {name}" in created[0]
     plan(new_session(f"s3://{name}/other", local=True))

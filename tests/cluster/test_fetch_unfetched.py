@@ -211,7 +211,7 @@ def test_a_job_whose_nodes_another_client_terminated_is_interrupted_and_not_fetc
     cause = document["cause"]
     assert (document["state"], document["fetched"], document["missing"]) == ("interrupted", False, (0, 1))
     assert (cause.kind, cause.node, cause.instance_id) == ("node_lost", 0, "i-0")
-    assert cause.explanation == "EC2 says that its instance is terminated (User initiated shutdown)."
+    assert cause.explanation == "EC2 reports that its instance is terminated (User initiated shutdown)."
     assert [job.state for job in world.record.jobs] == ["interrupted"]
     ending = "is terminated; its part of job j is not on this machine: another client may have fetched it"
     assert [text for text in world.events if ending in text] == [f"node{n} (i-{n}) {ending}" for n in (0, 1)]

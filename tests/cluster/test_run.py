@@ -112,7 +112,7 @@ def test_run_leaves_a_cluster_on_which_another_job_runs_unchanged(
         ({"name": "last"}, UsageError, "job name 'last' is reserved"),
         ({"resume": "nosuch"}, ConfigError, "job nosuch has no checkpoint here"),
         ({"resume": "last"}, ConfigError, "no job of the bundled program has results here"),
-        ({"after": "nosuch"}, NotFoundError, "no job nosuch on the nodes of this one"),
+        ({"after": "nosuch"}, NotFoundError, "no job nosuch on the nodes of this job"),
         ({"launcher": "nosuch"}, ConfigError, "nosuch"),
     ],
 )

@@ -61,7 +61,7 @@ def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: AwsClien
         desk.launch_two_nodes()
         stays = desk
     except ConfigError as error:
-        assert "another machine made cluster demo" in error.message
+        assert "another machine created cluster demo" in error.message
         stays = laptop
     [remaining] = [cluster for cluster in find_clusters(aws, "demo", aws.identity().user_id) if cluster.live]
     assert len(remaining.live) == 2

@@ -51,8 +51,8 @@ def explain_in(
 def test_a_submodule_that_an_installed_package_lacks_is_a_wrong_version(tmp_path: Path) -> None:
     text = MISSING.format("torch._six")
     cause = explain_in(tmp_path, {"requirements.txt": "deepspeed\n"}, text, script="t.py")
-    assert cause.explanation.endswith("What imports it was written for another version of torch.")
-    assert cause.next == "set another version of it, or of torch, with --env FILE"
+    assert cause.explanation.endswith("The code that imports it was written for another version of torch.")
+    assert cause.next == "with --env FILE, set another version of that code's package or of torch"
 
 
 NO_METADATA = "PackageNotFoundError: '{0}'. {0} is not installed for the python that runs the ranks."
@@ -63,9 +63,9 @@ DYNAMIC = {"pyproject.toml": '[project]\nname = "my-lib"\ndynamic = ["version"]\
 @pytest.mark.parametrize(
     ("files", "package", "env_file", "why", "advice"),
     [
-        (STATIC, "my-lib", None, "where --env names it", "awsddp train --env {}/pyproject.toml t.py"),
+        (STATIC, "my-lib", None, "only if --env names it", "awsddp train --env {}/pyproject.toml t.py"),
         (STATIC, "my-lib", "requirements.txt", "not name the project itself", "add the line -e . to {}/requ"),
-        (DYNAMIC, "my_lib", None, "where --env names it", "awsddp train --env {}/pyproject.toml t.py"),
+        (DYNAMIC, "my_lib", None, "only if --env names it", "awsddp train --env {}/pyproject.toml t.py"),
         (
             STATIC,
             "wandb",
@@ -113,7 +113,7 @@ def test_a_package_without_metadata_is_explained_with_the_command_to_type(
             {},
             "timm",
             "t.py",
-            "no requirements file is there",
+            "the project has no requirements file",
             "name the package of timm in requirements.txt, then: awsddp train --env requirements.txt",
         ),
         (
@@ -177,7 +177,7 @@ def test_a_package_that_the_env_file_does_not_install_must_be_named_there(tmp_pa
         ("/home/ubuntu/awsddp/work/data", "data/ is here, and .gitignore keeps it", "!/data/"),
         ("./weights.pt", "weights.pt is here, and sync.ignore keeps it", "remove it from sync.ignore"),
         ("runs/j/model.pt", "runs/ is here, and awsddp keeps it", "move it out of runs/"),
-        ("/dev/null", "/dev/null is on this machine alone", "move it into"),
+        ("/dev/null", "/dev/null is only on this machine", "move it into"),
         ("/nowhere/at/all", "", "-"),
         ("a.py", "", "-"),
     ],
@@ -251,7 +251,7 @@ def test_a_variable_set_only_on_this_machine_is_named_with_its_option(
         session, JobRecord(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
     ).cause
     assert cause is not None
-    assert ("WANDB_API_KEY is set here, and not on the nodes" in cause.explanation) is is_explained
+    assert ("WANDB_API_KEY is set on this machine, but not on the nodes" in cause.explanation) is is_explained
     assert cause.next.endswith("--env-var WANDB_API_KEY t.py") is is_explained
 
 

@@ -132,10 +132,13 @@ def test_the_largest_files_over_the_limit_are_named_and_keep_the_nodes(nodes: No
     assert nodes.released == []
     assert error.value.exit_code == 6
     text = str(error.value)
-    assert "node0: /w/node0/big (3.0 MB): over job.results_limit (1MB), the smaller files came first" in text
+    assert (
+        "node0: /w/node0/big (3.0 MB): does not fit in job.results_limit (1MB); "
+        "smaller files are fetched first" in text
+    )
     assert "awsddp fetch j --output PATH" in text
     assert nodes.questions == [
-        "The results of j exceed job.results_limit (1MB) by 1 file, 3.0 MB.\nFetch all of it?"
+        "The results of j exceed job.results_limit (1MB) by 1 file, 3.0 MB.\nFetch all of them?"
     ]
 
 
@@ -201,7 +204,7 @@ def test_a_node_that_does_not_list_its_results_is_kept_and_the_others_fetched(no
 def test_skipped_special_files_are_named_and_excluded_ones_counted(nodes: Nodes) -> None:
     nodes.skipped = [{"path": f"/w/{number}", "size": 0, "why": "a pipe"} for number in range(30)]
     nodes.fetch(exclude=["data/"])
-    assert nodes.texts[0] == "4 files, 4.0 MB: matched by job.exclude, stays on the nodes"
+    assert nodes.texts[0] == "not fetched because of job.exclude: 4 files, 4.0 MB"
     assert nodes.texts[1] == "not fetched: /w/0: a pipe"
     assert (len(nodes.texts), nodes.texts[-1]) == (12, "not fetched: 50 more files")
     assert nodes.released == ["j"]

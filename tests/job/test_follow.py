@@ -195,7 +195,7 @@ def test_a_node_that_ec2_terminated_is_given_up_at_once_and_reported(
     watch(nodes, tmp_path, monkeypatch)
     assert nodes.now < 60
     assert [(report["do"], report["node"]) for report in nodes.reports] == [("lost", number)]
-    assert nodes.reports[0]["why"] == f"EC2 says that its instance is terminated ({SPOT})"
+    assert nodes.reports[0]["why"] == f"EC2 reports that its instance is terminated ({SPOT})"
     assert nodes.reports[0]["kind"] == "spot_interruption"
 
 

@@ -15,4 +15,4 @@ def test_logs_prints_the_requested_ranks_and_refuses_unknown_ones(unfetched: Wor
     assert read_logs(unfetched, ranks=[1]) == b"[rank 1 @ node1] line of 1\n"
     with pytest.raises(NotFoundError, match="job j has no rank 7") as error:
         read_logs(unfetched, ranks=[1, 7])
-    assert error.value.why == "it has 2 ranks, on node0, node1"
+    assert error.value.why == "the job has 2 ranks, on node0, node1"

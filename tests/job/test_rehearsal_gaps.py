@@ -48,11 +48,11 @@ OFFLINE = Cause(
 @pytest.mark.parametrize(
     ("cause", "why", "advice"),
     [
-        (TRITON, "comes with torch for CUDA, and a rehearsal has torch for the CPU", "(rehearsed)"),
+        (TRITON, "comes with torch for CUDA, but a rehearsal has torch for the CPU", "(rehearsed)"),
         (NO_OPERATORS, "its torchvision has no operators", "(rehearsed)"),
         (
             OFFLINE,
-            "reach this machine alone; a node on AWS reaches the internet",
+            "reach only this machine, but nodes on AWS reach the internet",
             "awsddp train --data FOLDER",
         ),
     ],

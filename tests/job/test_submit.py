@@ -36,7 +36,7 @@ def test_a_second_job_is_refused_before_anything_is_sent_or_tagged(world: World)
         assert error.value.exit_code == 3
         assert f"awsddp cancel {first.job}" in error.value.next
         assert f"awsddp logs -f {first.job}" in error.value.next
-        assert "those that wait" not in error.value.why, "none waits"
+        assert "waiting jobs" not in error.value.why, "none waits"
         complete_error(world.session(script="w.py", args=["--lr", "1"]), error.value)
         name_option = " --name other" if settings == {"name": "other"} else ""  # the third name is taken
         assert f" --after {first.job}{name_option} w.py -- --lr 1   # or" in error.value.next
@@ -126,7 +126,7 @@ def test_a_taken_name_is_refused_with_its_location_and_its_tag_stays(world: Worl
     (world.project / "runs" / "empty").mkdir()
     (results / "model.pt").write_bytes(bytes(2000))
     causes = {
-        "nm": "node0, node1 has a job of that name: awsddp jobs nm",
+        "nm": "node0, node1 has a job with that name: awsddp jobs nm",
         "kept": "runs/kept exists: 1 file, 2 kB",
         "empty": "runs/empty exists: it is empty",
     }
@@ -140,7 +140,7 @@ def test_a_taken_name_is_refused_with_its_location_and_its_tag_stays(world: Worl
 def test_a_name_in_the_tag_of_a_node_that_does_not_answer_is_taken(world: World) -> None:
     world.tags["i-1"] = ["away"]
     cluster, slots = world.located(), Slots(used=(), taken=(), jobs={})
-    reason = "node1 holds results of a job of that name, by its tag"
+    reason = "node1 holds results of a job with that name, according to its tag"
     assert submit._why_taken(cluster, "away", {0: slots}) == reason
     assert submit._why_taken(cluster, "away", {0: slots, 1: slots}) == ""
 

@@ -49,7 +49,7 @@ def test_up_with_efa_fails_in_a_full_placement_group_and_names_the_alternatives(
         "awsddp up --nodes 3   # again, later",
         "awsddp up --nodes 3 -o capacity.placement_group=false",
         "awsddp stop && awsddp up --nodes 3",
-        "awsddp up --nodes 2   # go on with 2",
+        "awsddp up --nodes 2   # continue without the missing nodes",
         "awsddp down && awsddp --local up --nodes 3",
     ):
         assert advice in grown.stderr, grown.stderr

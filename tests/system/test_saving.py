@@ -135,7 +135,7 @@ def test_missing_rights_on_s3_are_refused_before_a_rank_starts(lab: Lab) -> None
     expect("s3://far/runs", policy, "bucket far is in eu-west-1, the nodes are in us-east-1", "us-east-1")
     named = {"InstanceProfileName": "training", "RoleName": "training"}
     iam.remove_role_from_instance_profile(**named)
-    expect(runs, policy, "node0 has no role, so that it cannot save to", f"--save-to {runs}")
+    expect(runs, policy, "node0 has no role, so it cannot save to", f"--save-to {runs}")
     assert lab.json("jobs")["jobs"] == []
     [item] = s3.list_objects_v2(Bucket="results")["Contents"]
     assert (item["Key"], item["Size"]) == ("runs/.awsddp", 2)

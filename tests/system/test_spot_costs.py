@@ -104,7 +104,7 @@ def test_every_verb_reports_the_same_cost_of_a_cluster_that_stopped_itself(recor
         status, everywhere = records.json("status", "-c", "slept"), read_all(records, "slept")
         unplaced = records.run("status", "--json", "--all")  # neither a region nor --local
         assert (unplaced.returncode, json.loads(unplaced.stdout)) == (0, [everywhere])
-        assert "not searched: AWS: no AWS credentials found" in unplaced.stderr
+        assert "AWS was not searched: no AWS credentials found" in unplaced.stderr
         assert records.run("down", "--orphans", "-y").returncode == 0
         result = records.run("--json")
         [overview] = [row for row in json.loads(result.stdout)["clusters"] if row["cluster"] == "slept"]

@@ -52,7 +52,7 @@ def test_a_new_user_explores_the_commands(lab: Lab, story: Story, says: Callable
                 ("US dollars", "\n"),
             ],
             *[("Training script", "tran.py\n"), ("Did you mean train.py", "train.py\n")],
-            *[("File with its packages", "5\n"), ("file not found: 5", "\n")],
+            *[("File with the script's packages", "5\n"), ("file not found: 5", "\n")],
         ],
         says=["It sets cluster.region"],
     )

@@ -60,7 +60,7 @@ def test_exec_fills_placeholders_and_names_a_file_that_is_only_on_the_client(clu
     (cluster.project / "here-alone.txt").write_text("x")
     shown = cluster.run("exec", "[[ 1 ]] && echo {node_rank}/{nnodes} ${rank:-unset}; cat here-alone.txt")
     assert sorted(shown.stdout.splitlines()) == ["[node0] 0/2 unset", "[node1] 1/2 unset"]
-    assert "here-alone.txt is here, and not on the nodes: awsddp sync" in shown.stderr
+    assert "here-alone.txt is on this machine, but not on the nodes: awsddp sync" in shown.stderr
     (cluster.project / "here-alone.txt").unlink()
 
 

@@ -58,7 +58,7 @@ def test_why_shows_the_whole_screen_of_a_job_that_hangs(cluster: Lab) -> None:
     assert not (cluster.project / "runs" / "hangs" / "logs").exists()
     followed = terminal.type("awsddp logs -f -n 1 --rank 1", [("step", CTRL_C)])
     assert (followed.lines[0], followed.code) == ("[rank 1 @ node1] step 2", 130)
-    assert followed.lines[-1] == "hangs keeps running. Again: awsddp logs -f"
+    assert followed.lines[-1] == "hangs keeps running. Follow it again: awsddp logs -f"
 
     assert cluster.run("cancel").returncode == 0
     ended = cluster.run("why", "hangs")
