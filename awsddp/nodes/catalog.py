@@ -1,8 +1,9 @@
-"""The URLs that nodes are allowed to request from the package mirror, and the names that they use for them.
+"""The URLs that nodes may request from the package mirror, and the names under which nodes request these
+URLs.
 
-Each granted host has a generated name under `awsddp.invalid` (RFC 6761), and a file that an index page links
-to has a link that this machine signed. All grants come from the user's configuration or from the constants in
-this file.
+Each granted host has a generated name under `awsddp.invalid` (RFC 6761). Nodes request a file that an index
+page links to by a link that this machine signed. All grants come from the user's configuration or from the
+constants in this file.
 """
 
 import base64
@@ -37,8 +38,8 @@ _CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
 
 class Catalog:
     """The grants for one installation. If `everything` is set, all of the nodes' downloads are granted;
-    otherwise only local folders and URLs with a login are. `key` signs links; it does not change, so that a
-    file keeps its URL and nodes can cache the file.
+    otherwise only local folders and URLs with a login are. `key` signs links. The key does not change, so
+    that a file keeps its URL and nodes can cache the file.
     """
 
     def __init__(self, *, everything: bool, key: bytes) -> None:
@@ -129,7 +130,7 @@ class Catalog:
         return {"CONDA_CHANNEL_ALIAS": self.rewrite_url(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
 
     def restore_urls(self, text: str) -> str:
-        """Return `text`, in which the original URLs replace the URLs for nodes."""
+        """Return `text` with the original URLs in place of the URLs for nodes."""
         text = _LINK.sub(lambda link: _decode(link[1])[1:], text)
         for host, original in self.origins.items():
             text = text.replace(f"http://{host}", original)

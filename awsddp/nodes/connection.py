@@ -35,14 +35,14 @@ _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
 _PRECONNECT_S = 15.0
 _LOGIN_PATIENCE_S = 5.0  # at boot sshd may start before the account exists
-# sshd 9.8 and later adds 5 s of penalty per login that PAM refuses, and drops clients with more than 15 s
-# (PerSourcePenalties in https://man.openbsd.org/sshd_config). With these pauses, and 5 s after each later
-# attempt, the penalty is at most 14 s.
+# sshd 9.8 and later versions add a penalty of 5 s for each login that PAM refuses, and drop clients with a
+# penalty of more than 15 s (PerSourcePenalties in https://man.openbsd.org/sshd_config). With these pauses,
+# and 5 s after each later attempt, the penalty is at most 14 s.
 _CLOSED_PAUSES_S = (1.0, 2.0, 3.0)
 _LAST_CLOSED_PAUSE_S = 5.0
 _BOOT_KEY_PAUSE_S = 1.0  # a connection that ends before a login adds 1 s of penalty
 _FORWARDING = (
-    "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # what forbids it\n"
+    "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # shows the reason\n"
     "-o env.packages_from=node   # if nodes have internet access"
 )
 _WINDOW = 8 * 2**20  # bytes in flight; paramiko's 2 MiB limit a log to 10 MB/s at a latency of 200 ms
@@ -133,15 +133,15 @@ def check_key_file(path: Path, *, name: str, public: str) -> None:
         raise ConfigError(
             f"{setting} cannot be used as the private half of {name}",
             tail(result.stderr),
-            f"chmod 600 {file}   # only you may be able to read it\n"
-            f"ssh-keygen -p -N '' -f {file}   # unattended jobs enter no passphrase: on a copy",
+            f"chmod 600 {file}   # only you may read the file\n"
+            f"ssh-keygen -p -N '' -f {file}   # on a copy: removes the passphrase, for unattended jobs",
         )
     file_public = " ".join(result.stdout.split()[:2])
     if public and file_public != " ".join(public.split()[:2]):
         raise ConfigError(
             f"{setting} is not the private half of {name}",
-            f"EC2 has another public key under that name; that of the file is {file_public}",
-            "name the right file; its name is that of the key pair: aws ec2 describe-key-pairs",
+            f"EC2 has a different public key under that name; the file's public key is {file_public}",
+            "set access.key_file to the key pair's private key; aws ec2 describe-key-pairs lists the pairs",
         )
 
 

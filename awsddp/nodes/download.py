@@ -54,13 +54,13 @@ def pull(
 ) -> dict[int, NodeFiles]:
     """Fetch several nodes' files into the folder `target`, from all nodes at once.
 
-    A file replaces an existing one once it is complete and unchanged in the list that `list_files` returns
-    after the transfer. Up-to-date files are skipped, and identical content is transferred once.
-    `matches_sample` compares a local file's sampled blocks with its description; if `accept_grown` is set, a
-    file may be longer than described. Incomplete files stay in `target`/.part, and the next call resumes
-    them. Files that change during the transfers are left out. `last_files` is called with these after all
-    transfers and returns small files, which are written last. Then .part is removed. Raises NodesFailed for
-    lost nodes, and ConfigError if the disk has too little space.
+    A fetched file replaces an existing file once the fetched file is complete, and the list that `list_files`
+    returns after the transfer shows no change. Up-to-date files are skipped, and identical content is
+    transferred once. `matches_sample` compares a local file's sampled blocks with its description; if
+    `accept_grown` is set, a file may be longer than described. Incomplete files stay in `target`/.part, and
+    the next call resumes them. Files that change during the transfers are left out. `last_files` is called
+    with these changed files after all transfers, and returns small files, which are written last. Then .part
+    is removed. Raises NodesFailed for lost nodes, and ConfigError if the disk has too little space.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
     results = _Results(target, transfer, wanted, begins=matches_sample, grown=accept_grown)
@@ -82,7 +82,7 @@ def pull(
         raise ConfigError(
             f"cannot write {target}",
             error.strerror or str(error),
-            "awsddp fetch -o job.results=DIR   # another folder; or correct this one, then: awsddp fetch",
+            "awsddp fetch -o job.results=DIR   # another folder; or correct this one and repeat",
         ) from error
     finally:
         _remove_empty(results.part)
@@ -119,7 +119,8 @@ def rsync_transfer(ssh_config: Path) -> Transfer:
 
 
 def _try_to_write(path: Path) -> None:
-    """Raise OSError if a file was not downloaded because of this machine rather than the node."""
+    """Raise OSError if this machine cannot write a file at `path`, so that the node is not the reason why the
+    file is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(4096))
     path.unlink()
@@ -180,7 +181,7 @@ class _Results:
         free = shutil.disk_usage(folder).free
         if size > free:
             raise ConfigError(
-                f"the results need {size_text(size)}, {folder} has {size_text(free)} free",
+                f"the results need {size_text(size)}, but {folder} has only {size_text(free)} free",
                 "nothing was fetched",
                 "awsddp fetch -o job.results=DIR   # another folder; or free disk space",
             )
@@ -232,7 +233,8 @@ class _Results:
         return is_complete
 
     def _is_complete(self, path: Path, file: ResultFile, latest: ResultFile) -> bool:
-        """Return True if a staged file is as its node lists it now. A file that may grow may be longer.
+        """Return True if a staged file matches its node's current list. If files may grow (`accept_grown`),
+        the staged file may be longer than `file`.
 
         rsync sets the mtime of a file only after it has verified the content.
         """
@@ -285,7 +287,7 @@ class _Results:
             (self.top / folder).is_symlink() for folder in PurePosixPath(file.home).parents[:-1]
         ):
             return False
-        if file.home.endswith(".log") and not file.home.startswith("node"):  # it was written as the job ran
+        if file.home.endswith(".log") and not file.home.startswith("node"):  # logged while the job ran
             return size == file.size or (self._grown and size > file.size)
         return is_downloaded(path, file, self._begins)
 

@@ -55,8 +55,8 @@ def ensure_environments(
     cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
-    """Return each node's environment; create the environments that do not exist. Takes one round trip if all
-    environments exist.
+    """Return each node's environment; create the environments that do not exist. This takes one round trip if
+    all environments exist.
 
     `pythons`: {node: the image's Python}. `cache`: the folder for resolved versions. `send_files` syncs the
     project folder, in which the `env.setup` commands run. Raises ConfigError, and NodeError if nodes fail
@@ -102,10 +102,8 @@ def _report_unknown_versions(fleet: Fleet, projects: Sequence[Project]) -> None:
         if project.has_version:
             continue
         name = project.info.partition("-")[0]
-        why = (
-            f"{name} has version {UNKNOWN_VERSION} on the nodes: only its build knows another, and none runs"
-        )
-        fleet.on_event(Event(f"{why}; to set it here: export {SCM_VERSION}_FOR_{name.upper()}=1.0"))
+        why = f"{name} has version {UNKNOWN_VERSION} on the nodes: only its build sets it, and none runs"
+        fleet.on_event(Event(f"{why}; to set the version: export {SCM_VERSION}_FOR_{name.upper()}=1.0"))
 
 
 def _resolve_versions(
@@ -126,7 +124,7 @@ def _resolve_versions(
     fleet.on_event(Event(f"choosing packages for {plan.name}", ""))
     pins, why = choose_packages(plan, make_target(plan, platform), cache=cache, read_indexes=local_indexes)
     if why:
-        fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose its packages", ""))
+        fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose the packages", ""))
     return plan if pins is None or plan.kind == "conda" else replace(plan, lines=pins)
 
 
@@ -198,7 +196,7 @@ def _rewrite_plan(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
 
 
 def _tool_variables(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
-    """Return the variables that make uv download Python, or conda its channels, from other URLs."""
+    """Return the variables with the URLs from which uv downloads Python, or conda downloads packages."""
     if plan.kind == "conda":
         return catalog.conda_environ()
     return (
@@ -220,7 +218,8 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Re
         "image": image,
         **fields,
     }
-    # Sent by stdin, because an index URL may hold a password, and all users on a node can read command lines.
+    # The request is sent on stdin, because an index URL may contain a password, and all users on a node can
+    # read command lines.
     return ["python3", "-I", "-S", "-c", template("environment.py")], json.dumps(document).encode()
 
 

@@ -191,10 +191,10 @@ class RemoteCommand:
 class Fleet:
     """Connections to nodes, as a context manager.
 
-    Entering it connects to all nodes at once and raises NodesFailed if any is unreachable. If `partial` is
-    set, it does not raise: reachable nodes are used, and `failures` holds the errors. Open connections in
-    `preconnect` are used. `on_event` is called from the caller's thread, and so is `on_idle` during
-    connection attempts.
+    Entering the context connects to all nodes at once, and raises NodesFailed if any node is unreachable. If
+    `partial` is set, unreachable nodes raise no error: the reachable nodes are used, and `failures` holds the
+    errors. Open connections in `preconnect` are used. `on_event` is called from the caller's thread, and so
+    is `on_idle` during connection attempts.
     """
 
     initial: InitVar[Iterable[Endpoint]]
@@ -368,11 +368,11 @@ class Fleet:
         timeout_s: float | None = None,
         silent_after_s: float | None = None,
     ) -> dict[int, Result | NodeError]:
-        """Send a message to the `program` on each node, and pass its response to `on_data`, as `stream` does.
+        """Send a message to the `program` on each node, and pass the program's response to `on_data`.
 
-        All requests have the same program. It is started with the first message and runs as long as the
-        connection is open, so that a message takes one round trip. `on_data(node, data)` returns True once
-        the response is complete; the node's Result then has exit code 0. Any other Result means that the
+        All requests have the same program. The program is started with the first message and runs as long as
+        the connection is open, so that a message takes one round trip. `on_data(node, data)` returns True
+        once the response is complete; the node's Result then has exit code 0. Any other Result means that the
         program has ended.
         """
         commands: dict[int, RemoteCommand] = {}

@@ -20,8 +20,8 @@ _LIST_S = 20.0
 class Rules(NamedTuple):
     """Holds patterns and their `source`: the path of an ignore file, or sync.ignore.
 
-    Patterns are relative to `folder` in the project folder ("" or "sub/"), or to a folder above the project
-    folder; in that case `prefix` is the project folder's path in that folder.
+    Patterns are relative to `folder`, which is in the project folder ("" or "sub/"). If the patterns are
+    relative to a folder above the project folder, `prefix` is the project folder's path in that folder.
     """
 
     source: str

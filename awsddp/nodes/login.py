@@ -48,8 +48,8 @@ _OPTIONS = (
 _OPEN_S = 60.0
 _REFUSED = "open failed: "
 _LOGIN_ADVICE = (
-    "must ask nothing: compare its fingerprint and accept it; ssh-add KEY, or User and IdentityFile in "
-    "~/.ssh/config"
+    "must work without a prompt: compare and accept the fingerprint; ssh-add KEY, or set User and "
+    "IdentityFile in ~/.ssh/config"
 )
 PLUGIN = "session-manager-plugin"
 _PACKAGES = "https://s3.amazonaws.com/session-manager-downloads/plugin/latest"
@@ -91,12 +91,12 @@ class Jump:
     permanent_errors: ClassVar[tuple[str, ...]] = ("prohibited",)
     """Texts that appear in permanent errors, which are not retried."""
     remedy: ClassVar[str] = (
-        "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
+        "the jump host's sshd_config must allow it: AllowTcpForwarding, and PermitOpen if set"
     )
     """The next step that is suggested after a permanent error."""
     advice: ClassVar[str] = (
-        "network.ssh_cidr must hold the address, or the group, of the jump host as the nodes see it\n"
-        "awsddp status   # whether the machine runs"
+        "network.ssh_cidr must contain the jump host's address as the nodes see it, or its security group\n"
+        "awsddp status   # shows whether the node runs"
     )
     """The next step that is suggested if a node is unreachable."""
 
@@ -179,7 +179,7 @@ class Jump:
         destination, port = parse_jump_host(self.name)
         advice = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_LOGIN_ADVICE}"
         if "ControlPath" in output or "unix_listener" in output:  # ssh cannot create the control socket
-            advice = "set another AWSDDP_HOME: a shorter path, on a disk that holds sockets"
+            advice = "set AWSDDP_HOME to a shorter path, on a file system that supports sockets"
         return JumpFailure(f"network.jump: cannot log in to {self.name}", output, advice)
 
 
@@ -209,10 +209,10 @@ class Ssm(Jump):
         "locate credentials",
         "usage:",
     )
-    remedy: ClassVar[str] = "awsddp doctor --iam-policy   # prints the rights that it needs"
+    remedy: ClassVar[str] = "awsddp doctor --iam-policy   # prints the required permissions"
     advice: ClassVar[str] = (
-        "the role of access.instance_profile needs AmazonSSMManagedInstanceCore, and the node a way to "
-        "Systems Manager: a route out, or VPC endpoints"
+        "the role of access.instance_profile needs AmazonSSMManagedInstanceCore, and the node must reach "
+        "Systems Manager through a route to the internet or VPC endpoints"
     )
 
     def tunnel_command(self, host: str, port: int | str) -> list[str]:
@@ -243,7 +243,7 @@ def _install_command() -> str:
     return (
         f'(cd "$(mktemp -d)" && curl -fsSL --remote-name-all {url} {url}.sig && '
         f"gpg --verify {file}.sig {file} && sudo {install}{file})\n"
-        f"gpg needs AWS's public key for it first: {_KEY}"
+        f"first import AWS's public key into gpg: {_KEY}"
     )
 
 

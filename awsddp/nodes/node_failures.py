@@ -11,16 +11,16 @@ Layer = Literal[
 ]
 
 _NEXT: dict[Layer, str] = {
-    "no route": "awsddp up   # opens SSH for where you are now\nawsddp status   # whether the machine runs",
+    "no route": "awsddp up   # allows SSH from your address\nawsddp status   # shows whether the node runs",
     "refused": "awsddp up   # again in a minute: the instance is up, but sshd is not (yet)",
     "banner": "awsddp up   # again: the machine is overloaded or still booting\n"
     "awsddp down && awsddp up   # or replace it",
     "host key": "awsddp down && awsddp up   # if in doubt: another host may have this address",
     "login": "use the machine and AWSDDP_HOME that made the cluster\n"
     "awsddp up -o access.user=NAME   # or another login name\nawsddp down && awsddp up   # or recreate it",
-    "lost": "awsddp status   # whether the machine still runs",
-    "silent": "awsddp status   # whether the machine still runs",
-    "command": "awsddp up   # again\nawsddp down && awsddp up   # if it stays so",
+    "lost": "awsddp status   # shows whether the node still runs",
+    "silent": "awsddp status   # shows whether the node still runs",
+    "command": "awsddp up   # again\nawsddp down && awsddp up   # if the error persists",
     "files": "fix the problem above and repeat the command",
     "changed": "repeat the command",
 }
@@ -42,9 +42,9 @@ def tail(output: str) -> str:
 class NodeFailure(NodeError):
     """A node is unreachable, or a request to it failed.
 
-    `layer` is the step that failed. While connecting it is "no route", "refused", "banner", "host key" or
-    "login"; on an open connection "lost" or "silent"; for a request on the node "command" or "files". `layer`
-    is "changed" for an S3 object that was replaced during the transfer.
+    `layer` is the step that failed: "no route", "refused", "banner", "host key" or "login" while connecting,
+    "lost" or "silent" on an open connection, "command" or "files" for a request on the node, and "changed"
+    for an S3 object that was replaced during the transfer.
     """
 
     def __init__(self, node: int, layer: Layer, message: str, why: str = "", next_step: str = "") -> None:

@@ -2,7 +2,7 @@
 
 Nodes can request only the URLs in the user's configuration and the files that pages at those URLs link to
 (catalog.py). The mirror's password is valid for one installation. Programs on a node use the mirror as their
-HTTP proxy; it refuses other requests.
+HTTP proxy. The mirror refuses all other requests.
 """
 
 import base64
@@ -101,7 +101,8 @@ class Mirror:
         return variables | uppercase | timeouts | options
 
     def explain_output(self, text: str) -> str:
-        """Return a program's output from a node with original URLs, followed by the refused requests."""
+        """Return the output of a program on a node, with the original URLs, followed by the refused
+        requests."""
         return "\n".join([self.catalog.restore_urls(text), *sorted(self.refused)])
 
     def open_page(self, grant: Grant, url: str) -> tuple[Any, str, int]:

@@ -89,8 +89,8 @@ def list_files_to_send(
     """Return the files in `workdir` that are sent.
 
     `ignore`: gitignore patterns that override those in ignore files. `results`: the results folder.
-    `exclude`: folders that are never sent, such as AWSDDP_HOME. Raises ConfigError for a `workdir` that
-    does not exist, that is / or a home folder, or is far too large.
+    `exclude`: folders that are never sent, such as AWSDDP_HOME. Raises ConfigError if `workdir` does not
+    exist, is / or a home folder, or is far too large.
     """
     root = _check_folder(workdir)
     never = {os.path.realpath(path) for path in (*exclude, root / results)}
@@ -184,7 +184,8 @@ class _Walk:
     def _ignored_by(self, path: str, specs: tuple[Rules, ...]) -> str:
         """Return the source of the rule that ignores a path, or "" if the path is sent.
 
-        As in git, the last matching line in the innermost file that has a matching line decides.
+        As in git, the innermost ignore file with a matching line decides; in that file, the last matching
+        line decides.
         """
         # "!/data/" in sync.ignore includes all of data/, even if ignore files match.
         include = self._settings_rules.spec.check_file(path).include
@@ -222,7 +223,7 @@ class _Walk:
             raise ConfigError(
                 f"the folder to sync, {listing.root}, is far too large",
                 f"over {len(listing.entries):,} files or {self._size / 1e9:.0f} GB; the largest: {largest}",
-                "name what is not needed in .awsddpignore, or set sync.workdir",
+                "add paths that the job does not need to .awsddpignore, or set sync.workdir",
             )
 
 

@@ -51,9 +51,9 @@ class _Rekeyed(msgspec.Struct, frozen=True):
 def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
     """Return the cloud-config that all nodes in a launch get.
 
-    It installs the temporary `host_key` before sshd starts, and a watchdog that powers the machine off at
-    `expires_at` (timezone-aware), or after `idle_s` seconds without use (never if `idle_s` is 0). Raises
-    ConfigError if the cloud-config exceeds EC2's limit of 16 KB.
+    The cloud-config installs the temporary `host_key` before sshd starts, and a watchdog that powers the
+    machine off at `expires_at` (timezone-aware), or after `idle_s` seconds without use (never if `idle_s` is
+    0). Raises ConfigError if the cloud-config exceeds EC2's limit of 16 KB.
     """
     seconds, text = epoch_and_text(expires_at)
     rendered = render(
@@ -87,11 +87,11 @@ def prepare(
 ) -> tuple[PreparedNode, ...]:
     """Prepare all connected nodes at once, and return their facts sorted by node number.
 
-    Waits for the end of the boot, replaces the temporary host key with a key generated on the node, and finds
-    the environment and the network interface. Can be repeated. `expires_at` changes the expiry, and `idle_s`
-    changes the idle time. Torch must find `gpus` GPUs on each node; if they are behind NVSwitches, waits for
-    them. Raises NodesFailed for nodes that cannot be prepared, after preparing the others. Events are
-    reported by the fleet's `on_event`.
+    This waits for the end of the boot, replaces the temporary host key with a key generated on the node, and
+    finds the environment and the network interface. The preparation can be repeated. `expires_at` changes the
+    expiry, and `idle_s` changes the idle time. Torch must find `gpus` GPUs on each node; this also waits for
+    GPUs behind NVSwitches. Raises NodesFailed for nodes that cannot be prepared, after preparing the others.
+    Events are reported by the fleet's `on_event`.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
@@ -184,7 +184,7 @@ def _call(
 def _problem(node: Node, facts: InspectionResult, gpus: int) -> NodeFailure | None:
     """Return the error for a node that is not ready, or None for a ready node."""
     few = bool(facts.python) and facts.gpus < gpus
-    unwatched = "its expiry watchdog is not running, so it would not shut down by itself"
+    unwatched = "its expiry watchdog is not running, so the node would not shut down at its expiry"
     rows = (  # condition, message, why; the first row whose condition is true applies
         (few, f"torch sees {facts.gpus} of {gpus} GPUs", facts.gpus_said),
         (not facts.watched, unwatched, facts.complaint),

@@ -73,8 +73,8 @@ def transfer(
     """Run rsync with `args` (options, source, destination) for `paths`, which are passed on stdin.
 
     Raises NodeFailure with rsync's last lines. Files that vanish at the sender are not an error; if
-    `allow_partial` is set, neither are files that cannot be sent. Ends early without an error once `stop` is
-    set.
+    `allow_partial` is set, neither are files that cannot be sent. The transfer ends early, without an error,
+    once `stop` is set.
     """
     shell = f"ssh -F {_quote(os.fspath(ssh_config))}"
     argv = [find_rsync(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]

@@ -138,7 +138,8 @@ class _Push:
         sent = NodeFiles(node=node, files=len(changed), bytes=sum(entry.size for entry in changed))
         size = files_text(sent.files, sent.bytes)
         if changed and node not in self._complete:
-            # --ignore-times, because these files differ even if rsync finds equal sizes and whole seconds.
+            # --ignore-times is needed, because these files differ even if their sizes and mtimes look equal
+            # to rsync.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1"]
             options += rsync.SPARSE if any(self._has_holes(entry) for entry in changed) else ()
             try:
@@ -188,7 +189,7 @@ class _Push:
                     content = _read_content(Path(self._root, entry.path), entry.kind)
                     parts += [_record(replace(entry, size=len(content))), b"\0", content]
         except OSError:
-            return b""  # then rsync sends it, and its error names the file
+            return b""  # rsync then sends the entries, and its error names the file
         return b"".join(parts)
 
     def _check_readable(self, entries: Iterable[Entry]) -> None:
@@ -201,7 +202,7 @@ class _Push:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                advice = f"awsddp sync -o 'sync.ignore=[\"{entry.path}\"]'   # or do not sync it"
+                advice = f"awsddp sync -o 'sync.ignore=[\"{entry.path}\"]'   # or exclude the file"
                 raise ConfigError(f"cannot read {path}", error.strerror or str(error), advice) from error
 
     def _digest(self, entry: Entry) -> str:

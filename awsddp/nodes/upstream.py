@@ -75,7 +75,8 @@ class Grant:
 
     @property
     def _scope(self) -> str:
-        """The URL or, for an index, the parent of `simple`, which also contains the files."""
+        """The URL that has all granted URLs under it. For an index this is the parent of `simple`, which also
+        contains the files; for a page it is the page's folder."""
         above, _, last = self.url.rstrip("/").rpartition("/")
         is_file = self.kind == "page" and not self.url.endswith("/")
         return above if is_file or (self.kind == "index" and last in _SIMPLE) else self.url
@@ -83,7 +84,8 @@ class Grant:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """A node's request. `git` is a repository's grant; no other grant's login may be sent."""
+    """A node's request. `git` is the repository's grant if the request is from `git clone`; only this grant's
+    login may then be sent."""
 
     method: str
     headers: Mapping[str, str]
@@ -111,7 +113,7 @@ class Upstream:
     def fetch(self, url: str, request: NodeRequest, *, is_named: bool) -> tuple[Any, str]:
         """Follow redirects, and return the response and its URL.
 
-        `is_named`: the configuration names the host, so that it may have a private address. Raises
+        `is_named` is True if the configuration names the host, which may then have a private address. Raises
         RefusedError, OSError, HTTPException, ValueError.
         """
         for _ in range(_HOPS):
@@ -140,7 +142,7 @@ class Upstream:
     def _open(self, request: urllib.request.Request, is_named: bool) -> Any:
         parts = urlsplit(request.full_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RefusedError(host_port(request.full_url), "not a URL of http or https")
+            raise RefusedError(host_port(request.full_url), "not an http or https URL")
         is_named = is_named or (parts.scheme == "https" and parts.netloc in _FILE_HOSTS)
         is_proxied = bool(self._proxies.get(parts.scheme)) and not urllib.request.proxy_bypass(parts.netloc)
         if is_proxied and not is_named:

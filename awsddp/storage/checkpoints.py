@@ -53,7 +53,8 @@ def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
 def _make_checkpoints(
     job: str, results: Path, match: CheckpointPath, files: list[Path]
 ) -> Iterator[tuple["Checkpoint", list[Path]]]:
-    """Yield checkpoints with their files: each file is a checkpoint; a folder has all nodes' files."""
+    """Yield each checkpoint with its files. Each file is a checkpoint, or all nodes' files make up a
+    checkpoint folder."""
     if not match.trees:
         for path in files:
             yield Checkpoint(job=job, parts=(path,)), [path]
@@ -71,7 +72,8 @@ def _metadata_files(match: CheckpointPath, files: Iterable[Path]) -> list[Path]:
 class Checkpoint:
     """A job's checkpoint: a file, or a folder that is divided among the nodes.
 
-    `parts` has the file or the folder's parts; `members` are the files in a folder.
+    `parts` has the path of the file, or the folder's path in each node's results. `members` has the files in
+    a folder.
     """
 
     job: str

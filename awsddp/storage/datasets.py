@@ -75,8 +75,10 @@ def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
             raise ConfigError(f"{label}: {source.at} is not a local folder", "", step)
         if source.kind == "hf" and not internet:
             command = f"hf download {source.at} --repo-type dataset --local-dir data"
-            step = f"{command}   # here; then --data ./data"
-            raise ConfigError(f"{label}: the nodes do not reach {source}", "they have no internet", step)
+            step = f"{command}   # on this machine; then use --data ./data"
+            raise ConfigError(
+                f"{label}: the nodes cannot reach {source}", "they have no internet access", step
+            )
 
 
 def list_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
@@ -136,7 +138,7 @@ def copy_data_to_nodes(connected: ConnectedCluster, nodes: Collection[int], spec
     folders = {source.name: _list_files(source) for source in sources if source.kind == "folder"}
     for name, listing in folders.items():
         for path, why in listing.skipped:
-            connected.session.on_event(Event(f"not sent of the data {name}: {path}: {why}"))
+            connected.session.on_event(Event(f"data {name}: not sent: {path}: {why}"))
     if spec.job.save_to is not None:
         parent = S3Uri(*parse_s3_uri(spec.job.save_to))
         for number, source in enumerate(sources):
@@ -299,8 +301,8 @@ def _send_saved_checkpoint(
         with open_saved_job(connected.session, uri) as saved:
             newest = saved.read_checkpoint()
         if newest.name != checkpoint.name:
-            why = f"{newest.display_path} is the newest one now"
-            step = "awsddp train   # again: it takes that one"
+            why = f"{newest.display_path} is the newest checkpoint now"
+            step = "awsddp train   # again: uses the newest checkpoint"
             raise ConfigError(f"{checkpoint.display_path} was replaced while it was downloaded", why, step)
         checkpoint = newest
 

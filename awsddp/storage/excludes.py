@@ -6,7 +6,8 @@ from awsddp.errors import ConfigError
 
 
 def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return gitignore patterns as a node uses them: (regular expression, True if it excludes).
+    """Return gitignore patterns in the form for nodes: pairs of a regular expression, and True if it excludes
+    paths.
 
     Raises ConfigError.
     """

@@ -21,7 +21,7 @@ def assign_local_names(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
     """Return all nodes' files, then their links, with names that are unique on every local file system.
 
     Equal names, and names that differ only in case or Unicode form, get a suffix: name~2. Control characters
-    are escaped, as in "a\\x1b": otherwise `ls` and prompts would send them to the terminal.
+    are escaped, as in "a\\x1b", because `ls` and prompts would otherwise send them to the terminal.
     """
     names = _Names()
     files = [replace(file, node=node) for node, manifest in manifests.items() for file in manifest.files]
@@ -39,9 +39,10 @@ def matches_sample(path: Path, described: ResultFile) -> bool:
 
 
 def find_excess_files(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:
-    """Return the largest files, such that all other files together have at most `limit` bytes.
+    """Return the largest files, which must be left out so that all other files together have at most `limit`
+    bytes.
 
-    Files that are already in `results` (runs/JOB) do not count.
+    Files that are not limited, or are already in `results` (runs/JOB), do not count.
     """
     total, excess = 0, []
     for file in sorted(files, key=lambda file: (file.size, file.home)):

@@ -22,7 +22,7 @@ from awsddp.util.formatting import node_name
 
 
 def find_missing_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return why parts of a job cannot be fetched now, by the node's number in the job."""
+    """Return {node's number in the job: reason} for the parts of a job that cannot be fetched now."""
     connected_ids = {
         connected.fleet.endpoints[node].instance_id for node in connected.fleet.nodes_of_job(job)
     }
@@ -59,7 +59,8 @@ def _lost(job: JobRecord) -> str:
 
 
 def find_unfetched_parts(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return why parts of a job cannot be fetched now, by node; the dict is empty if all are fetched."""
+    """Return {node's number in the job: reason} for the parts that cannot be fetched now, or {} if all are
+    fetched."""
     return {} if is_fetched(connected.session.results / job.job, job) else find_missing_parts(connected, job)
 
 
@@ -199,20 +200,22 @@ def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) 
     instances = {node.instance_id for node in job.nodes}
     if strict and not instances:
         why = f"its record at {job.save_to} names no nodes: awsddp did not write it"
-        show = f"aws s3 ls {job.save_to}/{job.job}/   # others than the nodes may write there"
+        show = f"aws s3 ls {job.save_to}/{job.job}/   # shows the objects; others may have write access"
         raise ConfigError(f"job {job.job} was not fetched", why, show)
     if recorded is None or not instances:
         return
     recorded_instances = {node.instance_id for node in recorded.nodes}
     if instances.isdisjoint(recorded_instances) or (strict and instances != recorded_instances):
-        why = f"{folder} holds the results of an older job of that name, of another cluster"
+        why = f"{folder} holds the results of an older job with the same name on other nodes"
     elif strict and _uri(recorded) != _uri(job):
         saved = f"was saved to {recorded.save_to}" if recorded.save_to else "was not saved to S3"
-        why = f"{folder} holds the results of a job of that name that {saved}"
+        why = f"{folder} holds the results of a job with the same name that {saved}"
     else:
         return
     command = shlex.join(["mv", str(folder), f"{folder}-older"])
-    raise ConfigError(f"job {job.job} has no folder for its results", why, f"{command}   # then again")
+    raise ConfigError(
+        f"job {job.job} has no folder for its results", why, f"{command}   # then repeat the command"
+    )
 
 
 def _uri(job: JobRecord) -> tuple[str, str] | None:

@@ -64,8 +64,10 @@ class FilesChanged(AwsddpError, exit_code=1, kind="changing", retryable=True):
         if job.state not in ACTIVE:
             message = "not in S3 as listed"
             options = f"--bucket {uri.bucket} --prefix {shlex.quote(uri.prefix)}/"
-            step = f"aws s3api list-object-versions {options}   # what was there, if the bucket keeps it"
-        why = f"their lists at {uri} were read {MAX_READS} more times; all other files were fetched"
+            step = (
+                f"aws s3api list-object-versions {options}   # lists older versions, if the bucket keeps them"
+            )
+        why = f"these files' lists at {uri} were read {MAX_READS} more times; all other files were fetched"
         super().__init__(f"{message}: {_shorten(paths)}", why, step)
         self.job, self.fetched = job, fetched
 
@@ -79,7 +81,7 @@ class IncompleteUpload(NodeError):
         super().__init__(
             f"a part of the results of {job.job} is not at {uri}",
             f"{_shorten([node_name(node) for node in nodes])} did not save all; the saved files were fetched",
-            f"awsddp fetch {job.job}   # from its nodes, on the machine that has their key",
+            f"awsddp fetch {job.job}   # fetches from the nodes; run this on the machine that has their key",
         )
         self.job, self.fetched = job, fetched
 
@@ -111,9 +113,9 @@ class StoredJob:
         self.job = replace(job, save_to=str(_parent(uri)))
         if started is not None and started.nodes and set(started.nodes) != set(self.job.nodes):
             raise NodeError(
-                f"{uri} holds a job of that name of other nodes",
-                f"those of {started.job} are {_shorten([node.instance_id for node in started.nodes])}",
-                f"aws s3 ls {quote_uri(uri)}/   # others than the nodes may write there",
+                f"{uri} holds a job with the same name that other nodes saved",
+                f"the nodes of {started.job} are {_shorten([node.instance_id for node in started.nodes])}",
+                f"aws s3 ls {quote_uri(uri)}/   # shows the objects; others may have write access",
             )
         self._nodes = dict(
             zip(index.nodes, run_each(self._read, index.nodes, at_most=CONCURRENCY), strict=True)
@@ -134,7 +136,7 @@ class StoredJob:
         if self._secret is None:
             return "this machine does not have the key to verify who wrote it"
         if not job.nodes or set(self.job.nodes) != set(job.nodes):
-            return "the results there are of other nodes"
+            return "the results there come from other nodes"
         if not self.is_over:
             return "the job has not ended there"
         if self.incomplete_nodes:
@@ -381,7 +383,7 @@ def download_saved_job(
     with open_saved_job(session, uri) as saved:
         if not saved.is_over:
             activity = saved.job.state if saved.job.state in ACTIVE else "still being saved"
-            session.say(f"job {saved.job.job} was {activity} when it was last saved: more may come")
+            session.say(f"job {saved.job.job} was {activity} when it was last saved: more results may follow")
         try:
             downloaded = saved.download(all_results=all_results)
             if all_results and saved.is_over and saved.incomplete_nodes:

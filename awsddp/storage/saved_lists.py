@@ -50,7 +50,8 @@ class PageRef(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An object that holds a file or a part of it. If `digest` is set, only its first `size` bytes count."""
+    """An object that holds a file or a part of it. If `digest` is set, only the object's first `size` bytes
+    count."""
 
     key: _Key
     size: _Size
@@ -70,7 +71,7 @@ class SavedFile(msgspec.Struct, frozen=True):
     def check(self, path: str) -> None:
         """Raise ValueError if the parts' sizes do not add up to the file's size, or a part is too large."""
         if self.size != (length := sum(part.size for part in self.parts)):
-            raise ValueError(f"{path!r} has {self.size:,} bytes, its parts have {length:,}")
+            raise ValueError(f"{path!r} has {self.size:,} bytes, but its parts have {length:,}")
         largest = max((part.size for part in self.parts if part.digest or len(self.parts) > 1), default=0)
         if largest > MOST_PART_BYTES:
             raise ValueError(f"a part of {path!r} has {largest:,} bytes")
@@ -144,7 +145,7 @@ class ListReader:
         check_job(document, document.node, posixpath.basename(self.uri.prefix))
         job_nodes = sorted(node.node for node in document.nodes)
         if not job_nodes or sorted(index.nodes) != job_nodes or len(set(job_nodes)) != len(job_nodes):
-            raise ValueError(f"it names the nodes {list(index.nodes)[:20]}, its job has {job_nodes[:20]}")
+            raise ValueError(f"it names the nodes {list(index.nodes)[:20]}, but its job has {job_nodes[:20]}")
 
     def read_node(self, node: int, *, launch: str, earlier: NodeFileList | None = None) -> NodeFileList:
         """Return the list of a node in this launch; pages that `earlier` has are not read again."""
@@ -194,7 +195,8 @@ class ListReader:
         return page
 
     def _read(self, name: str, kind: type[_Kind]) -> _Kind | None:
-        """Return a document, or None if it is missing. Raises ValueError, and NodeError if unsigned."""
+        """Return a document, or None if it is missing. Raises ValueError if the document is invalid, and
+        NodeError if it is unsigned."""
         document = self._store.document(self.uri, name)
         if document is None:
             return None
@@ -213,7 +215,7 @@ class ListReader:
         ):
             return
         uri = self.uri.join(name)
-        why = "its signature is not that of the cluster that this machine has the key of"
+        why = "its signature was not made with this machine's key for the cluster"
         raise NodeError(f"{uri} was not written by a node of this job", why, self._show_command(uri))
 
     @contextlib.contextmanager
@@ -226,12 +228,12 @@ class ListReader:
             raise NodeError(f"{uri} is not valid", why, self._show_command(uri)) from error
 
     def _show_command(self, uri: S3Uri) -> str:
-        return f"aws s3 cp {quote_uri(uri)} -   # what it says: others than the nodes may write there"
+        return f"aws s3 cp {quote_uri(uri)} -   # shows the document; others may have write access"
 
     def make_changing_error(self, name: str) -> NodeError:
         """Return the error for a document that changes whenever its pages are read."""
         why = f"it was read {MAX_READS} times"
-        step = "the same command, once the job writes less"
+        step = "repeat the command once the job writes less"
         return NodeError(f"{self.uri.join(name)} is changing faster than it can be read", why, step)
 
 

@@ -7,9 +7,9 @@ import struct
 def read_loss_rows(data: bytes) -> list[dict[str, float]]:
     """Return the steps and losses in a TensorBoard event file, from the first tag that names a loss.
 
-    The file has TFRecord records, each of which is an Event: field 2 is the step, field 5 the summary, whose
-    values have the tag in field 1 and simple_value in field 2 (tensorboard/compat/proto in
-    github.com/tensorflow/tensorboard). An incomplete last record is ignored.
+    The file has TFRecord records, and each record is an Event (tensorboard/compat/proto in
+    github.com/tensorflow/tensorboard). In an Event, field 2 is the step and field 5 is the summary. A value
+    in the summary has the tag in field 1 and simple_value in field 2. An incomplete last record is ignored.
     """
     rows: list[dict[str, float]] = []
     chosen, at = b"", 0

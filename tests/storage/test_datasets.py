@@ -268,4 +268,4 @@ def test_a_checkpoint_that_changes_during_the_copy_is_read_again(monkeypatch: py
     requests = Requests(monkeypatch, 1, "step-2.pt")
     with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was downloaded") as error:
         datasets.copy_checkpoint_to_nodes(connected, make_checkpoint("step-1.pt", 0), {0, 1})
-    assert "run/step-2.pt is the newest one now" in error.value.why
+    assert "run/step-2.pt is the newest checkpoint now" in error.value.why

@@ -25,8 +25,8 @@ Other = Callable[[JobRecord], JobRecord]
 
 OTHERS: dict[str, tuple[Other, str]] = {
     "no nodes": (lambda job: replace(job, nodes=()), "names no nodes"),
-    "other nodes": (lambda job: replace(job, nodes=(JobNode(node=0, instance_id="i-9"),)), "another cluster"),
-    "one of its nodes": (lambda job: replace(job, nodes=job.nodes[:1]), "another cluster"),
+    "other nodes": (lambda job: replace(job, nodes=(JobNode(node=0, instance_id="i-9"),)), "on other nodes"),
+    "one of its nodes": (lambda job: replace(job, nodes=job.nodes[:1]), "on other nodes"),
     "another place": (lambda job: replace(job, save_to="s3://results/other"), f"was saved to {TO}"),
 }
 

@@ -341,7 +341,7 @@ LISTED: dict[str, tuple[Change, str]] = {
     "it goes on": (set_value("index", "state", to="running"), "the job has not ended there"),
     "a node goes on": (set_value("nodes", 1, "ended", to=False), "node1 did not save all"),
     "a node could not save": (set_value("nodes", 1, "error", to="denied"), "node1 did not save all"),
-    "others": (set_value("index", "document", "nodes", to=make_nodes("i-0", "i-9")), "are of other nodes"),
+    "others": (set_value("index", "document", "nodes", to=make_nodes("i-0", "i-9")), "come from other nodes"),
 }
 STORED: dict[str, tuple[Callable[[Shelf], object], str]] = {
     "a node is silent": (delete("node1.json"), "node1 did not save all"),
@@ -464,9 +464,9 @@ def test_a_job_that_other_nodes_saved_under_the_same_name_is_refused(shelf: Shel
     saved = job_of_one_file()
     saved.secret = derive_signing_secret(shelf.session, "first")
     saved.put(shelf.store, shelf.uri)
-    with pytest.raises(NodeError, match="holds a job of that name of other nodes") as error:
+    with pytest.raises(NodeError, match="holds a job with the same name that other nodes saved") as error:
         shelf.read()
-    assert error.value.why == "those of first are i-9"
+    assert error.value.why == "the nodes of first are i-9"
     assert not shelf.folder.exists()
     saved.index["document"]["nodes"] = make_nodes("i-9")
     saved.put(shelf.store, shelf.uri)

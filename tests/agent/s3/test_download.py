@@ -461,7 +461,7 @@ def test_sizes_of_sources_are_listed_for_a_plan(node: Node, tmp_path: Path) -> N
         ("folder", 3, 1),
         ("a", None, None),
     ]
-    with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
+    with pytest.raises(ConfigError, match="cannot reach hf://datasets/a"):
         datasets.list_data(JobSpec(data=DataSection(sources=sources)), target, internet=False)
     assert listed[0].region == "us-east-1"
     for uri, text in (
