@@ -1,8 +1,9 @@
 """A cluster's folder on this machine, with its record, keys, ssh_config, ledger and locks. It may be lost.
 
 `$AWSDDP_HOME/clusters/NAME/` holds the private key (created with mode 0600), the host keys by instance id,
-the ssh_config, and the record, which has facts about the nodes and the intent: a launch's request, synced to
-disk before it is sent. `down` moves the ledger and the log of AWS calls to `$AWSDDP_HOME/history/NAME-ID/`.
+the ssh_config, and the record, which has facts about the nodes and the intent. The intent is a launch's
+request, which is synced to disk before it is sent. `down` moves the ledger and the log of AWS calls to
+`$AWSDDP_HOME/history/NAME-ID/`.
 """
 
 import contextlib
@@ -374,7 +375,7 @@ def read_ledger(ledger: Path) -> list[billing.LedgerRow]:
 
 
 class ClusterHistory(Frozen):
-    """One of this machine's clusters, living or terminated, with its name, folder and ledger rows.
+    """One of this machine's clusters, existing or terminated, with its name, folder and ledger rows.
 
     `record` is None for a terminated cluster.
     """

@@ -357,12 +357,14 @@ def consent(session: Session, agreed: Plan | None) -> "Confirm":
         if limit is None:
             raise UsageError(
                 "up needs consent to a price",
-                f"it would cost {money(price)} per hour",
+                f"the cluster would cost {money(price)} per hour",
                 "pass max_price_usd=..., or a plan: cluster.up(cluster.plan(...))",
             )
         if price is not None and price > limit:
             raise UsageError(
-                f"the price is now {money(price)} per hour, over {money(limit)}", "", "make a new plan"
+                f"the price is now {money(price)} per hour, which is over {money(limit)}",
+                "",
+                "make a new plan",
             )
 
     return confirm

@@ -29,7 +29,7 @@ def run(
 
     `keys` and `agreed` have the same meaning as for `Cluster.up`; nodes that are idle for 10 minutes
     terminate themselves. If results cannot be fetched at the end, the nodes are stopped and keep the results.
-    Raises ConfigError if the cluster already exists, the errors of `up`, and any error from the block; if the
+    Raises ConfigError if the cluster already exists, the errors of `up`, and any error from the block. If the
     cluster cannot be terminated after an error in the block, that failure is added to the error as a note.
     """
     cluster = Cluster(name, local=local, on_event=on_event, **keys)

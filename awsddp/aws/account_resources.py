@@ -180,8 +180,8 @@ class _Profile(Shape):
 def find_role(aws: AwsClient, requested: str) -> str | None:
     """Return the ARN of the role in the user's own instance profile ("": no role, None: it cannot be read).
 
-    This asks IAM, because RunInstances reports a missing profile only after two minutes. Raises ConfigError
-    if the profile does not exist.
+    IAM is queried for the profile, because RunInstances reports a missing one only after two minutes. Raises
+    ConfigError if the profile does not exist.
     """
     name, profile = {"InstanceProfileName": requested.rpartition("/")[2]}, _Profile()
     try:

@@ -54,12 +54,12 @@ _ROWS = {
         "SpotMaxPriceTooLow",
     ): _Row(
         "capacity",
-        "AWS has no capacity for this in {where} now",
+        "AWS has no capacity for this request in {where} now",
         "try again later, or another --instance-type or --region",
     ),
     ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"): _Row(
         "quota",
-        "the account's quota is too small for this",
+        "the account's quota is too small for this request",
         "awsddp doctor --request-quota   # asks AWS for more; or try fewer --nodes",
     ),
     ("ExpiredToken", "RequestExpired"): _Row(
@@ -78,7 +78,7 @@ _ROWS = {
     ("UnauthorizedOperation", "AccessDenied", "Client.UnauthorizedOperation"): _Row(
         "permission",
         "permission denied: {operation} in {where}",
-        "ask for the permission, or use another --profile",
+        "ask an AWS administrator for the permission, or use another --profile",
     ),
     ("RequestLimitExceeded", "Throttling", "TooManyRequests", "EC2Throttled", "SlowDown"): _Row(
         "throttled", "AWS throttles {operation} in {where}", "wait a minute and try again"
@@ -126,7 +126,7 @@ _ROWS = {
     ("LoginInsufficientPermissions",): _Row(
         "permission",
         "permission denied: CreateOAuth2Token",
-        "ask for the policy SignInLocalDevelopmentAccess, or use another --profile",
+        "ask an AWS administrator for the policy SignInLocalDevelopmentAccess, or use another --profile",
     ),
     ("RefreshWithMFAUnsupportedError",): _Row(
         "credentials",

@@ -45,8 +45,8 @@ _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 OPEN_REGION = "us-east-1"
 """A region that is always enabled. Its API lists the regions that an account has to enable first."""
-# The least policy depends on tags, and IAM may not see a new resource's tags at once; no source says how
-# long:
+# The least-privilege policy depends on tags, and IAM may not see a new resource's tags at once. AWS does not
+# document how long that takes:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _NEW_S = 15.0
 _NEEDS_CAPACITY = ("RunInstances", "StartInstances")

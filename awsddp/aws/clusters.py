@@ -84,8 +84,8 @@ class SecurityGroup(Shape):
 class ResourceKind:
     """A kind of resource other than instances.
 
-    `key` is EC2's plural noun, `id` the field with a resource's id, and `by` the parameter that names the
-    resource in a delete call.
+    `key` is EC2's plural noun, `id` is the field with a resource's id, and `by` is the parameter that names
+    the resource in a delete call.
     """
 
     key: str
@@ -310,8 +310,8 @@ def find_clusters(
 
     Besides instances, the resources in `kinds` are listed. A `remembered` instance belongs to its cluster
     even if its tags have changed. There are several clusters if an id was lost before its cluster was
-    terminated; the first has running nodes. A cluster that has only terminated instances is left out. Raises
-    CloudError.
+    terminated; clusters with live nodes come first. A cluster that has only terminated instances is left
+    out. Raises CloudError.
     """
     filters = _filters(name, owner)
     nodes, other_resources = run_both(

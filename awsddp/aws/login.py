@@ -133,8 +133,8 @@ def session_of(
         # botocore has no public name for the prompter; getpass prints warnings if there is no terminal.
         roles = chain.get_provider("assume-role")
         roles._prompter = _prompt_mfa_code
-        # Inserted before botocore's own provider, which is then not used; botocore has no public hook for a
-        # source_profile.
+        # The provider is inserted before botocore's own, which is then not used. For a source_profile,
+        # botocore has no public hook, so a private method is replaced.
         chain.insert_before(
             "custom-process",
             ProgramProvider(session.profile or "default", session, session.failures, report_wait),

@@ -198,9 +198,7 @@ def _quota_codes(spec: ClusterSpec, requested_types: Iterable[str]) -> set[str]:
 
 
 def _quota(aws: AwsClient, code: str) -> float | None:
-    """Return a quota's vCPUs, or None if the quota cannot be read, since a launch does not depend on the
-    quota.
-    """
+    """Return a quota's vCPUs, or None if the quota cannot be read; a launch does not depend on the quota."""
     request = {"ServiceCode": "ec2", "QuotaCode": code}
     reply = none_if_refused(lambda: aws.call("GetServiceQuota", request, service="service-quotas"))
     return float(reply["Quota"]["Value"]) if reply else None
@@ -209,7 +207,7 @@ def _quota(aws: AwsClient, code: str) -> float | None:
 def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
     """Return {quota code: vCPUs that run in the region}, excluding the cluster `cluster_id`.
 
-    Returns {} if the user is not allowed to list instances, since a launch does not depend on the quota.
+    Returns {} if the user is not allowed to list instances; a launch does not depend on the quota.
     """
     running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     read = partial(aws.paginate, "DescribeInstances", {"Filters": running}, "Reservations")

@@ -27,7 +27,7 @@ def read_on_demand_prices(
 
 
 def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
-    """Return the Pricing API's prices, or None if it does not respond, since awsddp ships a price table."""
+    """Return the Pricing API's prices, or None if it does not respond; awsddp ships a price table."""
     fixed = {
         "regionCode": aws.region,
         "operatingSystem": "Linux",

@@ -142,7 +142,8 @@ class _Run:
         try:
             self.aws.call("TerminateInstances", {"InstanceIds": keys})
         except AwsRefused as refusal:
-            # NotFound this early does not prove that an instance is terminated: the next listing decides.
+            # NotFound so soon does not prove that an instance is terminated, so the instances are listed
+            # again.
             if not refusal.retryable and not clusters.is_instance_unknown(refusal):
                 lacks = "; it has lost its tags awsddp:id and awsddp:owner" * (keys[0] in self._untagged)
                 self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))

@@ -244,17 +244,17 @@ _KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): its address is not public"),
         "{name}: an index page leads to {package}, whose address is not public",
-        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_OTHERWISE}",
+        f"--find-links URL   # add it to {{name}} if that host may serve packages to nodes; {_OTHERWISE}",
     ),
     (
         re.compile(r"(\S+): no configuration names it, and a proxy resolves it"),
         "{name}: an index page leads to {package}, whose address only the proxy knows",
-        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_OTHERWISE}",
+        f"--find-links URL   # add it to {{name}} if that host may serve packages to nodes; {_OTHERWISE}",
     ),
     (
         re.compile(r"(\S+): a link that leads out of its folder"),
         "{name}: {package} is a link that leads out of its folder",
-        "put the file itself there",
+        "replace the link with the file itself",
     ),
     (
         re.compile(r"(\S+): only what the configuration names"),

@@ -179,7 +179,8 @@ def _check_term(plan: LaunchPlan) -> None:
     """Raise ConfigError if the plan launches nodes into a cluster that is about to expire."""
     if plan.numbers and plan.expires_s < parse_duration(MIN_EXPIRY):
         raise ConfigError(
-            f"cluster.expires: the cluster ends in {duration(plan.expires_s)}, too soon for more nodes",
+            f"cluster.expires: the cluster ends in {duration(plan.expires_s)}, "
+            "which is too soon for more nodes",
             "EC2 bills each node for at least a minute",
             "awsddp up --expires 24h   # a longer term",
         )
@@ -192,15 +193,15 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
         cost = f"${price:,.2f}" if price is not None else "an unknown amount"
         raise ConfigError(
             f"cluster.max_price_usd: {plan.nodes} x {plan.instance_type} cost {cost} per hour, "
-            f"${limit:,.2f} is allowed",
+            f"but only ${limit:,.2f} is allowed",
             f"price: {plan.price.source} {plan.price.date}".strip(),
             "try fewer --nodes, or another --instance-type",
         )
 
 
 def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> LaunchPlan:
-    """Return the plan with its budget; if the budget ends before the expiry, the nodes expire then, with a
-    warning.
+    """Return the plan with its budget. If the budget ends before the expiry, the nodes expire at that time,
+    and the plan has a warning.
 
     Raises ConfigError if the budget is spent, or if no price is known.
     """
@@ -216,7 +217,7 @@ def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd:
     plan, term_s = replace(plan, budget=budget), budget.lasts_s
     if term_s >= plan.expires_s:
         return plan
-    text = f"the budget of ${budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
+    text = f"the budget of ${budget.usd:,.2f} lasts {duration(term_s)}; then the nodes terminate"
     return replace(plan, expires_s=int(term_s), warnings=(text,))
 
 
@@ -275,7 +276,7 @@ def _check_image(spec: ClusterSpec, facts: Facts, kind: GpuType) -> None:
 
 def _check_reservation(facts: Facts, nodes: int) -> None:
     reservation, image = facts.reservation, facts.image
-    next_step = "name another, or omit capacity.reservation"
+    next_step = "name another reservation, or omit capacity.reservation"
     if reservation is None:
         return
     if reservation.state != "active":

@@ -120,7 +120,7 @@ def choose_efa(spec: ClusterSpec, kind: GpuType) -> Efa:
         raise ConfigError(
             f"capacity.efa: with a public address {kind.name} supports no EFA interface",
             "its first network card has no EFA, and AWS gives a public address to one interface only",
-            "-o network.address=private, with a VPN, or omit capacity.efa",
+            "use a VPN and -o network.address=private, or omit capacity.efa",
         )
     return Efa(count=1, most=most, why=f"a public address allows one; network.address=private allows {most}")
 
@@ -182,7 +182,7 @@ def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
         raise ConfigError(
             f"{subject} has no route to an internet gateway",
             "a public address would be unreachable",
-            "name a public subnet, or -o network.address=private with a VPN",
+            "name a public subnet, or use a VPN and -o network.address=private",
         )
     warnings = [f"{subnet.id} has no default route: the nodes cannot install anything"] * (
         subnet.route == "none"

@@ -1,4 +1,4 @@
-"""Pure functions that make the least IAM policy for a configuration, with conditions on tags.
+"""Pure functions that make the least-privilege IAM policy for a configuration, with conditions on tags.
 
 templates/policy.json has every statement. A list item that is an object, {"spot": "ec2:..."}, depends on the
 fact that it names: the item is repeated for each value of the fact, which replaces the "@". A statement or a

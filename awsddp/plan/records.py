@@ -62,7 +62,7 @@ class Image:
 
     @property
     def rehearses(self) -> bool:
-        """True if the image's torch runs CUDA calls on the CPU, and nccl as gloo."""
+        """True if the image's torch runs CUDA calls on the CPU, and uses gloo instead of nccl."""
         return self.tags.get("awsddp:gpus") == "rehearsed"
 
     def as_requested(self, *, rehearse: bool) -> "Image":
@@ -356,7 +356,7 @@ class LaunchPlan(Planned):
 
     @property
     def is_placement_optional(self) -> bool:
-        """True if the nodes can be launched outside the placement group if it has no room."""
+        """True if the nodes can be launched outside the placement group when the group has no room."""
         return self.placement is not None and not self.efa.count
 
     @property
@@ -391,7 +391,7 @@ class LaunchPlan(Planned):
 
     @property
     def makes(self) -> list[str]:
-        """The resources that the requests create, as text; an existing cluster keeps its own."""
+        """The resources that the requests create, as text; an existing cluster keeps its resources."""
         labels = {
             "ImportKeyPair": "key pair",
             "CreateSecurityGroup": "security group",

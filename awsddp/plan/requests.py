@@ -151,8 +151,8 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
 def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[Parameters]:
     """Return a node's interfaces: one, or, with EFA on several network cards, one for each card.
 
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html: the first interface has the
-    address; each other card has an EFA-only interface, as device 1.
+    The first interface has the address; each other card has an EFA-only interface as its device 1:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     common = {
         "SubnetId": {"$ref": "subnet"},

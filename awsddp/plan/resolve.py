@@ -170,7 +170,7 @@ def _compile(
             if not stubs:
                 return result
             for stub in stubs:
-                stub.unlink()  # the dependencies of its extras are in the package's own wheel
+                stub.unlink()  # only the package's own wheel lists its extras' dependencies
 
     # If limited to wheels, uv silently chooses a years-old release if a newer one, or one of its
     # dependencies, has no wheel. If the metadata of such a package does not list its dependencies, uv would

@@ -62,8 +62,8 @@ def load(
 ) -> tuple[ClusterSpec, JobSpec]:
     """Read the settings for the cluster `name`.
 
-    `file` is the awsddp.toml to read, which need not exist. `overrides` maps "section.key" to a value as the
-    user typed it, `labels` to the key as the user typed it ("--nodes"). Raises ConfigError, which names the
+    `file` is the awsddp.toml to read, which need not exist. `overrides` maps "section.key" to the value, and
+    `labels` maps it to the key ("--nodes"), both as the user typed them. Raises ConfigError, which names the
     key as it was typed, if a key is unknown, a value or the cluster's name is invalid, or the file is not
     TOML.
     """
@@ -191,8 +191,8 @@ The record has other fields for them, or they may contain a secret.
 def job_arguments(spec: JobSpec) -> tuple[str, ...]:
     """Return a job's settings that are not defaults, as command-line arguments: -o job.timeout=1h.
 
-    The job's script, arguments and name are omitted, and so are values that may contain a secret: those of
-    variables, commands and URLs.
+    The job's script, arguments and name are omitted. The values of variables, commands and URLs are omitted
+    too, because they may contain a secret.
     """
     words: list[str] = []
     for key in filter(_is_job_key, KEYS):

@@ -150,7 +150,7 @@ CASES = [
         LOGIN,
         code=4,
         message="permission denied: CreateOAuth2Token",
-        hint="ask for the policy SignInLocalDevelopmentAccess, or use another --profile",
+        hint="ask an AWS administrator for the policy SignInLocalDevelopmentAccess, or use another --profile",
         profile="console",
         setup=write_expired,
         refusals=signin("INSUFFICIENT_PERMISSIONS"),
