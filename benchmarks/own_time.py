@@ -59,7 +59,7 @@ JOB = ("first.py", "--world-size", "2", "-q")
 
 
 class Far:
-    """`awsddp` at a distance from its cloud. `trips` holds the round trips of each job, by kind."""
+    """Runs `awsddp` at a distance from its cloud. `trips` has the round trips of each `train`, by kind."""
 
     def __init__(self, lab: Rehearsal, keys: dict[str, str], distance: Distance) -> None:
         self._lab = lab
@@ -90,7 +90,7 @@ class Far:
         return taken, max(float(rank["seconds"]) for rank in document["ranks"])
 
     def reference(self) -> float:
-        """Return the seconds of a Python that imports torch, on the slower node."""
+        """Return the seconds that Python needs to import torch on the slower node."""
         document = json.loads(self.run("exec", "--json", "python", "-c", REFERENCE))
         return max(float(node["stdout"]) for node in document["nodes"])
 

@@ -51,7 +51,7 @@ def _pair(measure, settings: dict[str, str], number: int) -> tuple[float, float]
 
 
 def _start(settings: dict[str, str]) -> float:
-    """Return the CPU time of a start."""
+    """Return the CPU time of a start of Python in ms."""
     process = subprocess.Popen([sys.executable, "-c", "pass"], env={**os.environ, **settings})
     used = os.wait4(process.pid, 0)[2]
     process.returncode = 0
@@ -100,7 +100,7 @@ def _rank(name: str) -> None:
 
 
 def _digits() -> tuple[Any, Any, Any, int]:
-    """Return a network, images, labels, and the size of a batch."""
+    """Return the network for the digits, the images, the labels, and the size of a batch."""
     import torch
 
     with gzip.open(ROOT / "train" / "digits.csv.gz", "rt") as file:

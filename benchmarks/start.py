@@ -98,7 +98,7 @@ def prepare_requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[s
 
 
 def run_bare(nodes: int) -> tuple[float, list[str]]:
-    """Return the seconds of the bare program in a new cloud, and its calls."""
+    """Return the seconds of the bare program in a new cloud, and the program's calls."""
     with rehearsal("--no-hosts") as lab:
         keys = lab.keys()
         program_input = json.dumps([prepare_requests(lab, keys, nodes), PARAMETER])
@@ -108,7 +108,7 @@ def run_bare(nodes: int) -> tuple[float, list[str]]:
 
 
 def run_awsddp(nodes: int) -> tuple[float, list[dict[str, Any]]]:
-    """Return the seconds of `awsddp up` to the end of its last describe by id, and its calls."""
+    """Return the seconds of `awsddp up` to the end of the last describe by id, and the calls."""
     with rehearsal("--no-hosts") as lab:
         words = [sys.executable, "-m", "awsddp", "up", *OPTIONS, "--nodes", str(nodes), "-y", "-q"]
         began, _ = run_timed(lab, words, lab.keys())

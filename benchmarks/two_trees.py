@@ -177,7 +177,7 @@ def fetch(row: str, files: int, size: int, lab: Rehearsal, number: int) -> float
     os.sync()
     taken = time_awsddp("fetch", name, "-q")(lab, number)
     if row == "again":
-        # Without --output no request goes to the nodes.
+        # Without --output, this `fetch` would send no request to the nodes.
         taken = time_awsddp("fetch", name, "--output", "0.bin", "-q")(lab, number)
     came = [path.stat().st_size for path in (lab.project / "runs" / name).glob("node*/*.bin")]
     if came != [size] * files:
@@ -222,7 +222,7 @@ GROUPS = {
     logs: ("logs",),
     results: ("small", "again", "large"),
 }
-"""The rows that a function measures."""
+"""The rows that each function measures."""
 ROWS = [row for rows in GROUPS.values() for row in rows]
 
 

@@ -102,7 +102,7 @@ class Observer:
 
 
 def observe(verb: str) -> None:
-    """Run the verb in this process until the end of its path."""
+    """Run the verb in this process until it sends its decisive request."""
     import awsddp
     from awsddp.cli.main import main
 

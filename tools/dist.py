@@ -39,7 +39,7 @@ def build(programs: Path, folder: Path) -> Path:
     run(programs / "python", "-m", "build", "--wheel", "--outdir", folder, ROOT)
     (direct_wheel,) = folder.glob("*.whl")
     if zipfile.ZipFile(direct_wheel).namelist() != zipfile.ZipFile(wheel).namelist():
-        raise ValueError(f"the wheel of {sdist.name} is not the wheel of this tree")
+        raise ValueError(f"the wheel built from {sdist.name} differs from the wheel of this tree")
     return wheel
 
 

@@ -34,7 +34,7 @@ class Mutant:
         path = tree / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.before) != 1:
-            raise ValueError(f"{self.file} holds {text.count(self.before)} times: {self.before!r}")
+            raise ValueError(f"{self.file} has this text {text.count(self.before)} times: {self.before!r}")
         path.write_text(text.replace(self.before, self.after), encoding="utf-8")
 
 

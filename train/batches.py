@@ -60,7 +60,7 @@ class Transform:
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         if self.size is None:
             return self._normalise(pixels)
-        # Either order is correct. A CPU is fastest if it resizes the bytes; a GPU has no kernel for bytes.
+        # Either order is correct. A CPU is fastest if it resizes bytes; a GPU has no kernel to resize bytes.
         if pixels.is_cuda:
             return F.interpolate(self._normalise(pixels), (self.size, self.size), mode="bilinear")
         return self._normalise(F.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True))
@@ -92,9 +92,9 @@ def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
 class Batches:
     """The batches of one rank, epoch by epoch. The same sampler position yields the same batch.
 
-    This process gathers the images without a loop over samples; for a set that does not fit into memory,
-    `workers` DataLoader processes gather them. On a GPU, the next batch is pinned and copied while the GPU
-    works on the current one.
+    This process gathers the images without a loop over samples. If a set does not fit into memory, `workers`
+    DataLoader processes can gather the images instead. On a GPU, the next batch is pinned and copied while
+    the GPU works on the current one.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def main() -> None:
         verb.set_defaults(function=function)
         verb.add_argument("name", choices=sorted(obtain.PUBLISHED))
         verb.add_argument("folder", type=Path, metavar="DIR")
-    get.add_argument("--mirror", metavar="URL", help="a base address that holds the same files")
+    get.add_argument("--mirror", metavar="URL", help="base URL of a mirror with the same files")
     make.add_argument("--train", type=int, default=500, metavar="N")
     make.add_argument("--test", type=int, default=100, metavar="N")
     args = vars(parser.parse_args())

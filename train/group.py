@@ -128,7 +128,9 @@ def join(world: World, *, device: torch.device, backend: str | None = None, time
             raise LaunchError(f"rank {rank} has world size {size}, another rank has {first_size}.")
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, AssertionError) as error:  # AssertionError: an unknown backend
-        raise LaunchError(f"rank {rank} of {size} found no group at {world.init_method}: {error}") from error
+        raise LaunchError(
+            f"rank {rank} of {size} cannot join a group at {world.init_method}: {error}"
+        ) from error
 
 
 def leave() -> None:
@@ -155,9 +157,9 @@ def end(code: int) -> NoReturn:
 class StopSignal:
     """A SIGTERM to any rank stops all ranks after the same step.
 
-    The handler only sets a flag: a rank inside a collective must not act alone. The ranks exchange their
-    flags with an all_reduce on the CPU: after each step, or every `INTERVAL_S` seconds if steps are shorter,
-    but at least every `MOST_STEPS` steps.
+    The handler only sets a flag, because a rank must not leave a collective that others wait in. The ranks
+    exchange their flags with an all_reduce on the CPU: after each step, or every `INTERVAL_S` seconds if
+    steps are shorter, but at least every `MOST_STEPS` steps.
     """
 
     INTERVAL_S = 0.1

@@ -1,6 +1,7 @@
 """Read data sets from their published files.
 
-The pixels stay in the files' uint8 records, which are mapped into memory: a node's ranks share one copy.
+The pixels stay in the files' uint8 records, which are mapped into memory, so that a node's ranks share one
+copy.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
     awsddp train train/ladder.py --world-size 4 -- ddp
 
 All three train on the same batches and print the same losses: each rank of DDP takes its part of a batch.
-The next steps: elastic.py, for workers that fail, and parameter_server.py, for tasks that DDP does not fit.
+The next steps are elastic.py, for workers that fail, and parameter_server.py, for tasks that DDP does not
+fit.
 """
 
 from __future__ import annotations

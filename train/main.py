@@ -1,6 +1,6 @@
 """Train with DistributedDataParallel (DDP): one process, one machine or many.
 
-    python train/main.py                                                     # alone
+    python train/main.py                                                     # 1 rank
     python train/main.py --spawn 4                                           # 4 ranks, by mp.spawn
     torchrun --nproc-per-node 4 train/main.py                                # 4 ranks, by torchrun
     torchrun --nnodes 2 --node-rank I --nproc-per-node 8 --master-addr HOST train/main.py    # I = 0, 1
@@ -10,7 +10,7 @@
 
 Results: config.json, metrics.jsonl, loss.svg and checkpoints/ in $AWSDDP_RUN_DIR, else in runs/local-<time>.
 With the same folder, or with --resume FOLDER, training continues from the newest checkpoint in it.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM after a checkpoint: start it again.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM after a checkpoint (start again).
 """
 
 from __future__ import annotations

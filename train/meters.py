@@ -21,8 +21,7 @@ def results_folder() -> Path:
 
 
 def count_hits(logits: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return how many labels have the highest logit in `logits` [B, classes], and how many one of the top
-    5."""
+    """Return how many labels have the highest of their `logits` [B, classes], and how many a top-5 logit."""
     hits = logits.topk(5).indices == labels[:, None]
     return [hits[:, 0].sum(), hits.sum()]
 

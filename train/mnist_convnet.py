@@ -6,12 +6,13 @@
     python train/mnist_convnet.py --num-processes 2 --batch-size 64
     python train/mnist_convnet.py --num-gpu-processes 8 --batch-size 16
 
-Two machines by hand (HOST is the first; its port 8892 is open to the second), I = 0 on the first, then 1:
+Two machines by hand: HOST is the first machine, whose port 8892 must be open to the second. I is 0 on the
+first machine and 1 on the second:
 
     MASTER_ADDR=HOST python train/mnist_convnet.py --num-machines 2 --machine-id I --num-processes 2 \\
         --batch-size 32
 
-With awsddp, which starts it once per node and sets MASTER_ADDR and MASTER_PORT:
+With awsddp, which starts the program once per node and sets MASTER_ADDR and MASTER_PORT:
 
     awsddp train train/mnist_convnet.py --nproc-per-node 1 -- \\
         --num-machines {world_size} --machine-id {rank} --num-processes 2 --batch-size 32

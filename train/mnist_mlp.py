@@ -9,7 +9,7 @@ Two machines by hand: rank 0 listens on all its addresses, rank 1 connects to th
     python train/mnist_mlp.py --rank 0 --init-method tcp://0.0.0.0:23456
     python train/mnist_mlp.py --rank 1 --init-method tcp://HOST:23456
 
-With awsddp, run the same program on both nodes, or one file for each rank, as it was published:
+With awsddp, run the same program on both nodes, or, as published, one file for each rank:
 
     awsddp train train/mnist_mlp.py --nproc-per-node 1 -- --rank {rank} \\
         --init-method tcp://{master_addr}:{master_port}

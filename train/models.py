@@ -42,7 +42,7 @@ def _torchvision_models() -> ModuleType:
     except ModuleNotFoundError as error:
         release = torch.__version__.partition("+")[0]
         raise MissingPackage(
-            f"this network needs {error.name}. Get the one for torch {release}: "
+            f"this network needs {error.name}. Install the build for torch {release}: "
             f"{sys.executable} -m pip install torchvision torch=={release}"
         ) from error
     except RuntimeError:  # built for another torch

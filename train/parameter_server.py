@@ -1,7 +1,8 @@
 """A task that DDP does not fit: a parameter server and its trainers, with torch.distributed.rpc.
 
-Rank 0 is the server: it holds the weights and the optimiser. Each other rank trains at its own speed: it
-fetches the weights, computes gradients on its share of the digits and sends them; no rank waits for another.
+Rank 0 is the server, which holds the weights and the optimiser. Each other rank trains at its own speed: it
+fetches the weights, computes gradients on its share of the digits, and sends the gradients. No rank waits for
+another.
 
     torchrun --nproc-per-node 3 train/parameter_server.py               # one machine: a server, two trainers
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/parameter_server.py

@@ -1,4 +1,4 @@
-"""Can these machines form a process group, and how fast is its all-reduce? Each rank reports its progress.
+"""Test if these machines can form a process group, and time its all-reduce. Each rank reports progress.
 
     torchrun --nproc-per-node 2 train/probe.py                                    # one machine
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 train/probe.py

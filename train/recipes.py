@@ -21,8 +21,8 @@ class Recipe:
     epochs: int
     lr: float
     weight_decay: float
-    batch_size: int | None = None  # how many images a process has in one pass; or instead:
-    global_batch: int | None = None  # how many images all processes have in one step
+    batch_size: int | None = None  # images of one process in one pass; otherwise set:
+    global_batch: int | None = None  # images of all processes in one step
     momentum: float = 0.9
     lr_drop_every: int = 0  # epochs after which the learning rate is divided by 10, or 0 for never
     image_size: int | None = None  # the side length to which images are resized
