@@ -12,9 +12,9 @@ SCHEMA = 1
 class AwsddpError(Exception):
     """An expected failure.
 
-    `message`: what failed; `why`: the cause; `next`: the next command to type. `kind` is the class's kind,
-    unless the caller passes another. `retryable`: the same command may succeed later without a change.
-    `result`: the verb's document, with what the verb did before it failed.
+    `message` says what failed, `why` is the cause, and `next` is the next command to type. `kind` is the
+    class's kind, unless the caller passes another kind. `retryable` is True if the same command may succeed
+    later without a change. `result` is the verb's document, with what the verb did before it failed.
     """
 
     exit_code = 1
@@ -79,7 +79,7 @@ class CloudError(AwsddpError, exit_code=4, kind="aws"):
     """AWS refused a call or did not answer.
 
     The error's kind is `aws`, or one of `credentials`, `permission`, `quota`, `throttled` and `unavailable`.
-    `needs_login`: the credentials are no longer accepted, and the user has to log in.
+    `needs_login` is True if the credentials are no longer accepted and the user has to log in.
     """
 
     needs_login = False
@@ -90,7 +90,7 @@ class CapacityError(AwsddpError, exit_code=5, kind="capacity", retryable=True):
 
 
 class NodeError(AwsddpError, exit_code=6, kind="node"):
-    """A node cannot be reached or prepared. `nodes`: the nodes that the verb was connected to."""
+    """A node cannot be reached or prepared. `nodes` are the nodes that the verb was connected to."""
 
     nodes: tuple[Any, ...] = ()
 

@@ -11,7 +11,7 @@ from awsddp.agent.job_folder import Document, Ending, JobFolder, write_json
 from awsddp.agent.messages import Cancel, Lost
 from awsddp.agent.peers import report_lost
 
-_CANCEL_SECONDS = 30.0  # how long `cancel` waits for the job to end after its grace period
+_CANCEL_SECONDS = 30.0  # how long `cancel` waits for the job's end after the grace
 _LOST_SECONDS = 5.0
 
 

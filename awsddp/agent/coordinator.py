@@ -37,10 +37,13 @@ _FAULTS = ("own", "echo", "stopped")
 
 
 class Order(NamedTuple):
-    """An order to all nodes, or to one `node`.
+    """An order to all nodes, or to one `node`. `do` has one of these values.
 
-    "go": start the ranks; "stop": end the ranks within `grace` seconds; "stacks": send the ranks' stacks;
-    "silence": `silent` says whether the job is now silent; "end": the job has ended with the summary `whole`.
+    - "go": start the ranks.
+    - "stop": end the ranks within `grace` seconds.
+    - "stacks": send the ranks' stacks.
+    - "silence": note whether the job is now silent (`silent`).
+    - "end": note that the job has ended with the summary `whole`.
     """
 
     do: str
@@ -54,13 +57,18 @@ read_order = make_reader(Order, whole=JobSummary.from_json)
 
 
 class Message(OmitsUnset):
-    """A message from a node's agent to the first node's agent.
+    """A message from a node's agent to the first node's agent. `kind` has one of these values.
 
-    "here": the agent is running; "free": the jobs that this job waits for have ended on the node; "started":
-    the node's ranks have started (`reports`); "exit": a rank has ended; "worker": a worker of torchrun's
-    elastic agent has started; "agent": the node's elastic agent has ended; "output": a rank has written to
-    its log; "stacks": the ranks' stacks (`answer`); "stop": a request to end the job (`ending`); "gone": none
-    of the job's processes is left on the node.
+    - "here": the agent is running.
+    - "free": the jobs that this job waits for have ended on the node.
+    - "started": the node's ranks have started (`reports`).
+    - "exit": a rank has ended.
+    - "worker": a worker of torchrun's elastic agent has started.
+    - "agent": the node's elastic agent has ended.
+    - "output": a rank has written to its log.
+    - "stacks": the message has the ranks' stacks (`answer`).
+    - "stop": the node requests the end of the job (`ending`).
+    - "gone": none of the job's processes is left on the node.
     """
 
     parts = {"reports": list_reader(read_report), "answer": read_stacks, "ending": Ending.from_json}
@@ -82,8 +90,8 @@ class Failure(NamedTuple):
 def find_root_failure(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    A rank's own fault takes precedence over an echo of another rank's fault, and a timeout over a lost
-    connection.
+    A rank's own fault takes precedence over an echo of another rank's fault, and a timeout takes precedence
+    over a lost connection.
     """
     return min(
         failures, key=lambda failure: (_FAULTS.index(failure.fault), failure.cause.kind == "peer_lost")
@@ -148,7 +156,7 @@ class Coordinator:
             self._stop(message.ending.state, message.ending.cause, message.ending.grace)
 
     def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
-        """Handle the loss of the agent on `node`: the job has failed. `kind` is the cause's kind."""
+        """Handle the loss of the agent on `node` for the reason `why`; `kind` is the kind of the cause."""
         if node not in self._remaining:
             return
         self._remaining.discard(node)
@@ -238,7 +246,7 @@ class Coordinator:
             self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> None:
-        """Order all nodes to start their ranks, once all have joined and no job to wait for is left."""
+        """Order all nodes to start their ranks, once all nodes have joined and no job to wait for is left."""
         if self._absent or self._busy or self._stopping or self._has_begun:
             return
         self._has_begun, self._output_at = True, now
@@ -259,8 +267,8 @@ class Coordinator:
     def _fail(self, now: float | None = None) -> None:
         """End the job. If the job is already ending, keep its grace, so that the other ranks can save.
 
-        If `now` is set, and all failed ranks were only waiting for other ranks, which may still be running,
-        inspect the job first.
+        A rank that failed while it waited for another rank does not show why the other rank was late. If all
+        failed ranks waited for other ranks, and `now` is set, inspect the job first.
         """
         if self._stopping:
             return
@@ -277,7 +285,7 @@ class Coordinator:
     def _stop(self, verdict: str | None, cause: Cause | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; later calls can only shorten the grace."""
         if not self._stopping:
-            self._remaining -= self._absent  # nodes that have not joined have started nothing and never will
+            self._remaining -= self._absent  # nodes that have not joined will not start ranks
             self._stopping, self._verdict, self._cause = True, verdict, cause
         self.orders.append(Order("stop", grace))
 
@@ -291,7 +299,7 @@ class Coordinator:
         return with_address(first.cause, (failure.cause for failure in self._failures))
 
     def _make_failure(self, node: int, report: RankReport, cause: Cause, now: float) -> Failure:
-        """Return a rank's failure. If the rank waited for a rank that had exited early, that is the cause."""
+        """Return a rank's failure. If it waited for a rank that had ended early, the cause says so."""
         early_exits = self._describe_early_exits(now)
         if early_exits and cause.kind in WAITED:
             explained = explain_early_exit(cause, early_exits)
@@ -305,18 +313,20 @@ class Coordinator:
             return ""
         ranks = ", ".join(map(str, sorted(self._zero_at)))
         seconds = now - max(self._zero_at.values())
+        noun = "Rank" if len(self._zero_at) == 1 else "Ranks"
         return (
-            f"Rank{'s'[: len(self._zero_at) > 1]} {ranks} had ended with exit code 0 {seconds:.0f} s before; "
-            "a rank that waits for another that has ended fails or hangs. "
+            f"{noun} {ranks} had ended {seconds:.0f} s before, with exit code 0; "
+            "a rank that waits for a rank that has ended fails or hangs. "
         )
 
 
 class ElasticCoordinator(Coordinator):
     """A job whose ranks torchrun's elastic agents start, and restart together after a failure.
 
-    An elastic agent restarts its workers and finds the other elastic agents by itself. The job fails when a
-    worker fails and its elastic agent has no restarts left, when an elastic agent fails, or when fewer than
-    MIN nodes remain. A rank keeps its number in the layout, although torch renumbers ranks after a node loss.
+    The elastic agents restart their workers and find each other without help from this class. The job fails
+    when a worker fails and its elastic agent has no restarts left, when an elastic agent fails, or when fewer
+    than MIN nodes remain. A rank keeps its number in the layout, although torch renumbers ranks after a node
+    loss.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:

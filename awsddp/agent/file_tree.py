@@ -42,7 +42,7 @@ def make_stamp(path: Path, info: os.stat_result) -> list[int]:
     """Return a file's stamp. A link's stamp includes that of the file that the link points to."""
     if not stat.S_ISLNK(info.st_mode):
         return [*stat_stamp(info)]
-    # 0 instead of the change time, because chown -R changes a link's change time.
+    # The change time is recorded as 0, because chown -R changes a link's change time.
     link_stamp = [info.st_size, info.st_mtime_ns, 0, info.st_ino]
     try:
         target = path.stat()
@@ -136,6 +136,6 @@ def _is_instance_store(block: Path) -> bool:
     slaves = list((block / "slaves").glob("*"))  # the disks of an LVM volume or a RAID
     if slaves:
         return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in slaves)
-    # A partition's parent is its disk, which has the model.
+    # The parent folder of a partition is its disk's folder, which has the model.
     models = [device / "device" / "model" for device in (block, block.parent)]
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)

@@ -214,7 +214,7 @@ class JobFolder:
     def document(self) -> Document:
         """Return the node's current document. A job without an agent is never shown as running."""
         request = self.request()
-        is_alive = self.is_agent_running()  # before state.json, which is final once the agent has ended
+        is_alive = self.is_agent_running()  # read before state.json, which is final once the agent has ended
         stored = read_json(self.state)
         document = Document.from_json(stored) if stored else initial_document(request)
         document.nodes, document.facts = request.nodes, request.facts
@@ -270,7 +270,7 @@ def _with_current_seconds(rank: RankRow) -> RankRow:
 
 
 def rank_search_path(path: str) -> str:
-    """Return a rank's PATH. `path`, the folder of its Python environment's programs, comes first."""
+    """Return a rank's PATH. `path`, the folder with the Python environment's programs, comes first."""
     return os.pathsep.join([path, os.environ.get("PATH", os.defpath)])
 
 
@@ -314,7 +314,7 @@ def write_json(path: Path, document: object, *, sync: bool = True) -> None:
 
 def _describe_loss(request: Launch, document: Document) -> Cause:
     node = request.node
-    why = f"The agent of node{node} was killed; its ranks ended with it"
+    why = f"The agent of node{node} was killed, and its ranks ended with it"
     if document.boot != boot_id():
         activity = "waited" if document.state == "waiting" else "ran"
         why = f"node{node} was restarted while the job {activity}"

@@ -38,13 +38,13 @@ _POLL_SECONDS = 0.05
 
 
 class LaunchLock:
-    """This node's launch lock. This process holds the lock, and ends when its client disconnects."""
+    """This node's launch lock, held by this process, which ends when its client disconnects."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
     def acquire(self, owner: str, *, wait_s: float, lease_s: int = 0) -> float:
-        """Acquire the lock. It is released after `lease_s` (0: never), because a client can disappear.
+        """Acquire the lock for at most `lease_s` seconds (0: no limit), because a client can disappear.
 
         Return how many seconds the lock had been free, or 0.0 if this process already holds the lock. Raises
         CommandError, which names the owner, if the lock is not free within `wait_s`.
@@ -84,7 +84,7 @@ CLAIM = LaunchLock()
 
 
 def claim(request: Claim) -> dict[str, float]:
-    """Acquire the lock for this client, until it launches or its connection ends.
+    """Acquire the lock for this client, until the client launches a job or disconnects.
 
     `free_s` in the response is how many seconds the lock had been free.
     """
@@ -124,7 +124,7 @@ def _launch(request: Launch) -> dict[str, str]:
     folder = JobFolder(request.job)
     if request.folder != str(folder.path):
         raise CommandError(f"home directory changed since the node was probed: {Path.home()}", kind="node")
-    if folder.path.exists():  # only this process can create it, because it holds the lock
+    if folder.path.exists():  # only the process that holds the lock creates folders
         raise CommandError(f"job {folder.job} already exists on this node", kind="taken")
     for job, nodes in blocking_nodes_by_job(request.gpus).items():
         if nodes and job not in request.after:
@@ -161,8 +161,8 @@ def slots(request: Slots) -> Response:
 def blocking_nodes_by_job(gpus: Sequence[int]) -> dict[str, list[int]]:
     """Return {job: nodes} for all jobs on this node; the nodes are [] if the job does not block `gpus`.
 
-    A job blocks a launch on `gpus` if it has not ended and uses one of `gpus`. An empty `gpus`, whether the
-    argument or a job's, means all GPUs.
+    A job blocks a launch on `gpus` if it has not ended and uses one of `gpus`. If the argument `gpus`, or the
+    `gpus` of a job, is empty, it means all GPUs.
     """
     return {
         folder.job: _blocking_nodes(folder, gpus) if folder.is_active() else []

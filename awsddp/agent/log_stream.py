@@ -1,6 +1,6 @@
 """Stream the logs of this node's ranks and the job's document, in frames.
 
-Following a job only reads files: any number of clients can follow it at any time without affecting it.
+A stream only reads files, so any number of clients can follow a job at any time without affecting it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from awsddp.agent.job_folder import Document, JobFolder
 from awsddp.agent.messages import Follow
 
 MAGIC = b"\0awsddp\n"
-"""Precedes every response, because the node user's login script may have printed something first."""
+"""The bytes that precede every response, because a login script on the node may print text before it."""
 
 HEADER = struct.Struct(">cIQI")
 """The header of a frame: kind, rank, offset, and the length of the payload that follows.
 
-Kinds: L, a piece of a rank's log at the offset; P, the rank paused in an unfinished line, and all of the line
-was sent; S, the changed document; H, a heartbeat after 2 s without a frame; E, the last document, which
-follows the last byte of the logs.
+- L: the frame has a piece of a rank's log, which begins at the offset.
+- P: the rank paused in an unfinished line, and all of the line was sent.
+- S: the frame has the changed document.
+- H: the frame is a heartbeat, sent after 2 s without a frame.
+- E: the frame has the last document, and follows the last byte of the logs.
 """
 _CHUNK = 1 << 18
 _POLL_SECONDS = 0.03
@@ -39,7 +41,7 @@ def follow(request: Follow, out: BinaryIO) -> None:
     """
     stream = _Stream(JobFolder(request.job), request, out)
     while True:
-        document = stream.document()  # read first: if it is final, the logs are complete
+        document = stream.document()  # read before the logs: if it is final, they are complete
         sent = stream.logs()
         if not sent and (document.final or not request.to_the_end):
             stream.frame(b"E", payload=json.dumps(document.to_json()).encode())

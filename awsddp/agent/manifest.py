@@ -45,7 +45,7 @@ LIST_BYTES = 48 << 20
 HOLES_BYTES = 1 << 20
 """How many bytes of a file must be holes to make a sparse transfer worthwhile."""
 DIGEST_BYTES = 32 << 30
-"""How many bytes are read to compute digests of files that differ only in their change time."""
+"""Maximum number of bytes read to compute digests of files that differ only in their change time."""
 _BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
 _MAX_NAME = 255  # how many bytes a file name can have
@@ -107,7 +107,7 @@ class ManifestEntry(OmitsUnset):
     small file has `data` (base64). `changed` (ns) and `inode` detect a file that was rewritten with the same
     size and modification time. A synced file that differs only in its change time (for example after chown
     -R) has a `digest`. A link has a `target`, a path in the results folder. A skipped path has the reason
-    `why`; it is `owed` if the job created it, in which case the node must be kept.
+    `why`. If the job created the path, `owed` is true, and the node must be kept.
     """
 
     path: str = ""
@@ -129,7 +129,7 @@ class ManifestEntry(OmitsUnset):
 
 
 class _ExcludePatterns:
-    """Matches files against job.exclude and counts them; the last regular expression that matches decides."""
+    """Matches files against job.exclude, where the last matching pattern decides, and counts them."""
 
     def __init__(self, patterns: Sequence[Sequence[Any]]) -> None:
         self._patterns = [(re.compile(pattern), bool(exclude)) for pattern, exclude in patterns]
@@ -178,9 +178,7 @@ class _ResultsList:
         files = [line for line in self._lines if not line.why and fits(line)]
         skipped = [line for line in self._skipped if fits(line)]
         if omitted_sizes:
-            why = (
-                f"{len(omitted_sizes)} more files than the list of results has room for; pack them into fewer"
-            )
+            why = f"{len(omitted_sizes)} files do not fit into the list of results; write fewer, larger files"
             skipped.append(
                 ManifestEntry(path=str(self._workdir), size=sum(omitted_sizes), why=why, owed=True)
             )
@@ -208,7 +206,8 @@ class _ResultsList:
                 if path in self._ctime_changed and line.size <= self._digests_left:
                     line.digest = digest(path)
                     self._digests_left -= line.size
-            is_log = path.parent == self._logs_folder and line.size  # a job's follower has the log
+            # A client that follows the job has the logs.
+            is_log = path.parent == self._logs_folder and line.size
             if line.size <= self._data_left and not is_log:
                 with open_file(path) as file:
                     line.data = base64.b64encode(file.read(line.size)).decode()
@@ -273,7 +272,8 @@ class _ResultsList:
     def add_changed(self, before: dict[str, list[int]], later: tuple[str, int] | None) -> None:
         """Add the project folder's new and changed files. `before` has the stamps from the snapshot.
 
-        Skips files that were written after the next job, `later` (name, launch time in ns), was launched.
+        `later` is the next job in the folder (name, launch time in ns). Skips files that were written after
+        its launch.
         """
 
         def skip_unreadable(path: str, why: str) -> None:
@@ -289,7 +289,7 @@ class _ResultsList:
             if was_touched and stat.S_ISLNK(info.st_mode) and self._results_path(resolve_links(absolute)):
                 continue  # the file that the link points to is checked separately
             if later is not None and info.st_ctime_ns > later[1]:
-                why = f"job {later[0]} has written it since"
+                why = f"job {later[0]} has written to the file since its launch"
                 self._skipped.append(
                     ManifestEntry(path=str(absolute), home=f"{self.node}/{path}", size=0, why=why)
                 )
@@ -364,7 +364,7 @@ class _ResultsList:
         elif target.is_file():
             self._add_file(path, result_path, target.stat(), limited)
         elif target.is_dir():
-            self.skip(path, f"a link to the folder {target}; it is fetched if an --output names it")
+            self.skip(path, f"a link to the folder {target}, which is fetched if an --output names the link")
         else:
             self.skip(path, f"a link to {target}, which is not a file")
 

@@ -98,7 +98,7 @@ def as_json_list(kind: type[_Named]) -> type[_Named]:
 
 
 def make_reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
-    """Return a function that creates a `kind` from the JSON object that `to_json_value` returns for a `kind`.
+    """Return a function that converts a JSON object, as `to_json_value` returns it, to a `kind`.
 
     Missing fields get their defaults. `parts` maps the name of each field that is not plain JSON to its
     reader.
@@ -122,8 +122,8 @@ class Request(Fields, Generic[Answer]):
     """A request to the agent on one node.
 
     `module` holds the function that serves the request; the function has the request's name. `extra` holds
-    modules that are sent only with this request, so that the rest of the agent fits into a connection's first
-    window.
+    modules that are sent only with this request, so that the rest of the agent fits into the first TCP window
+    of a connection.
     """
 
     module: ClassVar[str] = "main"
@@ -137,7 +137,7 @@ class Request(Fields, Generic[Answer]):
 class Claim(Request["node_answers.ClaimResult"]):
     """Claim the right to start a job. A launch uses up the claim. `owner` is shown to other clients.
 
-    `lease_s` is how many seconds the claim of a client that has disappeared blocks other clients.
+    A client can disappear, so its claim ends after `lease_s` seconds.
     """
 
     module = "launch"
@@ -270,9 +270,9 @@ class Process(Fields):
     """A process that a node's agent starts in the project folder.
 
     When the process ends, `ranks` end too, each with the process's exit code (-N: signal N). `log` is the
-    file in logs/ that receives the output: rank3.log if the process is rank 3. For a process that starts
-    ranks it is launcher0.log (on node 0), and its ranks write their own logs (rank3.log). `environment` is
-    added to the node's environment. `script` must exist on the node (None: do not check). `files` (text by
+    file in logs/ that receives the output: rank3.log if the process is rank 3. The log of a process that
+    starts ranks is launcher0.log (on node 0), and the ranks write their own logs (rank3.log). `environment`
+    is added to the node's environment. `script` must exist on the node (None: do not check). `files` (text by
     name) are written into the job's folder before the start.
     """
 
@@ -287,12 +287,12 @@ class Process(Fields):
 class Launch(Request["node_answers.LaunchResult"]):
     """Start a node's part of `job` once the jobs `after` have ended on the node.
 
-    The node stores the request as job.json. `launch` is this launch's id on all nodes, `facts` are returned
-    in the job's documents, `helper` is the ranks' sitecustomize, `secret` is the key for the agents'
-    connections, and `secrets` names the variables whose values are not stored. `elastic` has the limits for
-    torchrun's elastic agent, or is None if there is no elastic agent. Times are in seconds; `silent_s` is how
-    long an agent may be silent, and `join_s` is how long the first node waits for the other nodes. `saving`
-    has the `argv` and the `stdin` (base64) for s3/uploader.py.
+    The node stores the request as job.json. `launch` is this launch's id on all nodes, and `facts` are
+    returned in the job's documents. `helper` is the source of the ranks' sitecustomize. `secret` is the key
+    for the agents' connections, and `secrets` names the variables whose values are not stored. `elastic` has
+    the limits for torchrun's elastic agent, or is None if there is no elastic agent. Times are in seconds;
+    `silent_s` is how long an agent may be silent, and `join_s` is how long the first node waits for the other
+    nodes. `saving` has the `argv` and the `stdin` (base64) for s3/uploader.py.
     """
 
     module = "launch"

@@ -12,7 +12,7 @@ from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.messages import Response
 
 _BYTES = 64 * 1024
-"""How many bytes are read at the end of the file, and therefore used for the steps per second."""
+"""How many bytes are read at the end of the file. The steps per second are computed from the rows in them."""
 
 
 def read_metrics(folder: JobFolder) -> list[Response]:
@@ -64,7 +64,7 @@ def _progress(rank: int, rows: list[dict[str, float]]) -> Response:
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:
-    """Return the steps per second over the last rows, since the steps or the clock last started over."""
+    """Return the steps per second over the last rows in which neither the step nor the time decreases."""
     points = [(row["time"], row["step"]) for row in rows if "time" in row and "step" in row]
     first = len(points) - 1
     while first > 0 and points[first - 1][0] < points[first][0] and points[first - 1][1] <= points[first][1]:

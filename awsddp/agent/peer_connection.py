@@ -1,8 +1,8 @@
 """A connection between two nodes' agents: lines of JSON, each with a proof that the sender has the secret.
 
 Both sides begin with a challenge. A proof is an HMAC over both challenges, the sender's role and the line, so
-that neither a replay nor a reflection is valid. Lines are not encrypted: others cannot read the traffic
-between instances in a VPC, and no line contains a secret.
+that neither a replay nor a reflection is valid. Lines are not encrypted, because no line contains a secret,
+and others cannot read the traffic between instances in a VPC.
 """
 
 from __future__ import annotations

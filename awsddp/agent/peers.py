@@ -1,8 +1,8 @@
 """The agents on a job's other nodes: how they connect and reconnect, and when a node counts as lost.
 
 The first node accepts connections, and the other nodes connect to it. An agent counts as lost at once only if
-there is proof that it has ended: its connection is closed and not reset (agents reset the connections that
-they give up), its guard reports the end, or its port refuses connections. Any other failure may be due to the
+one of these events proves its end: its connection is closed and not reset, its guard reports the end, or its
+port refuses connections. (An agent resets a connection that it gives up.) Any other failure may be due to the
 network, so the agent then counts as lost only after `silent_s`.
 """
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 2.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
 """How long heartbeats may stay unanswered before a reconnect. An answer proves that both directions work."""
-_CLOSED = "its agent has ended and closed the connection; a rank that kills every process (kill -1) does that"
+_CLOSED = (
+    "its agent has ended and closed the connection, for example because a rank killed every process (kill -1)"
+)
 """The reason why an agent is lost if its connection was closed. Its node may still be running."""
 _CONNECT_SECONDS = 1.0
 _REFUSED_SECONDS = 2.0
@@ -38,7 +40,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Frame(NamedTuple):
-    """The unit of transfer has the messages `said`, and says how many messages the sender has `heard`.
+    """A unit of transfer: the messages `said`, and how many messages its sender has received (`heard`).
 
     `since` is how many messages the sender sent before the messages in the frame. Unacknowledged messages are
     resent; duplicates and stale messages are ignored. If the agent on the link's node has ended, `lost` says
@@ -150,11 +152,11 @@ class Peers:
                 self._send(peer.link, frame)
 
     def handle_event(self, link: Link | None, now: float) -> None:
-        """Handle an event from the selector: `link` is ready, or, if `link` is None, the listener."""
+        """Handle an event from the selector for `link`, or for the listener if `link` is None."""
         self._now = now
         if link is None:
             self._accept()
-        elif link.is_open:  # it may have been replaced while earlier events were handled
+        elif link.is_open:  # an earlier event may have replaced the link
             self._exchange(link)
 
     def tick(self, now: float) -> None:

@@ -36,10 +36,10 @@ _BAD = {
     "remapped_row_pending": ("Yes", "row remapping is pending: reboot"),
     "pending_retirement": ("Yes", "page retirement is pending: reboot"),
     "reset_required": ("Yes", "needs a reset"),
-    "hw_slowdown": ("Active", "its clocks are held down (hw_slowdown)"),
-    "hw_thermal_slowdown": ("Active", "its clocks are held down (hw_thermal_slowdown)"),
-    "hw_power_brake_slowdown": ("Active", "its clocks are held down (hw_power_brake_slowdown)"),
-    "sw_thermal_slowdown": ("Active", "its clocks are held down (sw_thermal_slowdown)"),
+    "hw_slowdown": ("Active", "its clocks are throttled (hw_slowdown)"),
+    "hw_thermal_slowdown": ("Active", "its clocks are throttled (hw_thermal_slowdown)"),
+    "hw_power_brake_slowdown": ("Active", "its clocks are throttled (hw_power_brake_slowdown)"),
+    "sw_thermal_slowdown": ("Active", "its clocks are throttled (sw_thermal_slowdown)"),
 }
 _REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers write "throttle"
 
@@ -131,13 +131,13 @@ def _cpus() -> float:
 
 
 def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path, int, int]]:
-    """Yield each of this process's cgroups that has a limit, with the two numbers in its files."""
+    """Yield the folder of each cgroup of this process that has a limit, and the two numbers in its files."""
     for folder in _folders(controller):
         for names in versions:
             try:
                 numbers = [text for name in names for text in (folder / name).read_text("ascii").split()]
                 first, second = map(int, numbers)
-            except (OSError, ValueError):  # a file for the other version of cgroups, or "max"
+            except (OSError, ValueError):  # the other version of cgroups, or the limit "max"
                 continue
             yield folder, first, second
 

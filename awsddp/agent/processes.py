@@ -51,7 +51,7 @@ class Process:
         self.log = log
         self.started = time.time()
         self.since = time.monotonic()
-        self.child: subprocess.Popen[bytes] | None = None  # if not kept, Popen reaps the child
+        self.child: subprocess.Popen[bytes] | None = None  # kept, or else Popen would reap the child
         self.error = ""  # why the process could not be started
         self.exit_code: int | None = None
         self.seconds = 0.0
@@ -72,7 +72,7 @@ class Ranks:
         self._folder = folder
         self._oom_kills = count_oom_kills()
         self._since = time.monotonic()
-        self._stopped_at = 0.0  # time.time(): later log output may be due to the stop
+        self._stopped_at = 0.0  # Unix time; later log output may be due to the stop
         self._kill_at: float | None = None
         self._killed_at = 0.0  # 0: nothing has been killed
         self._has_signalled_strays = False
@@ -163,10 +163,10 @@ class Ranks:
         return [self._explain(report, log_text, stopped_at=self._stopped_at) for report in reports]
 
     def _explain(self, report: RankReport, log_text: str, *, stopped_at: float) -> RankReport:
-        """Return the report with the cause of the rank's end, which is found from the end of its log.
+        """Return the report with the cause of the rank's end, which is derived from the rank's log.
 
-        `stopped_at` is the time when the rank was sent the signal to end (0: never). A rank that was already
-        ending after an exception at that time has failed through its own fault.
+        `stopped_at` is the time when the rank was sent the signal to end (0: never). If the rank was already
+        ending at that time because of an exception, the failure is its own fault.
         """
         code, rank = report.exit_code, report.rank
         if not code:
@@ -197,7 +197,7 @@ class Ranks:
     def stop(self, grace: float) -> None:
         """Send TERM to the ranks; after `grace` seconds, kill those that remain and all their descendants.
 
-        Only the ranks are sent TERM, because a loader worker that ends would spoil a checkpoint in progress.
+        Only the ranks are sent TERM, because a checkpoint in progress may fail if a loader worker ends.
         """
         kill_at = time.monotonic() + grace
         if self._kill_at is not None:
@@ -209,7 +209,7 @@ class Ranks:
                 _signal(process.child.pid, signal.SIGTERM)
 
     def finish_stop(self) -> bool:
-        """Continue a stop; to be called often after `stop`. Return True once all processes are reaped."""
+        """Continue a stop, and return True once it is over. Call this method often after `stop`."""
         if self._kill_at is None:
             return False
         pids = descendants()
@@ -217,7 +217,7 @@ class Ranks:
         if not (pids or self.alive):
             return True
         if now >= self._kill_at:
-            self._killed_at = self._killed_at or now  # `now`, because this process may have been suspended
+            self._killed_at = self._killed_at or now  # not `_kill_at`: this process may have been suspended
             if now > self._killed_at + _UNKILLABLE_SECONDS:
                 return True
             for pid in pids:
@@ -329,7 +329,7 @@ def count_oom_kills() -> int:
 
 
 def _before_program(parent: int) -> None:
-    """Run in a rank before its program: ignore SIGHUP, and end when the agent ends, even by kill -9."""
+    """Make this process, which becomes a rank, ignore SIGHUP and end with the agent (even after kill -9)."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

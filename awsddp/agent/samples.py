@@ -84,7 +84,7 @@ class Samples:
         write_json(self._folder.samples, {"ranks": rows}, sync=False)
 
     def _query_gpus(self) -> dict[int, tuple[float, int]]:
-        """Return the last nvidia-smi's parsed output and start the next one, or return {} while one runs."""
+        """Return {} while nvidia-smi runs, or else return its parsed output and start it again."""
         if self._nvidia_smi is None or (self._child is not None and self._child.poll() is None):
             return {}
         gpus = (

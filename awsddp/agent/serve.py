@@ -44,7 +44,7 @@ _SHUTDOWN_CAUSES = {
     "expires": ("expired", "it expired (cluster.expires)"),
     "spot": ("spot_interruption", "AWS reclaims the spot instance"),
     "reboot": ("interrupted", "it was rebooted"),
-    "poweroff": ("interrupted", "it was powered off, from inside or by a stop of the instance"),
+    "poweroff": ("interrupted", "it was powered off, from the node itself or by a stop of the instance"),
 }
 
 
@@ -145,7 +145,7 @@ class Agent:
 
     def _run_once(self) -> None:
         """Wait for an event or the next check of the deadlines, and handle it."""
-        is_busy = self._ranks.stopping or self._is_alone  # if alone, the first node opens its port soon
+        is_busy = self._ranks.stopping or self._is_alone  # if alone, the first node will open its port soon
         now = self._exchange(0.02 if is_busy else self._poll_s)
         if self._requested != self._forwarded:
             self._request_end()

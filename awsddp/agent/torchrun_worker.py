@@ -26,7 +26,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class Worker:
-    """One run of a rank. `folder` is the job's folder, `first` is the lowest rank with a log on the node."""
+    """One run of a rank. `folder` is the job's folder, and `first` is the lowest rank on the node."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._folder = folder
@@ -140,7 +140,7 @@ _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 
 def _before_program() -> None:
-    """Run in the rank before its program: ignore SIGHUP, and end when this process ends, even by kill -9."""
+    """Make this process, which becomes a rank, ignore SIGHUP and end with the worker (even after kill -9)."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 

@@ -87,7 +87,7 @@ def _check_response(response: Any, request: Request[Any], node: int) -> None:
     if isinstance(request, messages.Dial):
         targets = sorted((number, port) for number, _, port in request.peers)
         if sorted(dial[:2] for dial in response.dials) != targets:
-            raise ValueError("it dialed other addresses than requested")
+            raise ValueError("it did not dial the requested addresses")
     if isinstance(request, messages.Manifest):
         ranks = [rank for rank, number in request.ranks if number == node]
         node_answers.check_manifest(response, node, ranks)
@@ -161,9 +161,9 @@ def call_nodes_in_sequence(
 def call_nodes_separately(
     fleet: RequestTransport, requests: Mapping[int, Request[Answer]], *, timeout_s: float
 ) -> dict[int, Answer | AwsddpError]:
-    """Do what `call_each_node` does, but with separate agent processes.
+    """Send each node its request through a separate agent process, and return each node's response or error.
 
-    It is meant for calls that are made while other threads use the persistent agent processes.
+    Use this function while other threads use the persistent agent processes.
     """
     argv, source = agent_program()
     commands = {node: (argv, source + encode_request(request)) for node, request in requests.items()}

@@ -79,9 +79,9 @@ def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[i
 def sanitize_cause(cause: Cause, *, job: str) -> Cause:
     """Return a cause that a node sent, made safe to display.
 
-    `next` is not taken from the untrusted node, but looked up by `kind` in the table of causes; `next` is
-    empty for an unknown kind, or if the node sent no next step. The explanation is reduced to one line, and
-    the tail is split into lines, so that neither can look like awsddp's own output.
+    The node is untrusted, so `next` is looked up by `kind` in the table of causes. `next` is empty for an
+    unknown kind, or if the node sent no next step. The explanation is reduced to one line, and the tail is
+    split into lines, so that neither can look like awsddp's own output.
     """
     from awsddp.agent.diagnosis.causes import TABLE
     from awsddp.agent.diagnosis.job_causes import JOB_TABLE

@@ -51,7 +51,7 @@ def make_launch_requests(
     facts: "Mapping[str, Fact] | None" = None,
     after: Sequence[str] = (),
 ) -> dict[int, Launch]:
-    """Return {node: request}, to launch each node's part of the job once the jobs in `after` have ended.
+    """Return {node: request}. A request launches a node's part once the jobs in `after` have ended.
 
     `hosts` are the nodes that `ranks` run on, in any order. `facts` are fields that nodes store and report
     with the job (commit, dirty, resumed, instance_type, price_usd_per_hour); the options of `requested_spec`
@@ -128,8 +128,8 @@ def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
 def list_job_ports() -> list[int]:
     """Return all ports that a job can use.
 
-    Ask only a job's first node which of these ports are taken, because local nodes may share a machine, where
-    concurrent checks would conflict.
+    Only a job's first node needs to check which of these ports are taken. Local nodes may share a machine,
+    where concurrent checks would conflict.
     """
     return [port for slot in range(SLOTS) for port in _ports(slot)]
 
@@ -147,8 +147,8 @@ def choose_slot(responses: Mapping[int, node_answers.Slots], *, first: int) -> i
             return slot
     raise ConfigError(
         f"node{first} has no free ports for another job",
-        f"tried: {FIRST_PORT} and every tenth above, {SLOTS} in all, each with the next",
-        f"awsddp exec --node {first} 'ss -tlnp'   # what holds them",
+        f"each of the {SLOTS} pairs of ports from {FIRST_PORT}, in steps of 10, is in use",
+        f"awsddp exec --node {first} 'ss -tlnp'   # shows which processes use the ports",
     )
 
 

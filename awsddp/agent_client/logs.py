@@ -247,9 +247,9 @@ class Merger:
         except OSError as error:
             raise ConfigError(
                 f"cannot write {self.folder}",
-                f"{error.strerror or error}\nthe job does not need this machine, and goes on",
-                f"awsddp logs -f {self.job}   # once it can be written\n"
-                f"awsddp logs -f {self.job} -o job.results=DIR   # or into another folder",
+                f"{error.strerror or error}\nthe job continues, because it does not need this machine",
+                f"awsddp logs -f {self.job}   # once the folder can be written\n"
+                f"awsddp logs -f {self.job} -o job.results=DIR   # writes to another folder",
             ) from error
 
     def finish(self) -> bytes:
@@ -278,7 +278,7 @@ class Merger:
             self._offsets[frame.rank] = frame.offset
         overlap = self._offsets[frame.rank] - frame.offset
         if overlap < 0:
-            raise NodeError(f"node{node} omitted {-overlap} bytes of rank {frame.rank}")
+            raise NodeError(f"node{node} omitted {-overlap} bytes of the log of rank {frame.rank}")
         data = frame.payload[overlap:]
         if not self.tail:
             os.pwrite(self._open(frame.rank), data, self._offsets[frame.rank])

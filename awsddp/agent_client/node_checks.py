@@ -82,7 +82,7 @@ def preflight(
     if failed:
         raise NodeError(
             "; ".join(_sentence(check) for check in failed),
-            "checked before the ranks start",
+            "these checks run before the ranks start",
             "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in failed)),
         )
 
@@ -215,7 +215,9 @@ def _equality_checks(probes: Probes) -> list[Check]:
         usual = max(counts, key=lambda value: (counts[value], [*map(int, re.findall(r"\d+", value))]))
         different = {node: value or "none" for node, value in values.items() if value != usual}
         for node, value in different.items():
-            checks.append(_check(probes, node, f"alike: {name}", False, value, f"{usual} as the others"))
+            checks.append(
+                _check(probes, node, f"alike: {name}", False, value, f"{usual}, like the other nodes")
+            )
         equal += [] if different else [name]
     return [*checks, Check(name="alike", ok=True, value=", ".join(equal))] if equal else checks
 
@@ -259,8 +261,8 @@ def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[C
 def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
     """Return the checks of the connections between nodes; `dials` maps nodes to their responses to `dial`.
 
-    The failed pairs are blamed on as few nodes as possible: each time on the node with the most remaining
-    failed pairs.
+    Each failed check is for the node with the most remaining failed pairs, so that as few nodes as possible
+    fail.
     """
     failed = {(node, peer): why for node, results in dials.items() for peer, _, why in results if why}
     pairs = {frozenset(pair) for pair in failed}

@@ -52,7 +52,7 @@ def agent_program() -> tuple[list[str], bytes]:
 
 
 def node_program(python: str, modules: tuple[str, ...], document: object) -> tuple[list[str], bytes]:
-    """Return the command and stdin for a separate program on a node, as `agent_program` does for the agent.
+    """Return the remote command (not yet quoted) and the stdin of a separate program on a node.
 
     `python` is the program's interpreter. The last of `modules` has main(), which reads `document`.
     """

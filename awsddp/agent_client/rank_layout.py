@@ -95,9 +95,9 @@ class Host:
     def environment(self, job: str, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that all ranks of the job have on the node.
 
-        The user's `variables` override everything except the run folder, the checkpoint, the data, the GPUs,
-        and PYTHONPATH, which the folders of the job's packages are appended to. NCCL treats `=nic` as an
-        exact name, `nic` as a prefix
+        The user's `variables` override everything except the run folder, the checkpoint, the data and the
+        GPUs. The folders of the job's packages are appended to PYTHONPATH. NCCL treats `=nic` as an exact
+        name, and `nic` as a prefix
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
         """
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
@@ -172,7 +172,7 @@ def layout_ranks(
         if limit and per_node > limit:
             raise UsageError(
                 f"{counted(per_node, 'rank')} per node do not fit: a node has {counted(limit, 'GPU')}",
-                "each rank drives a GPU of its own",
+                "each rank needs its own GPU",
                 f"try: --world-size {sum(limits[node] for node in used)}, or more nodes",
             )
     slots = [(node_rank, node, local) for node_rank, node in enumerate(used) for local in range(per_node)]
@@ -220,8 +220,8 @@ def _select_gpus(text: str | None, gpu_counts: Mapping[int, int]) -> Mapping[int
 def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
     """Return the number of ranks and the reason for it as text: "4 ranks: 2 nodes x 2 GPUs".
 
-    `gpus` is the number of GPUs per node. `on_ec2` is the number of ranks per node on EC2; the text mentions
-    it if it differs.
+    `gpus` is the number of GPUs per node. `on_ec2` is the number of ranks per node on EC2, which the text
+    mentions if it differs.
     """
     nodes, per_node = ranks[0].nnodes, ranks[0].local_world_size
     options = {f"job.{key}": getattr(job.job, key) for key in ("world_size", "nproc_per_node")}
@@ -257,8 +257,8 @@ def _shape(
         if world_size % count:
             low = world_size - world_size % count
             raise UsageError(
-                f"{world_size} ranks do not divide over {counted(count, 'node')}",
-                "every node runs equally many",
+                f"{world_size} ranks cannot be divided equally among {counted(count, 'node')}",
+                "every node must run the same number of ranks",
                 f"try: --world-size {low} or {low + count}",
             )
         return count, world_size // count
@@ -303,8 +303,8 @@ def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tup
     """Return the command that runs `script` on a node, and the prefix for the script's path ("./" or "").
 
     The command for a .py file is `python`; for other scripts, it depends on the "#!" line, the suffix .sh and
-    the x bit. "./" is needed because Python reads "-c.py" as an option. After `job.prefix`, Python is looked
-    up on PATH, because a container has its own Python.
+    the execute permission. "./" is needed because Python reads "-c.py" as an option. After `job.prefix`,
+    Python is looked up on PATH, because a container has its own Python.
     """
     command: tuple[str, ...] = (posixpath.basename(python) if spec.job.prefix else python,)
     path = Path(spec.sync.workdir) / script
@@ -361,7 +361,7 @@ def parse_template(
 ) -> list[str]:
     """Return the literal parts of `text`, alternating with the variables that replace placeholders.
 
-    Raises UsageError, as `expand_placeholders` does.
+    Raises UsageError in the same cases as `expand_placeholders`.
     """
     parts, end = [""], 0
     for match in _BRACES.finditer(text):

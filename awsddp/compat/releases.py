@@ -36,8 +36,8 @@ class Architecture:
 # for Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/ Capabilities:
 # https://developer.nvidia.com/cuda-gpus. A first branch belongs to the first CUDA release that supports the
 # GPU, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (that of B300 is from NVIDIA's DGX notes, and
-# was not tried). Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; torch 2.1 to 2.3 with
-# cu118 was never tried.
+# was not tried). Kepler's last torch is 2.0, because torch 2.4 and later use cuDNN 9, which has no Kepler
+# code, and torch 2.1 to 2.3 with cu118 were never tried.
 ARCHITECTURES = (
     Architecture(
         "3.7", "Kepler", ("K80",), first_driver=367, module="proprietary", last_driver=470, last_torch="2.0"
@@ -54,13 +54,12 @@ ARCHITECTURES = (
     Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, module="open"),
 )
 
-# The oldest driver branch that supports a CUDA toolkit. Since CUDA 11, minor-version compatibility sets it:
-# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; for older toolkits see
-# table 3 of
-# https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+# The oldest driver branch that supports a CUDA toolkit. Since CUDA 11, minor-version compatibility determines
+# this branch: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; for older
+# toolkits see table 3 of https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 _LEAST_DRIVER = {"13": 580, "12": 525, "11": 450, "10.2": 440, "10.1": 418}
-# The newest capability that a CUDA toolkit compiles for (same release notes); code for one capability runs on
-# a later minor version of the same major version: 8.6 on 8.9, 10.0 on 10.3.
+# The newest capability that a CUDA toolkit compiles for (same release notes). Code for one capability also
+# runs on a later minor version of the same major version: 8.6 on 8.9, 10.0 on 10.3.
 _NEWEST_CAPABILITY = (
     ((10, 0), "7.5"),
     ((11, 0), "8.0"),
@@ -144,13 +143,13 @@ def find_wheel_problem(row: Release, cuda: str, gpu: Architecture, *, driver: in
     oldest, has = _pair(row.wheels[cuda]), _pair(gpu.capability)
     newest = next(_pair(top) for version, top in reversed(_NEWEST_CAPABILITY) if version <= _pair(cuda))
     if not oldest <= has or (has > newest and has[0] != newest[0]):
-        return f"torch {row.torch} for CUDA {cuda} carries no code for the {gpu.gpus[0]} ({gpu.capability})"
+        return f"torch {row.torch} for CUDA {cuda} has no code for the {gpu.gpus[0]} ({gpu.capability})"
     if gpu.last_torch and _pair(row.torch) > _pair(gpu.last_torch):
-        return f"torch {gpu.last_torch} is the last that supports the {gpu.gpus[0]}"
+        return f"torch {gpu.last_torch} is the last release that supports the {gpu.gpus[0]}"
     least = least_driver(cuda)
     most = driver if driver is not None else gpu.last_driver
     if most is not None and most < least:
-        return f"CUDA {cuda} needs driver {least} or newer, and there is {most}"
+        return f"CUDA {cuda} needs driver {least} or newer, but only driver {most} is available"
     return ""
 
 
@@ -159,7 +158,7 @@ def find_driver_problem(gpu: Architecture, *, driver: int | None, module: Kernel
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
     if module is not None and gpu.module not in (None, module):
         kind = "open-source" if module == "open" else module
-        return f"its {kind} driver does not know {name}, which needs the {gpu.module} one"
+        return f"its {kind} driver does not support {name}, which needs the {gpu.module} driver"
     if driver is None:
         return ""
     if driver < gpu.first_driver:
@@ -199,8 +198,8 @@ _TO_B200 = _G4_TO_P5 | {"p6-b200"}
 _ARM64 = frozenset({"g5g", "p6e-gb200"})
 # For each torch version: Ubuntu, CUDA, driver branch and families, from the release notes as of 2026-10:
 # https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
-# An older build of the same release may have an older driver; CUDA is "" and families are () if the notes
-# were not seen: the row of 2.13 is the output of `nvidia-smi` and torch on a g6 (2026-08-29).
+# An older build of the same release may have an older driver. If the notes were not seen, CUDA is "" or the
+# families are (). The row of 2.13 is from the output of `nvidia-smi` and torch on a g6 (2026-08-29).
 _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.13": ("26.04", "13.0", 595, frozenset()),
     "2.12": ("24.04", "13.0", 595, _TO_B200),
@@ -292,8 +291,8 @@ def find_image_problem(kind: GpuType, image_name: str) -> str:
         return ""
     if kind.share < 1 and facts.module and kind.family not in facts.families:
         return (
-            f"its release notes do not list {kind.family}, which has a part of an {kind.gpu}: that needs "
-            "NVIDIA's vGPU driver, as in the PyTorch images on Amazon Linux 2023"
+            f"its release notes do not list {kind.family}: a part of an {kind.gpu} needs "
+            "NVIDIA's vGPU driver, which is in the PyTorch images on Amazon Linux 2023"
         )
     row = find_release(facts.torch) if facts.torch and facts.cuda else None
     return find_driver_problem(gpu, driver=facts.driver, module=facts.module) or (
@@ -315,4 +314,4 @@ def explain_missing_image(image_name: str) -> str:
     """
     first = r"Deep Learning (Base )?AMI \((Ubuntu|Amazon Linux)"
     old = re.match(rf"{first}|Deep Learning AMI GPU PyTorch (1\.|2\.[0-4]\b)", image_name)
-    return "Deep Learning AMIs of that age were deprecated and then deregistered by AWS" if old else ""
+    return "AWS deprecated and then deregistered Deep Learning AMIs of that age" if old else ""

@@ -1,7 +1,7 @@
 """Tables of instance types with GPUs: hardware, list prices, quotas, retired types.
 
-Availability is read from AWS (DescribeInstanceTypeOfferings), since a price does not prove it: the price list
-still has the retired p2.
+Availability is read from AWS (DescribeInstanceTypeOfferings), because the price list does not prove that a
+type is available: the list still has the retired p2.
 """
 
 import re
@@ -18,7 +18,7 @@ DISK_USD_PER_GB_MONTH = 0.08
 ADDRESS_USD_PER_HOUR = 0.005
 # https://aws.amazon.com/ec2/pricing/on-demand/ (data transfer out to the internet, after 100 GB a month)
 EGRESS_USD_PER_GB = 0.09
-# From the same page: the price from us-east-1 to most regions; between other regions it can be higher.
+# The price from us-east-1 to most regions, from the same page. Between other regions it can be higher.
 REGION_USD_PER_GB = 0.02
 HOURS_PER_MONTH = 730
 
@@ -29,9 +29,9 @@ class GpuType:
 
     `memory_gb` is one GPU's memory and `ram_gb` the instance's memory, in GiB; `network` is in Gbit/s. `efa`
     is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's compute
-    capability ("8.9"), "" for a type that is not in this table; `price_usd_per_hour` is the on-demand list
-    price for Linux in us-east-1 on `price_date` (None: unknown). `store_gb` is the size of its instance
-    store, and `share` is the fraction of a whole GPU that each of its GPUs is (0.125: an eighth).
+    capability ("8.9"), or "" for a type that is not in this table. `price_usd_per_hour` is the on-demand list
+    price for Linux in us-east-1 on `price_date` (None: unknown). `store_gb` is the size of the instance
+    store. `share` is the part of a physical GPU that each GPU of the type is (0.125: an eighth).
     """
 
     name: str
@@ -230,7 +230,7 @@ GPU_TYPES: dict[str, GpuType] = {
 }
 
 # The dates for p2 and p3 are the days since which no region's DescribeInstanceTypeOfferings has listed them
-# (getmoto/moto, history of moto/ec2/resources/instance_type_offerings). That of g3 is from AWS's notice
+# (getmoto/moto, history of moto/ec2/resources/instance_type_offerings). The date for g3 is from AWS's notice
 # (SummitRoute/aws_breaking_changes #114).
 _RETIRED = {
     "p2": ("K80", "2025-03-30", {"xlarge": 1, "8xlarge": 8, "16xlarge": 16}),

@@ -1,7 +1,7 @@
-"""Compute what a cluster costs from its ledger, for `status`, `down` and `jobs`. No I/O.
+"""Compute what a cluster costs from its ledger, for `status`, `down` and `jobs`.
 
-EC2 bills by the second, at least 60 s per start; a stopped instance costs only its disk:
-https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
+This module does no I/O. EC2 bills by the second, at least 60 s per start; a stopped instance costs only its
+disk: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 """
 
 import contextlib
@@ -23,7 +23,7 @@ MIN_BILLED = timedelta(seconds=60)
 MIN_BUDGET_S = 300.0
 """The minimum time that a budget must last (s): booting and preparing the nodes takes most of it."""
 LISTING_DELAY = timedelta(minutes=10)
-"""From this age on, EC2 is certain to list an instance; it does so until an hour after the instance's end."""
+"""EC2 lists every instance that is at least this old, until an hour after the instance's end."""
 SpotPrices = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
 """Maps an instance type and zone to its spot prices: (time, US dollars per instance-hour from then on)."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
@@ -112,9 +112,9 @@ class Budget(Rate):
         term_s = remaining_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
         if term_s < MIN_BUDGET_S:
             raise ConfigError(
-                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(MIN_BUDGET_S)}",
+                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or lasts less than {duration(MIN_BUDGET_S)}",
                 f"the budget is {self}",
-                "a larger --budget, fewer --nodes, or another --instance-type",
+                "use a larger --budget, fewer --nodes, or another --instance-type",
             )
         return term_s
 
@@ -123,9 +123,9 @@ class Budget(Rate):
 class _Meter:
     """One instance's account; the instance exists from `since` to `ended`.
 
-    `rates` are (time, US dollars per instance-hour from then on; None: unknown), sorted by time; the launch's
-    rate is first; `disk` is its disk's hourly rate. `running_since` is the start of the current run (None: it
-    does not run), and `runs` are the earlier runs.
+    `rates` are (time, US dollars per instance-hour from then on; None: unknown), sorted by time, with the
+    launch's rate first. `disk` is the hourly rate of the instance's disk. `running_since` is the start of the
+    current run (None: it does not run), and `runs` are the earlier runs.
     """
 
     since: datetime
@@ -240,8 +240,8 @@ class Account:
     def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
         """Return the bill until `now`, or None for a cluster that was never launched.
 
-        An instance that was running when last seen but is not in `running` (the instances that AWS now lists
-        as running) is charged at most until its expiry, when it terminates itself.
+        `running` are the instances that AWS now lists as running. Another instance that was running when last
+        seen is charged at most until its expiry, when it terminates itself.
         """
         if not self._launches:
             return None
@@ -289,7 +289,7 @@ def compute_cost_until(rows: Sequence[LedgerRow], moment: datetime) -> float:
 
 
 def compute_shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
-    """Return the share of its instances' time that each job pays for, from 0 to 1.
+    """Return, for each job, the share (0 to 1) of its instances' time that the job pays for.
 
     A span has a job's start, end and instance ids. Jobs that run on one instance at the same time share its
     time equally.
@@ -315,7 +315,7 @@ def find_missing_rows(
 
     `nodes` are all nodes that AWS lists for the cluster (None: no listing). An instance that is no longer
     listed must have ended over an hour ago, at an unknown time: it is charged until now, or until its expiry
-    if that is earlier. `launch_row` is the row for instances whose launch was interrupted before it was
+    if that is earlier. `launch_row` is the row for instances whose launch was interrupted before the row was
     written.
     """
     if nodes is None:

@@ -22,7 +22,7 @@ from awsddp.model.records import (
 
 
 class Document(Struct, Keyed, kw_only=True):
-    """A JSON document that a verb returns, or a part of one."""
+    """A JSON document that a verb returns, or a part of such a document."""
 
 
 class NodeState(Document):
@@ -90,7 +90,7 @@ class FoundCluster(_AnyCluster):
 class JobDocument(JobRecord):
     """The JSON document that `train`, `cancel` and `logs` print.
 
-    `step` and `loss` are the last values from its first rank that reports them.
+    `step` and `loss` are the last values from the job's first rank that reports them.
     """
 
     step: int | None = None
@@ -105,8 +105,8 @@ class ListedJob(JobRecord):
     """A job on any of this machine's clusters, with its run time and its nodes' list price for that time.
 
     Jobs that ran on a node at the same time share the node's price. `reported` is true if its nodes have just
-    reported it; otherwise it is as last seen. `step`, `loss` and `fraction` are the last values from its
-    first rank that reports them.
+    reported the job; otherwise the job is as last seen. `step`, `loss` and `fraction` are the last values
+    from the job's first rank that reports them.
     """
 
     step: int | None = None
@@ -141,8 +141,9 @@ class CostedCluster(Document):
 class JobsDocument(Document):
     """The JSON document that `jobs` prints, with the oldest job first.
 
-    The totals are what `clusters` cost on AWS and in the local cloud. With `since` (--since), the totals and
-    the `cost_usd` of `clusters` count from then on.
+    `total_usd` is what the `clusters` on AWS cost, and `would_have_cost_usd` is what the `clusters` in the
+    local cloud would have cost on AWS. With `since` (--since), these totals and the `cost_usd` of `clusters`
+    count from that time on.
     """
 
     jobs: tuple[ListedJob, ...]
@@ -218,7 +219,8 @@ class SyncDocument(Document):
 class FetchDocument(Document):
     """The JSON document that `fetch` prints.
 
-    `started` is true if a stopped cluster was started for the fetch; `down` describes its termination.
+    `started` is true if a stopped cluster was started for the fetch; `down` describes the cluster's
+    termination.
     """
 
     nodes: tuple[NodeFiles, ...]
@@ -342,7 +344,7 @@ class HomeDocument(Document):
     ended: int = 0
     """How many of this machine's clusters have ended."""
     last_job: KnownJob | None = None
-    """This machine's last job, if it has no clusters."""
+    """This machine's last job, if the machine has no clusters."""
 
 
 class LocalInstance(Document):

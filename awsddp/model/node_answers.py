@@ -56,8 +56,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     a hash of some of its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was
     rewritten with the same size and time. `digest` is the SHA-256 of a synced file if only its change time
     has changed since the launch. `data` is the content, if the node sent it with the list. `ephemeral` is
-    True if it is on instance store, `sparse` if it has holes, and `writing` if it is being written. A file
-    with a `target`, relative to runs/JOB, is a symbolic link. `node` is set by the client.
+    True if the file is on an instance store, `sparse` if it has holes, and `writing` if it is being written.
+    A file with a `target`, relative to runs/JOB, is a symbolic link. `node` is set by the client.
     """
 
     path: _Remote
@@ -178,7 +178,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's used slots and ports, and, for each job, the nodes on which it prevents a new job."""
+    """A node's used slots and ports, and, for each job, the nodes on which the job blocks others."""
 
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
@@ -358,7 +358,7 @@ def read_rank_step(line: bytes, *, node: int, ranks: Collection[int]) -> RankSte
 
 
 def append_output(output: bytearray, data: bytes, *, node: int) -> None:
-    """Append `data` to a node's output. Raises NodeError if it exceeds MAX_BYTES."""
+    """Append `data` to a node's output. Raises NodeError if the output exceeds MAX_BYTES."""
     output += data
     if len(output) > MAX_BYTES:
         raise make_malformed_error(node, f"over {MAX_BYTES >> 20} MB")

@@ -15,8 +15,8 @@ _COLUMNS = (
     ("GPU memory", "gpu_memory_bytes", "{}", 256 << 20),
     ("node's network", "network_bytes_per_second", "{}/s", 1e6),
 )
-"""The heading, key and format of metrics and usage; for usage also the largest difference that is not an
-outlier.
+"""The heading, key and format of each column. A usage column also has the largest difference from the median
+that does not mark an outlier.
 """
 
 
@@ -46,9 +46,9 @@ def make_rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsag
 
 
 def find_outliers(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
-    """Return the ranks whose value differs from the median by more than half of it and more than `noise`.
+    """Return the ranks whose value differs from the median by more than half the median and `noise`.
 
-    Returns no ranks if half or more of them differ.
+    Returns no ranks if half or more of the ranks differ.
     """
     median = sorted(values.values())[len(values) // 2] if values else 0.0
     limit = max(median / 2, noise)

@@ -1,4 +1,4 @@
-"""Records about clusters, nodes and jobs, and the node numbers in tags. No I/O."""
+"""Records about clusters, nodes and jobs, and the node numbers in tags. This module does no I/O."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -31,8 +31,8 @@ _Kind = TypeVar("_Kind")
 ENDED_STATES = ("shutting-down", "terminated")
 """EC2's states for an instance that has terminated or is terminating."""
 UPLOADER_SILENT_S = 60.0
-"""The time (s) without a heartbeat after which an uploader counts as dead; it sends a heartbeat every few
-seconds.
+"""The time (s) without a heartbeat after which an uploader counts as dead. An uploader that runs sends a
+heartbeat every few seconds.
 """
 OLDER_JOBS = "..."
 """Replaces the older unfetched jobs in a node's tag if the tag has no room for them. It is not a valid job
@@ -62,9 +62,9 @@ class Target(Frozen):
 
     The name decides where clusters are searched and how costs are reported; the nodes' properties come from
     their image's tags. `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key`
-    are None if boto3 finds credentials by itself. `caller_address` is this machine's address as the nodes see
-    it (None: it is queried if public addresses are used). `daemon_home` is a local cloud's folder, `node_s3`
-    the S3 endpoint for its nodes.
+    are None if boto3 searches for the credentials. `caller_address` is this machine's address as the nodes
+    see it (None: it is queried if public addresses are used). `daemon_home` is a local cloud's folder, and
+    `node_s3` is the S3 endpoint for its nodes.
     """
 
     name: TargetName = "aws"
@@ -92,8 +92,8 @@ class Node(Frozen):
     belongs to the cluster. `changed` is the time when the instance began to stop or terminate, if EC2 reports
     that. `profile` is its instance profile's ARN. `reason` has EC2's code and text for the stop or end.
     `uses` has the kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
-    `is_renumbered` is True if it has a different number, because its tag and launch index give a number that
-    another node has.
+    `is_renumbered` is True if `node` differs from the number that the tag and the launch index give, because
+    another node has that number.
     """
 
     node: int
@@ -125,8 +125,8 @@ class ClusterListing(Frozen):
     """A cluster as AWS lists it by its tags: it has one name and one owner. `nodes` is sorted by node number.
 
     `leftovers` are the ids of the cluster's other resources (security groups, keys). `group` is its own
-    security group, `ssh_cidrs` the addresses to which port 22 is open, and `host` the machine that created
-    it.
+    security group, `ssh_cidrs` are the addresses to which port 22 is open, and `host` is the machine that
+    created the cluster.
     """
 
     name: str
@@ -155,7 +155,7 @@ class ClusterListing(Frozen):
 class RecordedCluster(Frozen):
     """A cluster's `awsddp:id` and the node number for each instance id, from this machine's record.
 
-    They are valid even if the tags change.
+    The id and the numbers stay valid even if the tags change.
     """
 
     id: str
@@ -178,9 +178,9 @@ class LaunchIntent(Frozen):
 class PreparedNode(Frozen):
     """A prepared node's properties (nodes/provision.py), recorded in the cluster folder.
 
-    `python` is the image's interpreter, `environment` the interpreter in a built environment (None: none was
-    built), `nic` the interface with the private address, and `gpus` the number of GPUs that torch finds,
-    including rehearsed ones.
+    `python` is the image's interpreter, and `environment` is the interpreter in a built environment (None: no
+    environment was built). `nic` is the interface with the private address. `gpus` is the number of GPUs that
+    torch finds, including rehearsed GPUs.
     """
 
     node: int
@@ -225,7 +225,8 @@ class Cause(Frozen):
 class RankResult(Frozen):
     """One rank's result. `exit_code` is None while it runs, or -N for signal N; `seconds` is its run time.
 
-    `rank` is the number of its log; under torchrun its RANK differs after a node is lost.
+    `rank` is the number in the name of the rank's log. Under torchrun, the variable RANK differs from this
+    number after a node is lost.
     """
 
     rank: RankNumber
@@ -298,12 +299,12 @@ class JobRecord(Frozen, Keyed):
 
     `missing` are the nodes whose part of the results is missing. `commit` is the project folder's commit;
     `dirty` is True if the folder's files differed from it (None: no repository). `options` are its settings
-    other than defaults, as command line arguments. `resumed` is the job whose checkpoint it resumed from.
-    `started` is when its first rank started and `ended` when its last rank ended, as 2026-11-22T12:00:00Z.
-    `price_usd_per_hour` is what its nodes cost. `restarts` are the restarts by torchrun: "1 of 3: rank 3 @
-    node1: ValueError". `progress` has the ranks that write metrics, while the job runs. `slowest_rank` is a
-    rank that is more than 10 % slower than the best. `usage` has the nodes' samples. `save_to` is the S3 URI
-    for its results, `saving` their upload's progress.
+    other than defaults, as command line arguments. `resumed` is the job from whose checkpoint this job
+    resumed. `started` is when its first rank started and `ended` when its last rank ended, as
+    2026-11-22T12:00:00Z. `price_usd_per_hour` is what its nodes cost. `restarts` are the restarts by
+    torchrun: "1 of 3: rank 3 @ node1: ValueError". While the job runs, `progress` has the ranks that write
+    metrics. `slowest_rank` is a rank that is more than 10 % slower than the best. `usage` has the nodes'
+    samples. `save_to` is the S3 URI for its results, and `saving` is the progress of their upload.
     """
 
     job: str
@@ -380,7 +381,7 @@ class ProcessStack(Frozen, Keyed):
 
 
 class RankStack(Frozen, Keyed):
-    """What a rank does now. "silent": it runs but sends no stack; "missing": its process has ended."""
+    """What a rank does now. A "silent" rank runs but sends no stack; a "missing" rank's process has ended."""
 
     rank: int
     node: int
@@ -420,7 +421,7 @@ def format_node_numbers(numbers: Iterable[int]) -> str:
 
 
 def parse_node_numbers(text: str) -> tuple[int, ...]:
-    """Return the node numbers in a tag `awsddp:nodes`, in its order. Raises ValueError if it is invalid."""
+    """Return the node numbers in a tag `awsddp:nodes`, in the tag's order. Raises ValueError."""
     numbers: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

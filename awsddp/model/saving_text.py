@@ -10,7 +10,7 @@ def describe_saving(saving: Saving) -> str:
     if saving.pending_files:
         parts.append(f"{files_text(saving.pending_files, saving.pending_bytes)} left")
     if saving.unasked:
-        parts.append(f"{', '.join(map(node_name, saving.unasked))} cannot be asked")
+        parts.append(f"{', '.join(map(node_name, saving.unasked))} did not answer")
     if saving.error:
         parts.append(f"not saved: {saving.error}")
     if saving.is_silent:

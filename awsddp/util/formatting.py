@@ -1,4 +1,4 @@
-"""Format times, durations, sizes, counts and money as text. Pure."""
+"""Format times, durations, sizes, counts and money as text. This module does no I/O."""
 
 from datetime import UTC, datetime
 
@@ -32,7 +32,7 @@ def utc(moment: datetime) -> str:
 
 
 def optional_utc(moment: datetime | None) -> str | None:
-    """Return a time as `utc` does, or None if there is no time."""
+    """Return `utc(moment)`, or None if there is no time."""
     return utc(moment) if moment else None
 
 

@@ -85,9 +85,9 @@ def run_on_nodes(
 ) -> dict[int, T | NodeError]:
     """Call `function(node, on_event, stop)` for all nodes in parallel; return {node: result or NodeError}.
 
-    `on_event` is called only in the caller's thread; so is `on_idle`, after each MEANWHILE_S without an
-    event. Any other exception, including an interrupt, is raised at once, without waiting for the other
-    calls; `stop` is then set, so that they can end.
+    `on_event` and `on_idle` are called only in the caller's thread, `on_idle` after each MEANWHILE_S without
+    an event. Any exception other than NodeError, including an interrupt, is raised at once, without waiting
+    for the other calls. `stop` is then set, so that the other calls can end.
     """
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""Escape terminal control sequences in nodes' and ranks' output: they could move the cursor or hide text."""
+"""Escape terminal control sequences in nodes' and ranks' output, which could move the cursor or hide text."""
 
 import re
 

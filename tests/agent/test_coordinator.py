@@ -259,7 +259,7 @@ def test_timeout_first_names_a_rank_that_had_ended_with_exit_code_0() -> None:
     coordinator.tick(now=21)
     coordinator.tick(now=24)
     cause = coordinator.document().cause
-    assert cause.explanation.startswith("Rank 2 had ended with exit code 0 12 s before; ")
+    assert cause.explanation.startswith("Rank 2 had ended 12 s before, with exit code 0; ")
     assert cause.explanation.endswith(" The job ran for longer than its timeout of 20 s.")
 
 

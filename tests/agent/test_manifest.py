@@ -301,7 +301,7 @@ def test_link_to_a_folder_outside_is_followed_only_as_an_output(node: Node) -> N
     result = node.query()
     assert get_files(result) == {}
     assert get_skipped(result) == {
-        "data": f"a link to the folder {node.top}/data; it is fetched if an --output names it"
+        "data": f"a link to the folder {node.top}/data, which is fetched if an --output names the link"
     }
     followed = node.query(outputs=["data"])
     assert get_files(followed) == {"data/sub/a": str(node.top / "data/sub/a")}

@@ -74,7 +74,7 @@ HEALTHY: dict[str, Any] = {
         (
             "thermal_slowdown>Not Active",
             "thermal_slowdown>Active",
-            {"faults": ["its clocks are held down (hw_thermal_slowdown)"]},
+            {"faults": ["its clocks are throttled (hw_thermal_slowdown)"]},
         ),
         ("clocks_event_reason", "clocks_throttle_reason", {}),
     ],

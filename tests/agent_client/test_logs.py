@@ -136,14 +136,14 @@ def test_folder_that_cannot_be_written_is_named_with_a_next_step(tmp_path: Path)
     merger.attach(1)
     with pytest.raises(ConfigError, match=r"cannot write .*/runs/j/logs") as raised:
         merger.feed(1, MAGIC + make_frame(b"L", 3, 0, b"one\n"))
-    assert raised.value.why == "Not a directory\nthe job does not need this machine, and goes on"
+    assert raised.value.why == "Not a directory\nthe job continues, because it does not need this machine"
     assert "awsddp logs -f j -o job.results=DIR" in raised.value.next
 
 
 def test_gap_in_a_stream_is_an_error(tmp_path: Path) -> None:
     merger = Merger({3: 1}, folder=tmp_path)
     merger.attach(1)
-    with pytest.raises(NodeError, match="omitted 5 bytes of rank 3"):
+    with pytest.raises(NodeError, match="omitted 5 bytes of the log of rank 3"):
         merger.feed(1, MAGIC + make_frame(b"L", 3, 5, b"late"))
     merger.attach(1)
     with pytest.raises(NodeError, match="does not run there"):
@@ -306,6 +306,6 @@ def test_tail_is_shown_from_its_start_and_never_written(tmp_path: Path) -> None:
     assert merger.feed(1, MAGIC + make_frame(b"L", 3, 10_000_000_000, b"two\nthr")) == LABEL + b"two\n"
     assert merger.attach(1) == {3: 10_000_000_007}  # where the next connection continues
     assert merger.feed(1, MAGIC + make_frame(b"L", 3, 10_000_000_007, b"ee\n")) == LABEL + b"three\n"
-    with pytest.raises(NodeError, match="omitted 1 bytes of rank 3"):
+    with pytest.raises(NodeError, match="omitted 1 bytes of the log of rank 3"):
         merger.feed(1, make_frame(b"L", 3, 10_000_000_011, b"four\n"))
     assert not (tmp_path / "logs").exists()

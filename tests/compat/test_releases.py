@@ -86,7 +86,7 @@ def test_a_wheel_fits_a_gpu_or_has_a_reason_why_not(torch: str, cuda: str, name:
 
 
 def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
-    assert "needs driver 580 or newer, and there is 570" in find_wheel_problem(
+    assert "needs driver 580 or newer, but only driver 570 is available" in find_wheel_problem(
         row("2.13"), "13.0", gpu("A100"), driver=570
     )
     assert [least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2")] == [580, 525, 450, 440]
@@ -96,9 +96,9 @@ def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
     ("name", "driver", "module", "expected"),
     [
         ("K80", 580, "proprietary", "driver 580 is too new for the K80"),
-        ("K80", 470, "open", "open-source driver does not know the K80"),
+        ("K80", 470, "open", "open-source driver does not support the K80"),
         ("V100", 595, "proprietary", "last branch is 580"),
-        ("B200", 580, "proprietary", "needs the open one"),
+        ("B200", 580, "proprietary", "needs the open driver"),
         ("B200", 550, "open", "too old"),
         ("H100", 580, "open", ""),
         ("T4", None, None, ""),
@@ -118,7 +118,7 @@ def test_a_driver_supports_a_gpu_or_has_a_reason_why_not(
         ("p3dn.24xlarge", PROPRIETARY, ""),
         ("p3dn.24xlarge", K80_IMAGE, ""),
         ("g6.48xlarge", K80_IMAGE, "driver 470 is too old"),
-        ("p6-b200.48xlarge", PROPRIETARY, "needs the open one"),
+        ("p6-b200.48xlarge", PROPRIETARY, "needs the open driver"),
         ("p6-b200.48xlarge", DLAMI.format("2.6", "22.04"), "no code for the B200"),
         ("p6-b300.48xlarge", DLAMI.format("2.8", "24.04"), "too old for the B300"),
         ("p3dn.24xlarge", DLAMI.format("2.13", "26.04"), "open-source driver"),

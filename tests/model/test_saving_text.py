@@ -16,7 +16,7 @@ from awsddp.model.saving_text import describe_saving
             "1 file, 7 bytes in S3, 2 files, 9 bytes left",
         ),
         (Saving(error="AccessDenied"), "0 files, 0 bytes in S3, not saved: AccessDenied"),
-        (Saving(unasked=(1, 3)), "0 files, 0 bytes in S3, node1, node3 cannot be asked"),
+        (Saving(unasked=(1, 3)), "0 files, 0 bytes in S3, node1, node3 did not answer"),
         (Saving(silent_s=59.0), "0 files, 0 bytes in S3"),
         (Saving(silent_s=90.0, ended=True), "0 files, 0 bytes in S3"),
         (

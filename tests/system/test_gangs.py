@@ -81,7 +81,7 @@ def test_exit_0_does_not_end_the_others(fleet: "Fleet") -> None:
 def test_rank_that_ended_early_is_named_before_the_one_that_failed(fleet: "Fleet") -> None:
     job = fleet.run("import os, time\nif os.environ['RANK'] != '1': time.sleep(1); raise ValueError('x')\n")
     assert job.cause is not None
-    assert job.cause.explanation.startswith("Rank 1 had ended with exit code 0 1 s before; ")
+    assert job.cause.explanation.startswith("Rank 1 had ended 1 s before, with exit code 0; ")
     assert job.cause.explanation.endswith(" ValueError: x.")
 
 

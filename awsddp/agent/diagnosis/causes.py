@@ -15,26 +15,29 @@ if TYPE_CHECKING:
 
     from awsddp.agent.diagnosis.job_causes import Row
 
-# The first row whose conditions all hold is the cause of a rank's end. The conditions are: `said`, a pattern
-# in the rank's last exception, or in the end of its log if there is none; `log`, a pattern in its whole log;
-# `kernel`, a pattern in the kernel's log; `signal`, the signal that ended the rank without an exception;
-# `code`, the rank's exit code; and the other names in CONDITIONS.
+# The first row whose conditions all hold is the cause of a rank's end. These conditions have a value:
+# - `said`: a pattern that matches the rank's last exception, or else the last lines of the rank's log.
+# - `log`: a pattern that matches the end of the rank's log, as far as it was read.
+# - `kernel`: a pattern that matches the kernel's log.
+# - `signal`: the signal that ended the rank without an exception.
+# - `code`: the rank's exit code.
+# The conditions without a value are the other names in CONDITIONS.
 TABLE = rows(r"""
 host_oom: The node ran out of memory, and its kernel killed {victim}.
   killed_for_memory
   next use a smaller batch or fewer loader workers, or a larger --instance-type
 killed: Killed from outside awsddp (by a user or a memory limit).
   killed
-abort_at_exit (retryable): It aborted after its work was done, at its exit: torch's gloo sometimes does.
+abort_at_exit (retryable): The rank aborted at its exit, after its work was done. gloo sometimes causes this.
   signal SIGABRT
   log destroy_process_group|terminate called without an active exception
   next call torch.distributed.barrier() before destroy_process_group()
 import_error: {module} is not installed for the python that runs the ranks.
   said (?:NotFoundError|python[\d.]*): No module named '?(?P<module>[\w.]+)
-  next awsddp train --env requirements.txt   # which names its package
+  next awsddp train --env requirements.txt   # if requirements.txt names the module's package
 no_metadata: {package} is not installed for the python that runs the ranks: it has no metadata there.
   said (?:metadata was found for|PackageNotFoundError:(?! No )|NotFound: The) '?(?P<package>[\w.-]*\w)
-  next awsddp train --env requirements.txt   # which names it; `-e .` is the project itself
+  next awsddp train --env requirements.txt   # if requirements.txt names it; `-e .` is the project itself
 file_not_found: The node does not have this file.
   said ^FileNotFoundError:
   next awsddp sync -v   # what is sent, and what stays here
@@ -76,17 +79,17 @@ versions_differ: The nodes have different versions of NCCL: {versions}.
   next awsddp train --env requirements.txt   # versions that belong together, on every node
 nccl_timeout (retryable): {operation} did not end within NCCL's timeout: another rank did not take part.
   said Watchdog caught collective operation timeout: .*OpType=(?P<operation>\w+)
-  next awsddp logs   # what the others did; while a job hangs: awsddp why
+  next awsddp logs   # shows what the other ranks did; while a job hangs, run: awsddp why
 gloo_timeout (retryable): Another rank did not take part in the collective within the timeout.
   said Timed out waiting \d+ms for (?:send|recv) operation|monitoredBarrier
-  next awsddp logs   # what the others did; while a job hangs: awsddp why
+  next awsddp logs   # shows what the other ranks did; while a job hangs, run: awsddp why
 rendezvous_timeout (retryable): Only {joined} of {all} ranks joined the process group in time.
   said (?P<joined>\d+)/(?P<all>\d+) clients joined
-  next awsddp logs   # what the others did; while a job hangs: awsddp why
+  next awsddp logs   # shows what the other ranks did; while a job hangs, run: awsddp why
 master_unreachable: Nothing answers at {place}, where rank 0 was expected.
   said client socket has (?:timed out|failed).*? connect to [^(]*\((?P<place>[^)]+)\)
   next use MASTER_ADDR and MASTER_PORT, or {{master_addr}} and {{master_port}} in the script's arguments
-collective_mismatch: The ranks called different collectives, or the same with other sizes.
+collective_mismatch: The ranks called different collectives, or the same collective with different sizes.
   said Detected mismatch between collectives|Received data size doesn't match|preamble.length <=
   next awsddp train --env-var TORCH_DISTRIBUTED_DEBUG=DETAIL   # names the collective
 model_differs: The ranks built different models.
@@ -98,15 +101,15 @@ unused_parameters: Some parameters did not contribute to the loss.
 shm_full: /dev/shm is full.
   log insufficient shared memory|out of shared memory|unable to allocate shared
   next use fewer loader workers
-bus_error: Mapped memory had nothing behind it{place}: /dev/shm or a disk is full, or a mapped file was cut.
+bus_error: Mapped memory is not accessible{place}: /dev/shm or a disk is full, or a mapped file was truncated.
   signal SIGBUS
   next use fewer loader workers; replace a data file with os.replace() instead of writing into it
 loader_died: A loader worker of the rank died.
   said DataLoader worker \(pid
-  next use fewer loader workers, which take memory each; num_workers=0 shows an error as an exception
+  next use fewer loader workers, because each takes memory; num_workers=0 shows an error as an exception
 port_in_use (retryable): A port that the script opens is in use on this node.
   said [Aa]ddress already in use|EADDRINUSE
-  next awsddp exec 'ss -tlnp'   # shows which process has it; {{master_port}} is free for the script
+  next awsddp exec 'ss -tlnp'   # shows which process has the port; {{master_port}} is free for the script
 disk_full: The node's disk is full.
   said No space left on device|Disk quota exceeded
   next awsddp down && awsddp up --disk GB   # a larger disk
@@ -138,29 +141,29 @@ file_not_found: The node does not have this file.
   next awsddp sync -v   # what is sent, and what stays here
 syntax_error: The file is not valid for the node's Python.
   said ^(?:Syntax|Indentation|Tab)Error
-  next awsddp exec -- python3 --version   # the node's; it may be older than yours
-no_such_script: Python did not find {file}, which is relative to the folder that the rank began in.
+  next awsddp exec -- python3 --version   # the node's Python may be older than yours
+no_such_script: Python did not find {file}: the path is relative to the rank's first folder.
   said can't open file '(?P<file>[^'\n]+)': \[Errno 2\]
-  next start it again by os.path.abspath(sys.argv[0]), from before it changed its folder (hydra.job.chdir)
+  next start it by os.path.abspath(sys.argv[0]), computed before the folder changes (hydra.job.chdir)
 usage: The script refused its arguments.
   code 2
   said (?m)^\S+: error:
-  next awsddp train SCRIPT -- ARGUMENTS   # those of the script follow --; LOCAL_RANK is a variable
-no_terminal: The script waits for a keyboard, and a rank has none.
+  next awsddp train SCRIPT -- ARGUMENTS   # the script's arguments follow --; LOCAL_RANK is a variable
+no_terminal: The script waits for input from a keyboard, and a rank has no keyboard.
   said ^bdb.BdbQuit|^EOFError: EOF when reading a line
   next remove breakpoint() and input()
 no_credentials: The rank has no login for this service.
   said api_key not configured|Unable to locate credentials|NoCredentialsError|GatedRepoError
   said 401 Client Error|No API key
-  next awsddp train --env-var NAME   # a secret (WANDB_API_KEY, HF_TOKEN, ...): its value is read here
+  next awsddp train --env-var NAME   # a secret (WANDB_API_KEY, HF_TOKEN, ...) that is set on this machine
 not_started: {why}.
   said awsddp could not start this (?:process|rank): (?P<why>[^\n]+)
-checkpoint_differs: The checkpoint is of another model.
+checkpoint_differs: The checkpoint was saved from another model.
   said Error\(s\) in loading state_dict
-  next use the model's settings of the job that saved it, or start without --resume
-checkpoint_corrupt: The file is not a checkpoint, or not a whole one.
+  next use the model settings of the job that saved the checkpoint, or start without --resume
+checkpoint_corrupt: The file is not a checkpoint, or is incomplete.
   no_whole_checkpoint
-  next awsddp train --resume JOB   # from an older one; write it under another name, then os.replace()
+  next awsddp train --resume JOB   # a job with a whole checkpoint; save under another name, then os.replace()
 checkpoint_refused: torch.load refused objects in the file that are not tensors.
   said Weights only load failed
   next torch.load(path, weights_only=False)   # for files that you trust
@@ -179,7 +182,7 @@ nccl_error (retryable): NCCL failed.
 loss_not_finite: The loss was not a finite number.
   not_finite
   next use a smaller learning rate, clip the gradients, and check the data
-segfault: A library that is not Python crashed{place}.
+segfault: A native library crashed{place}.
   signal SIGSEGV
   next awsddp train --env requirements.txt   # versions that belong together, on every node
 illegal_instruction: A library has instructions that the node's processor lacks{place}.
@@ -188,13 +191,13 @@ illegal_instruction: A library has instructions that the node's processor lacks{
 abort: A library aborted{place}: see its message above.
   signal SIGABRT
   next awsddp logs
-line_ends: A file with line ends of Windows asks for the program "{name}\r" in its first line.
+line_ends: A file has Windows line endings, so its first line names the program "{name}\r".
   log (?:env: .|/)(?P<name>[\w.+-]+)(?:\\r|\r|\^M)(?:.: No such file|: bad interpreter)
   next sed -i 's/\r$//' FILE   # here; in git: a line "* text eol=lf" in .gitattributes
 output_lost: Python could not write the last output: stdout was closed, or the disk is full.
   code 120
-  next awsddp exec df -h   # the disks; and see what the script does with sys.stdout
-signal: The script, or somebody outside awsddp, sent it.
+  next awsddp exec df -h   # shows the free disk space; also check what the script does with sys.stdout
+signal: The script, or a program or user outside awsddp, sent the signal.
   signalled
 exit:""")
 ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
@@ -216,9 +219,9 @@ _BAD_CHECKPOINT = (
 class Evidence:
     """The evidence for why a rank ended.
 
-    `exit_code` is -N for signal N, `text` is the end of the rank's log, `loss` is the last loss in its
-    metrics. `oom_kills` counts the processes that the kernel killed for lack of memory while the job ran;
-    `kernel` returns the kernel's log since the job started.
+    `exit_code` is -N for signal N, `text` is the end of the rank's log, and `loss` is the last loss in the
+    rank's metrics. `oom_kills` counts the processes that the kernel killed for lack of memory while the job
+    ran; `kernel` returns the kernel's log since the job started.
     """
 
     def __init__(
@@ -272,7 +275,7 @@ def explain(evidence: Evidence) -> Cause:
         evidence.error_text = earlier
         earlier_cause = _match_row(evidence)
         if earlier_cause.kind != "exit" and earlier_cause.kind not in _HANDLED:
-            cause, status = earlier_cause, f"{status} It followed: {earlier.rstrip('.')}."
+            cause, status = earlier_cause, f"{status} An earlier exception was: {earlier.rstrip('.')}."
             break
     return cause._replace(explanation=f"{status} {cause.explanation}".rstrip())
 
@@ -283,7 +286,7 @@ def _match_row(evidence: Evidence) -> Cause:
 
 
 def _match_conditions(row: Row, evidence: Evidence) -> dict[str, str] | None:
-    """Return the values to insert into a row's texts, or None if one of its conditions does not hold."""
+    """Return the values to insert into a row's texts, or None if a condition of the row does not hold."""
     values: dict[str, str] = {}
     for condition, text in row.conditions.items():
         matched = CONDITIONS[condition](evidence, text)

@@ -25,7 +25,7 @@ _MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 """Terminal escape sequences: colours, cursor movements, links."""
 _FRAME = (" ", "\t", "│", "╭", "╰")
-"""The characters that a traceback's lines can begin with; the library rich, which typer uses, draws boxes."""
+"""The characters that a traceback's lines can begin with. typer prints tracebacks with rich, in a box."""
 _REHEARSED = re.compile(r"rehearsal: \d+ x .+ simulated: ")  # templates/rehearse_gpu
 _WIDTH = 2000  # how many characters of a line are kept
 
@@ -41,7 +41,7 @@ def read_tail(path: Path, begin: int = 0) -> str:
             file.seek(max(begin, file.tell() - _BYTES))
             return _COLOUR.sub("", file.read().decode("utf-8", "replace"))
     except OSError as error:
-        return f"(its log cannot be read: {error})"
+        return f"(the log cannot be read: {error})"
 
 
 def read_error_file(path: Path) -> str:
@@ -69,12 +69,12 @@ def last_lines(text: str) -> list[str]:
 
 
 def find_exceptions(text: str) -> list[str]:
-    """Return the lines of the last exception with a traceback in `text` and of earlier ones in its chain.
+    """Return the line of the last exception with a traceback, and of each earlier exception in its chain.
 
     Exceptions that Python ignored are left out. An exception in another thread counts only if the main thread
     has no exception. Both rules also hold for the exceptions that are chained to such an exception, and for
-    members of an ExceptionGroup, which Python prints after the group, with a margin. In a process group,
-    torch puts "[rank2]: " before each line.
+    the members of an ExceptionGroup. Python prints the members after the group, with a margin. In a process
+    group, torch puts "[rank2]: " before each line.
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
@@ -141,8 +141,8 @@ def run_command(command: list[str], *, seconds: float) -> str | None:
 def read_kernel_log(since: float, *, seconds: float = 1.0) -> str:
     """Return the kernel's log since `since` (a value of time.monotonic()), or "" if it cannot be read.
 
-    Each command can take up to `seconds`. On Ubuntu only root can read the kernel's log:
-    https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
+    The function runs up to two commands, each for at most `seconds`. On Ubuntu only root can read the
+    kernel's log: https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for command in (["dmesg"], ["sudo", "-n", "dmesg"]):
         text = run_command(command, seconds=seconds)

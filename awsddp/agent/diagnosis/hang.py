@@ -28,7 +28,7 @@ _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
 class ProcessState(NamedTuple):
-    """A process has a `state`, a `stack` (oldest frame first), a frame `where`, and a `source` line."""
+    """A process's `state` and `stack` (oldest frame first), and the frame `where` with its `source` line."""
 
     pid: int
     state: str
@@ -84,17 +84,17 @@ def diagnose(
     *,
     exit_codes: Mapping[int, int | None],
 ) -> Diagnosis:
-    """Diagnose a job.
+    """Return the diagnosis of a job.
 
-    `layout` has a row [rank, local rank, node] for each rank. `answers` maps each node to its answer, and
-    `exit_codes` maps each rank that has ended to its exit code.
+    `layout` has a row [rank, local rank, node] for each rank. `answers` maps each node that answered to its
+    stacks, and `exit_codes` maps each rank that has ended to its exit code.
     """
     ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
     behind, explanation = _find_behind(ranks)
     ages = [group.age for rank in ranks for group in rank.records.values()]
     moving = bool(ages) and min(ages) < RECENT_SECONDS and all(rank.state == "running" for rank in ranks)
     if moving:
-        note = f"The job may be slow, and not stuck (a collective began {max(0.0, min(ages)):.1f} s ago). "
+        note = f"The job may be slow rather than stuck (a collective began {max(0.0, min(ages)):.1f} s ago). "
         explanation = f"{note}At this moment {explanation[:1].lower()}{explanation[1:]}"
     silent_s = min((answer.silent_s for answer in answers.values()), default=None)
     return Diagnosis(silent_s, moving, behind, _sentence(explanation), ranks)
@@ -139,7 +139,7 @@ def _process_state(process: Process, answer: NodeStacks, *, in_folder_only: bool
     return ProcessState(process.pid, state, location, stack, source)
 
 
-_ENDING = " (a thread; the main program has ended and waits for it)"
+_ENDING = " (a thread; the main thread has ended and waits for this thread)"
 
 
 def _main_thread(text: str) -> list[Frame]:
@@ -224,7 +224,7 @@ def _find_behind(ranks: list[RankState]) -> tuple[list[int], str]:
         if result is not None:
             return result
     places = {rank.where for rank in ranks}
-    same = f"all are at {places.pop()}" if len(places) == 1 else "each does something of its own"
+    same = f"all are at {places.pop()}" if len(places) == 1 else "all are at different places"
     return [], f"No rank is behind: {_format_waiting(ranks) or same}."
 
 
@@ -265,7 +265,7 @@ def _judge_by_start(ranks: list[RankState]) -> tuple[list[int], str] | None:
         why = (
             "their addresses, ports, world sizes or ranks differ, or the network between the nodes is closed"
         )
-        return [], f"No rank is behind, all wait in init_process_group; {why}."
+        return [], f"No rank is behind, because all wait in init_process_group. {_sentence(why)}."
     return None
 
 
@@ -316,7 +316,7 @@ def _records(rank: RankState, group: str) -> Sequence[Collective]:
 
 
 def _judge_by_stacks(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose from the stacks alone: ranks outside a collective are behind if other ranks are in one."""
+    """Diagnose from the stacks only: if some ranks are in a collective, the ranks outside it are behind."""
     others = [rank for rank in ranks if not _is_waiting(rank)]
     return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 

@@ -1,9 +1,9 @@
-"""Serve requests for a rank's stacks. Runs in each rank before the user's program, as `sitecustomize`.
+"""Serve requests for a rank's stacks.
 
-A thread waits for requests on a named pipe and writes the responses. The thread needs the GIL; if the GIL is
-never released, the SIGUSR2 handler can still write the stacks. The helper must not affect the program: it
-imports only modules that the interpreter has loaded, ignores its own failures, and then imports the next
-sitecustomize.
+This module runs in each rank before the user's program, as `sitecustomize`. A thread waits for requests on a
+named pipe and writes the responses. The thread needs the GIL; if the GIL is never released, the SIGUSR2
+handler can still write the stacks. The helper must not affect the program: it imports only modules that the
+interpreter has loaded, ignores its own failures, and then imports the next sitecustomize.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -14,7 +14,7 @@ import sys
 
 
 def _start() -> None:
-    """Serve requests about this process; a forked child (such as a loader worker) has its own files."""
+    """Serve requests about this process. A forked child, such as a loader worker, has files of its own."""
     name = "{}/{}".format(os.environ["AWSDDP_STACKS_DIR"], os.getpid())
     try:
         faulthandler.register(_signal.SIGUSR2, file=open(f"{name}.signal", "w"), all_threads=True)  # noqa: SIM115, PTH123 (open for good; pathlib is slow to import)
@@ -72,7 +72,7 @@ def _import_next_sitecustomize() -> None:
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = this_module  # at the end of the import, Python looks up this module
+        sys.modules["sitecustomize"] = this_module  # Python looks up this module at the end of the import
 
 
 if __name__ == "sitecustomize":

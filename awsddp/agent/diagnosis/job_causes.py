@@ -67,7 +67,7 @@ class Cause(NamedTuple):
 JOB_TABLE = rows("""
 left_early: All ranks must call the same collectives.
   next end all ranks at the same step: see return, break and sys.exit() that only some ranks reach
-uneven_batches: It was in backward(): the ranks do not have equally many batches.
+uneven_batches: The rank was in backward(): the ranks do not have the same number of batches.
   next use a DistributedSampler, drop_last=True, or: with model.join():
 node_lost (retryable): {why}.
   next awsddp up && awsddp train   # replaces the node if it is gone
@@ -76,18 +76,18 @@ spot_interruption (retryable): {why}.
 instance_retired (retryable): {why}.
   next awsddp up && awsddp train   # replaces the node if it is gone
 timeout: The job ran for longer than its timeout of {seconds:g} s.
-  next awsddp train --timeout TIME   # longer, if it was not hanging
+  next awsddp train --timeout TIME   # a longer timeout, if the job did not hang
 hang: No rank wrote to its log for {seconds:g} s.
   next awsddp why {job} -v   # where each rank was
 cancelled: It was cancelled.
 interrupted (retryable): {why}.
-  next awsddp up && awsddp train   # starts what is stopped
+  next awsddp up && awsddp train   # starts the stopped nodes
 expired (retryable): {why}.
   next awsddp up --expires TIME && awsddp train   # starts the nodes with more time""")
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
 """The kinds of causes that mean that a node was lost."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
-"""The kinds of causes of a rank that waited for another rank."""
+"""Kinds for a rank that waited for another rank."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
 """Kinds for a rank that waited for another rank until a timeout; the other rank may still be running."""
 

@@ -40,7 +40,7 @@ _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 @as_json_list
 class Collective(NamedTuple):
-    """A recorded collective has a number in its group, an operation, sizes and an `over` flag."""
+    """A recorded collective. `number` is its number in its group, and `over` is true if it has ended."""
 
     number: int
     operation: str
@@ -80,9 +80,9 @@ class Process(NamedTuple):
 class NodeStacks(NamedTuple):
     """A job's processes on a node.
 
-    `workdir` is the project folder with links resolved, `silent_s` is how many seconds ago a rank on the node
-    last wrote to its log, and `sources` maps "file:line" to the line of code, for the lines in the stacks
-    that are not in libraries.
+    `workdir` is the project folder with links resolved. `silent_s` is how many seconds ago a rank on the node
+    last wrote to its log. `sources` maps "file:line" to the line of code, for each line in the stacks that is
+    not in a library.
     """
 
     workdir: str
@@ -211,7 +211,7 @@ class _StackRequest:
 
 
 def _wait(requests: list[_StackRequest], take: Callable[[_StackRequest], bool], seconds: float) -> None:
-    """Call `take` for each request until it returns True, for at most `seconds`."""
+    """Call `take` for each request until `take` returns True, for at most `seconds`."""
     end = time.monotonic() + seconds
     while requests and time.monotonic() < end:
         requests = [pending for pending in requests if not take(pending)]

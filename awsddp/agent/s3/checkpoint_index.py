@@ -1,9 +1,9 @@
-"""Select the newest complete checkpoint in S3 from the lists that all nodes write. Does no I/O.
+"""Select the newest complete checkpoint in S3 from the lists that all nodes write.
 
-A job has these keys in S3:
+This module does no I/O. A job has these keys in S3:
 
 PREFIX/JOB/job.json      the job and its newest complete checkpoint, from the first node; readers start here
-PREFIX/JOB/nodeK.json    from node K: its list's pages, its folders with pending files, true if ended
+PREFIX/JOB/nodeK.json    node K's state: the pages of its list, its folders with pending files, its end
 PREFIX/JOB/lists/...     pages that list saved files with the keys of their parts, and links (list_pages.py)
 PREFIX/JOB/node0/...     a file, at its path in the results folder; later versions are node0/...~2 and so on
 PREFIX/JOB/parts/...     an append-only file's parts, which readers truncate to their sizes and join

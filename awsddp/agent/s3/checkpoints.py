@@ -1,15 +1,14 @@
 """Find the checkpoints among results, with the same rules for the client and for S3.
 
-This is what each library writes; the last file that rank 0 writes is named last (transformers 5.23,
-accelerate 1.15, deepspeed 0.19.8):
+This list has the files that each library writes (transformers 5.23, accelerate 1.15, deepspeed 0.19.8). The
+file that rank 0 writes last is named last.
 
 - Hugging Face's Trainer: checkpoint-N/ with optimizer.pt or optimizer.bin (FSDP: optimizer_0/, DeepSpeed:
   global_stepN/, latest), scheduler.pt, trainer_state.json (Trainer._save_checkpoint). The folder of the final
-  model also has trainer_state.json, but no optimizer (Trainer.save_state): from this folder the Trainer
-  resumes with a new optimizer and schedule; only with DeepSpeed does this fail
-  (_load_optimizer_and_scheduler). A checkpoint that is written at TERM (enable_jit_checkpoint) has
-  checkpoint-is-incomplete.txt until it is complete, even if it replaces files of the same step
-  (CheckpointManager.execute_jit_checkpoint).
+  model also has trainer_state.json, but no optimizer (Trainer.save_state). The Trainer resumes from this
+  folder with a new optimizer and schedule, but fails with DeepSpeed (_load_optimizer_and_scheduler). A
+  checkpoint that is written at TERM (enable_jit_checkpoint) has checkpoint-is-incomplete.txt until it is
+  complete, even if it replaces files of the same step (CheckpointManager.execute_jit_checkpoint).
 - Accelerate's save_state: optimizer.bin or the folders above, scheduler.bin, random_states_N.pkl
   (accelerate/checkpointing.py, save_accelerator_state).
 - torch.distributed.checkpoint, torchtitan: *.distcp, .metadata (FileSystemWriter.finish). The checkpoint of
@@ -46,7 +45,7 @@ _PART = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|meta|.*[_-](model|optim)_states)(_\d+)?\.pth?"
     r"|((diffusion_)?pytorch_|adapter_)?model(-\d+-of-\d+|_\d+)?\.safetensors"
 )
-"""Files that are not checkpoints by themselves: parts of checkpoint folders, and Hugging Face's weights."""
+"""Files that are not complete checkpoints: parts of checkpoint folders, and Hugging Face's weights."""
 _PART_FOLDER = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
 _FILES_NEXT_TO_TAGS = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
 _OPTIMIZER_KEYS = (b"optim", b"param_groups")
@@ -55,7 +54,7 @@ _MAX_BYTES = 16_000_000
 
 
 class CheckpointPath(NamedTuple):
-    """A checkpoint has a path in a node's results, and the folders (`trees`) that belong to it."""
+    """A checkpoint: its path `name` in a node's results, and the folders `trees` that belong to it."""
 
     name: str
     trees: tuple[str, ...] = ()

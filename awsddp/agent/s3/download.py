@@ -38,12 +38,12 @@ _MAX_LISTINGS = 3
 """How many times a bucket is listed if it changes while it is copied."""
 _BATCH_FILES = 2000
 _SENT_BY_CLIENT = "folder"
-"""The source that is named in the stamp of data from a client."""
+"""The source that the stamp names if a client sent the data."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = "Changed"
-_AGAIN = "awsddp train   # again: it goes on"
-_RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance_profile needs: docs/data.md"
-_ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with the rights of a role"
+_AGAIN = "awsddp train   # again: the copy continues"
+_RIGHTS = "awsddp doctor --iam-policy nodes   # permissions for access.instance_profile: docs/data.md"
+_ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # gives nodes the permissions of a role"
 
 
 class CopyError(Exception):
@@ -73,7 +73,7 @@ def main(stdin: BinaryIO) -> int:
     except OSError as error:
         why, need = str(error), progress.total or request.get("bytes", 0)
         if error.errno == errno.ENOSPC and need:
-            why += f"; {need / 1e9:.1f} GB of data are to be copied"
+            why += f"; the data to copy has {need / 1e9:.1f} GB"
         result = CopyError("data cannot be written", why, "awsddp exec -- df -h   # the free space").document
     progress.end()
     _print_json(**result)
@@ -140,7 +140,7 @@ def _raise_refusals(uri: S3Uri) -> Iterator[None]:
         yield
     except ObjectChanged as error:
         failure = f"{uri} changed while it was copied"
-        raise CopyError(failure, f"{error} is another object by now", _AGAIN, _CHANGED) from error
+        raise CopyError(failure, f"{error} was replaced or deleted", _AGAIN, _CHANGED) from error
     except (BotoCoreError, ClientError, RetriesExceededError) as error:
         code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
         failure, next_step = "cannot be read", _AGAIN
@@ -221,7 +221,7 @@ def list_objects(
             if unsigned or refusal.code not in _DENIED:
                 raise first_refusal from refusal
     if not objects:
-        next_step = f"aws s3 ls s3://{uri.bucket}/   # what is there; a source is what comes before a /"
+        next_step = f"aws s3 ls s3://{uri.bucket}/   # lists the keys; a source ends before a /"
         raise CopyError(f"{uri} holds no objects", "", next_step)
     return store, objects
 
@@ -242,8 +242,8 @@ def map_paths(uri: S3Uri, objects: Iterable[S3Object]) -> dict[str, S3Object]:
         while (path := posixpath.dirname(path)) not in folders:
             folders.add(path)
     for path, s3_object in objects_by_path.items():
-        if why := _path_problem(path) or ("others lie in it, as in a folder" if path in folders else ""):
-            next_step = "rename the object, or name a prefix without it"
+        if why := _path_problem(path) or ("other keys use its name as a folder" if path in folders else ""):
+            next_step = "rename the object, or choose a prefix that does not contain it"
             raise CopyError(f"{uri}: the key {s3_object.key[:200]!a} cannot be a file", why, next_step)
     return objects_by_path
 
@@ -252,11 +252,11 @@ def _path_problem(path: str) -> str:
     """Return the reason why a path is not allowed, or "" if it is allowed."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        return "a part of it is empty, '.' or '..'"
+        return "a part of the key is empty, '.' or '..'"
     if any(ord(letter) < 32 or 127 <= ord(letter) < 160 or 0xD800 <= ord(letter) < 0xE000 for letter in path):
-        return "it holds control characters"
+        return "the key has control characters"
     if max(len(part.encode()) for part in parts) > 255 or len(path.encode()) > 3800:
-        return "it is too long for a file"
+        return "the key is too long for a file's path"
     return f"{PARTIAL_FOLDER} is in use" if parts[0] == PARTIAL_FOLDER else ""
 
 
@@ -307,11 +307,11 @@ def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
     for folder in {posixpath.dirname(path) for path in data_paths} | {""}:
         path = top / folder
         if resolve_links(path) != base / folder:
-            raise CopyError(f"{path} leads out of the folder of the data", "a link lies there", f"rm {path}")
+            raise CopyError(f"{path} leads out of the data folder", "it is a link", f"rm {path}")
 
 
 class Stamp:
-    """A data folder's stored state has the source and the copied files, and says if the folder is `whole`."""
+    """A data folder's stored state: its source, the copied files, and whether it is complete (`whole`)."""
 
     def __init__(self, top: Path) -> None:
         self._top, self._path = top, top.with_name(f".{top.name}.json")
@@ -338,7 +338,7 @@ class Stamp:
         self._next = now + 20 * (now - began)
 
     def reset(self, source: str) -> None:
-        """Remove the folder, whose data has another source, and write an empty stamp. Raises OSError."""
+        """Remove the folder with another source's data, and write an empty stamp. Raises OSError."""
         shutil.rmtree(str(self._top), ignore_errors=True)
         self.source, self.whole, self.files = source, False, {}
         self.write()
@@ -366,7 +366,9 @@ def _update_folder(
                 raise
         store, objects = list_objects(uri, make_store)
     raise CopyError(
-        f"{uri} changes while it is copied", f"{_MAX_LISTINGS} times", "train again once it is complete"
+        f"{uri} changes while it is copied",
+        f"it changed during each of {_MAX_LISTINGS} attempts",
+        "awsddp train   # again, once no program writes to the source",
     )
 
 
@@ -387,7 +389,7 @@ def _download_missing(
     free = shutil.disk_usage(str(top.parent)).free
     need = sum(s3_object.size for s3_object in missing.values())
     if need > free:
-        why = f"{need / 1e9:.1f} GB are missing, {free / 1e9:.1f} GB are free on {top.parent}"
+        why = f"{need / 1e9:.1f} GB remain to be copied, and {top.parent} has {free / 1e9:.1f} GB free"
         raise CopyError(f"{uri} does not fit on the disk", why, "awsddp down && awsddp up --disk GB")
     progress.total = progress.copied + need
     _remove(top, removed)
@@ -445,7 +447,7 @@ def _download_hugging_face(
         )
         output, _ = child.communicate()
         if child.returncode:
-            next_step = "--env-var HF_TOKEN   # if it is private or gated\n"
+            next_step = "--env-var HF_TOKEN   # if the data set is private or gated\n"
             next_step += "awsddp exec -- pip install huggingface_hub   # if the program hf is missing"
             raise CopyError(f"{source} could not be downloaded", output.decode("utf-8", "replace"), next_step)
 

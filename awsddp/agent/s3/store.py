@@ -123,7 +123,7 @@ class Upload(Protocol):
     def cancel(self) -> object:
         """Cancel the upload, unless it has ended.
 
-        If a small file's upload is already running, it continues.
+        The upload of a small file continues if it is already running.
         """
 
     def result(self) -> Any:
@@ -267,7 +267,7 @@ class Store:
     def _get(
         self, parameters: Mapping[str, Any], check: Callable[[Mapping[str, Any]], int]
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Return a response and as many bytes of its body as `check` says. Retries after a truncated body."""
+        """Return a response and its first `check(response)` bytes. Retries after a truncated body."""
         from s3transfer.exceptions import RetriesExceededError
         from s3transfer.utils import S3_RETRYABLE_DOWNLOAD_ERRORS
 
@@ -296,9 +296,9 @@ class Store:
     ) -> str | None:
         """Write a document and return its ETag.
 
-        If `instead_of` is given and is not the document's current ETag ("": the document must not exist),
-        nothing is written and None is returned. `sign` returns the signature for a name and a body. Raises
-        ClientError, or ValueError if the document is too large.
+        With `instead_of`, write only if it is the document's current ETag ("": only if there is no document),
+        or else return None. `sign` returns the signature for a name and a body. Raises ClientError, or
+        ValueError if the document is too large.
         """
         from botocore.exceptions import ClientError
 
@@ -324,9 +324,9 @@ class Store:
     def abort(self, uri: S3Uri, *, ended_jobs: Container[str] | None = None) -> None:
         """Abort incomplete uploads under `uri` if AWS permits it. Raises BotoCoreError.
 
-        With `ended_jobs`, `uri` contains jobs and data. Then abort only uploads that are old or belong to
-        those jobs or to other jobs that have ended. Old uploads are aborted because the state of a job that
-        was lost with its cluster remains "running".
+        With `ended_jobs`, `uri` contains jobs and data. Then abort only uploads that are old, or that belong
+        to these jobs or to other jobs that have ended. Age counts because a job that was lost with its
+        cluster remains "running".
         """
         from botocore.exceptions import ClientError
 
@@ -420,9 +420,9 @@ class Store:
     ) -> None:
         """Download several files at once, each from its objects, to their paths in `folder`.
 
-        Existing files are replaced. A file appears only when it is complete, as its entry says; after that,
-        `on_file` is called in this thread. The paths must have been checked before. Raises ObjectChanged,
-        OSError, ClientError, BotoCoreError.
+        Existing files are replaced. A file appears only when it is complete; then `on_file` is called in this
+        thread. The paths must have been checked before. Raises ObjectChanged, OSError, ClientError,
+        BotoCoreError.
         """
         partial_folder = folder / PARTIAL_FOLDER
         shutil.rmtree(partial_folder, ignore_errors=True)

@@ -1,9 +1,9 @@
 """Upload a job's results on one node to S3 while the job runs (keys: checkpoint_index.py).
 
-The uploader is a separate process in a Python with boto3, at the lowest priority. Failures are retried while
-the job runs and for half an hour after the job's end. The watchdog sees from the process's name that the
-machine is in use, and a shutdown waits for the process. An uploader that is restarted continues from its list
-in S3.
+The uploader is a separate process in a Python with boto3, with a low CPU priority and the lowest disk
+priority. Failures are retried while the job runs and for half an hour after the job's end. The watchdog
+recognizes the process by its name and keeps the machine running, and a shutdown waits for the process. An
+uploader that is restarted continues from its list in S3.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _BATCH_S = 0.02
 _LATE_S = 1800.0
 """How long to retry failures, and to wait for open files, after the job's end or a later success."""
 _HURRY_S = 90.0
-"""The same limit when the machine shuts down, which awsddp-jobs.service delays by at most 120 s."""
+"""The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s."""
 _OTHER_NODES_S = 90.0
 """How long the first node waits for another node whose list does not change."""
 _SLOWEST_S = 60.0
@@ -92,7 +92,8 @@ def main(stdin: BinaryIO) -> int:
         sys.stdout.write(json.dumps(try_claim(order)) + "\n")
         return 0
     Path("/proc/self/comm").write_text("awsddp-job", encoding="ascii")
-    os.nice(10)  # at 19 it would starve (about 1 % of a core) while the ranks or their loaders use all cores
+    # With 19, the uploader would get about 1 % of a core while the ranks or their loaders use all cores.
+    os.nice(10)
     _set_disk_priority("3")  # idle
     with contextlib.suppress(CommandError):  # raised if the job's folder is gone
         folder = JobFolder(order["job"])
@@ -169,7 +170,7 @@ class _File:
 
 
 class _Sending(NamedTuple):
-    """A file being uploaded has an upload, its key's version, its state at the start, and an open file."""
+    """A file that is being uploaded, with its open descriptor `held` and its state `info` at the start."""
 
     upload: Upload
     version: int
@@ -256,8 +257,7 @@ class Uploader:
             self._pause()
 
     def step(self) -> bool:
-        """Scan the results, upload files and write the lists, whichever is due. Return True if everything is
-        done.
+        """Scan the results, upload files and write the lists, if due. Return True if everything is done.
 
         If an upload has failed, raises its error.
         """
@@ -416,7 +416,7 @@ class Uploader:
             return False
         if _is_append_only(result):
             return self._is_over or time.monotonic() - file.sent_at >= self._order["parts_s"]
-        is_renamed = line.changed > line.modified  # as when a complete file is renamed
+        is_renamed = line.changed > line.modified  # for example, a complete file was renamed
         return not line.writing and (is_known or is_renamed or self._is_over)
 
     def _urgency(self, result: str, marked_folders: set[str]) -> tuple[int, bool]:
@@ -478,7 +478,7 @@ class Uploader:
     def _named_keys(self) -> set[str] | None:
         """Return the checkpoint keys in the current and next job.json.
 
-        Returns None if the current one cannot be read.
+        Returns None if the current job.json cannot be read.
         """
         if self._is_first:
             named_keys = checkpoint_keys(self._published[1]) if self._published else set()
@@ -564,7 +564,7 @@ class Uploader:
     def _start_parts(self, line: ManifestEntry, file: _File) -> None:
         """Send the new bytes of a file in another thread."""
         if len(file.parts) >= _MAX_PARTS:
-            self._unsaved_text = f"{line.path} is too long to be uploaded in parts"
+            self._unsaved_text = f"{line.path} is too large to be uploaded in parts"
             return
         if file.inode != line.inode or line.size < file.length:
             self._reset_file(line.home, file)
@@ -713,7 +713,7 @@ class Uploader:
         self._checkpoint.rewrite_missing(objects)
         for result, file in self._files.items():
             if any(objects.get(key) != (size, etag) for key, size, etag, _ in file.parts):
-                sys.stderr.write(f"{result} is not in S3 as it was sent: again\n")
+                sys.stderr.write(f"{result} in S3 differs from what was sent, and is sent again\n")
                 self._reset_file(result, file)
                 self._is_verified, self._quiet_scans = False, 0
 

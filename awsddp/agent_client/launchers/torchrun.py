@@ -18,7 +18,7 @@ _LAST_CALL_SECONDS = 30
 def processes(
     spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
 ) -> tuple[Process, ...]:
-    """Return torch's agent for `host`, which runs agent/torchrun_worker.py for each of the host's ranks."""
+    """Return the process of torch's agent on `host`, which runs agent/torchrun_worker.py for each rank."""
     folder, first = host.folder(rendezvous.job), ranks[0]
 
     def templates(texts: Sequence[str]) -> list[list[str]]:

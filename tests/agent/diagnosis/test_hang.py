@@ -126,7 +126,7 @@ def test_slow_job_is_not_called_stuck_and_the_rank_that_is_behind_now_is_named()
     assert result["moving"] and result["behind"] == [0]
     first, _, places = result["explanation"].partition(": ")
     assert re.fullmatch(
-        r"The job may be slow, and not stuck \(a collective began \d\.\d s ago\)\. "
+        r"The job may be slow rather than stuck \(a collective began \d\.\d s ago\)\. "
         r"At this moment rank 0 \(node0\) is behind",
         first,
     )
@@ -169,5 +169,7 @@ print("up", flush=True)
 raise ValueError("no")
 """
     fleet.launch(script, world_size=1)
-    expected = f"job.py:{line_of(script)} in write (a thread; the main program has ended and waits for it)"
+    expected = (
+        f"job.py:{line_of(script)} in write (a thread; the main thread has ended and waits for this thread)"
+    )
     wait_until(lambda: diagnose_fleet(fleet)["ranks"][0]["where"] == expected)

@@ -372,7 +372,7 @@ def test_checkpoint_with_a_replaced_object_is_refused(node: Node, key: str, body
     else:
         checkpoint.write(key, body)
     answer = checkpoint.copy()
-    assert answer["changed"] and f"runs/first/{key} is another object" in answer["why"]
+    assert answer["changed"] and f"runs/first/{key} was replaced or deleted" in answer["why"]
 
 
 def test_download_without_space_does_not_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
