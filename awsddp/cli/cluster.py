@@ -17,7 +17,7 @@ TERMINATION = ("Terminate?", "nothing was terminated")
 @invocation.add_options("plan")
 @click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
 def plan(options: Globals, *, offers: bool, **values: Any) -> None:
-    """Show what `up` would do and cost, with -v also the source of each setting. Changes nothing."""
+    """Show what `up` would do and cost, and with -v the source of each setting. Nothing is changed."""
     from awsddp.cluster.plan import find_offers as list_offers
     from awsddp.cluster.plan import list_plan_settings, plan
     from awsddp.plan.records import plan_to_document
@@ -35,9 +35,10 @@ def plan(options: Globals, *, offers: bool, **values: Any) -> None:
 @click.command("up", cls=Verb)
 @invocation.add_options("up")
 def up(options: Globals, **values: Any) -> None:
-    """Launch the nodes and prepare them. Idempotent: completes, repairs or resizes an existing cluster.
+    """Launch the nodes and prepare them; complete, repair or resize an existing cluster.
 
-    Omitted options keep their values: `awsddp up --nodes 4` keeps the instance type, the image and so on.
+    The command can be repeated without harm. Omitted options keep their values: `awsddp up --nodes 4` keeps
+    the instance type, the image and so on.
     """
     from awsddp.cluster.up import up
 
@@ -53,7 +54,7 @@ def up(options: Globals, **values: Any) -> None:
     help="Show every cluster in every region, including other owners' clusters and orphans.",
 )
 def status(options: Globals, *, all_: bool) -> None:
-    """Show nodes, addresses, jobs, price, cost and time left; with -v also each node's idle time left."""
+    """Show nodes, addresses, jobs, price, cost and time left, and with -v each node's idle time left."""
     with invocation.opened(options) as (session, show):
         if all_:
             from awsddp.cluster.inventory import status_all

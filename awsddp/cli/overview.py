@@ -127,7 +127,7 @@ def _ask_questions() -> dict[str, OptionValue]:
 
 
 def _ask(key: str, text: str, default: "str | float") -> OptionValue:
-    """Ask until the answer is valid. An unknown name, such as a new region, is valid if typed twice."""
+    """Ask until the answer is valid. An unknown name, such as a new region, is valid if it is typed twice."""
     from awsddp.job.starter_doubts import check_answer
 
     last: OptionValue = None
@@ -138,7 +138,7 @@ def _ask(key: str, text: str, default: "str | float") -> OptionValue:
                 check(answer)
             if not str(answer) or answer == last or not (why := check_answer(key, str(answer))):
                 return answer
-            click.echo(f"  {why} Type it again to keep it.", err=True)
+            click.echo(f"  {why} To keep this answer, type it again.", err=True)
             last = answer
         except ConfigError as error:
             click.echo(f"  {error.summary}: {error.next}", err=True)

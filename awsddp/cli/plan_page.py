@@ -50,7 +50,7 @@ def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False
         ("nodes", f"{plan.nodes} x {plan.instance_type}, {plan.market} ({plan.why})"),
         ("price", _price_text(plan) + egress * verbose),
         ("budget", str(plan.budget or "")),
-        ("expires", f"after {duration(plan.expires_s)}, by itself"),
+        ("expires", f"after {duration(plan.expires_s)}, automatically"),
         *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps or unchanged)),
         ("per node", _node_text(plan)),
         ("image", _image_text(plan.image.shown, verbose=verbose)),

@@ -107,7 +107,7 @@ class Screen:
         for ended in {who, ""}:
             self._rows.pop(ended, None)
             self._began.pop(ended, None)
-        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # a transfer is ended by another event
+        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # another event ends a transfer
         if event.who is not None and not is_over:
             self._rows[who] = event
             self._began[who] = began if began[0] == event.text else (event.text, now)
@@ -322,7 +322,7 @@ class Screen:
         if not sys.stdin.isatty():
             why = " ".join(("the question is:", *terminal_safe.escape_lines(question).splitlines()))
             raise UsageError(
-                "needs an answer, and stdin is not a terminal: nothing was done", why, "pass --yes"
+                "a question needs an answer, but stdin is not a terminal: nothing was done", why, "pass --yes"
             )
         columns = table.width(stderr=True)
         text_columns = None if columns is None else columns - len(" [y/N]: ")

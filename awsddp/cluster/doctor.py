@@ -46,8 +46,9 @@ show which of them is slow."""
 def check_before_launch(session: Session) -> DoctorDocument:
     """Return the `doctor` document with the checks that are possible before a launch.
 
-    Changes nothing, except what `prepare_local_saving` creates. All checks run, even after one fails. Raises
-    ConfigError if the cluster exists in another target, and the errors of `prepare_local_saving`.
+    The checks change nothing, except what `prepare_local_saving` creates. All checks run, even after one
+    fails. Raises ConfigError if the cluster exists in another target, and the errors of
+    `prepare_local_saving`.
     """
     from awsddp.aws.preflight import (
         CONFIGURATION,
@@ -107,7 +108,7 @@ def _run_check(name: str, attempt: Callable[[], object], value: str = "") -> Che
 
 
 def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaDocument:
-    """Request the vCPU quota that the configuration needs, if it is too small.
+    """Request a larger vCPU quota if the configuration needs one, and return what is needed and requested.
 
     `confirm` is called with the question and raises an exception to refuse. Raises CloudError if AWS refuses
     the request, or ConfigError if no plan can be made or the quota is unknown.
@@ -137,7 +138,7 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
         allowed = "an unknown number" if limit is None else f"{limit:g}"
         confirm(
             f"{plan.nodes} x {plan.instance_type}{in_use} need {needed} vCPUs, and {name} ({code}) "
-            f"allows {allowed} in {aws.region}. Ask AWS for {needed}?"
+            f"allows {allowed} in {aws.region}. Request {needed} vCPUs from AWS?"
         )
         parameters = {"ServiceCode": "ec2", "QuotaCode": code, "DesiredValue": float(needed)}
         reply = aws.call("RequestServiceQuotaIncrease", parameters, service="service-quotas")
@@ -148,8 +149,8 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
 def check_cluster(session: Session) -> DoctorDocument | None:
     """Return the `doctor` document for the cluster's nodes, or None if the cluster has no record here.
 
-    Takes a limited time, and does not end any jobs. Raises NoReachableNodes if no node can be reached, InUse
-    if another client is starting a job, or CloudError.
+    The checks take a limited time, and do not end any jobs. Raises NoReachableNodes if no node can be
+    reached, InUse if another client is starting a job, or CloudError.
     """
     if session.folder.read() is None:
         return None

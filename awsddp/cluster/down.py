@@ -77,7 +77,7 @@ def _down(
         live = [_with_unfetched(cluster, listing) for listing in clusters if listing.live]
         if known_only and any(record is None or listing.id != record.id for listing in live):
             raise UsageError(
-                f"-y does not end cluster {live[0].name}, which this machine has no record of",
+                f"-y does not end cluster {live[0].name}, of which this machine has no record",
                 "; ".join(
                     f"{describe_nodes(cluster, listing)}{_describe_creation(listing)}" for listing in live
                 ),
@@ -193,7 +193,7 @@ def _question(cluster: LocatedCluster, listed: ClusterListing, *, discard: bool)
 def _describe_creation(cluster: ClusterListing) -> str:
     """Return a string that says when and on which machine a cluster was created, if its tags record that."""
     host = cluster.host and f" on {cluster.host}"
-    return f", made at {formatting.optional_utc(cluster.created)}{host}," if cluster.created else ""
+    return f", created at {formatting.optional_utc(cluster.created)}{host}," if cluster.created else ""
 
 
 def _forget(cluster: LocatedCluster, cluster_id: str) -> None:

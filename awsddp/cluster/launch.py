@@ -23,12 +23,13 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
 def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = None) -> LocatedCluster:
-    """Create the key, the security groups and the instances; each step is recorded before it is done.
+    """Create the key, the security groups and the instances, and record each step before it begins.
 
     Returns the cluster with its record, the AWS client for the region of the launch, and only the new nodes.
-    An existing cluster keeps its id and nodes; the plan's expiry counts from `now`. If AWS has no capacity,
-    the plan's alternatives are tried in order (repeatedly with `capacity.retry_until_up`). If the launch is
-    refused, what it created is removed. Raises CapacityError, CloudError or ConfigError.
+    An existing cluster keeps its id and nodes. `now` is the time from which the plan's expiry counts. If AWS
+    has no capacity, the plan's alternatives are tried in order (repeatedly with `capacity.retry_until_up`).
+    If AWS refuses the launch, everything that the launch created is removed. Raises CapacityError, CloudError
+    or ConfigError.
     """
     from awsddp.aws.waits import CLOCK, growing_pauses
 
@@ -50,7 +51,7 @@ def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = 
 def _try_alternatives(
     cluster: LocatedCluster, plan: LaunchPlan, values: RequestValues, host_key: str
 ) -> LocatedCluster:
-    """Try to launch the plan, then its alternatives in order, once each."""
+    """Launch the plan or, if that fails, the first of its alternatives that can be launched."""
     from awsddp.aws.api_errors import AwsRefused
     from awsddp.aws.instances import NEXT_ZONE, OVER_QUOTA
 
@@ -154,7 +155,9 @@ def _clean_up(cluster: LocatedCluster, values: RequestValues) -> None:
                 for leftover in terminate(cluster, listed).leftovers:
                     session.say(f"left in {aws.region}: {leftover}")
     except CloudError as error:  # the caller raises the launch's own error
-        session.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
+        session.say(
+            f"not cleaned up in {aws.region}: {error.message}; try again later: awsddp down --orphans"
+        )
 
 
 def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:

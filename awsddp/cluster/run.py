@@ -67,7 +67,7 @@ def run_job(
         session.say("interrupted: terminating everything; Ctrl-C again exits immediately")
         record = session.folder.read()
         jobs = record.jobs[-1:] if record else ()
-        fetched = [f"what could be fetched of {job.job} is in {job.home}" for job in jobs]
+        fetched = [f"the results of {job.job} that could be fetched are in {job.home}" for job in jobs]
         failure = Interrupted("interrupted", "; ".join([*fetched, "nothing is left"]))
         if isinstance(stop, Terminated):
             failure.exit_code = 128 + stop.signal_number
@@ -207,12 +207,12 @@ def _stop_nodes(session: Session, error: NodeError | ConfigError) -> NodeError |
         if isinstance(second, CloudError) and second.retryable:
             raise
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
-        running = f"\nthey still run{describe_cost(record)}" if record is not None else ""
+        running = f"\nthe nodes still run{describe_cost(record)}" if record is not None else ""
         return kind(error.message, why + running, error.next)
     cost = "" if record is not None and record.target.name == "local" else ", and cost a little,"
     return kind(
         f"{error.message}; the nodes were stopped",
-        f"{error.why}\ntheir disks are kept{cost} until you terminate them",
+        f"{error.why}\nthe disks are kept{cost} until you terminate the nodes",
         next_steps,
     )
 

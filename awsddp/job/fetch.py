@@ -207,11 +207,11 @@ def fetch_from_nodes(
 ) -> dict[int, NodeFiles]:
     """Fetch a job's results from the reachable nodes, verify them, then release the nodes.
 
-    job.json in the results folder lists the missing nodes. A lock admits one client on this machine at a
-    time. If the results exceed job.results_limit, `session.confirms` decides. With `wait_for_uploads`, the
-    nodes of a job that saves to S3 are released after its last upload. Raises Unfetched if files of the job
-    stay on the nodes, NodeError if a node does not send a file that it listed, or ConfigError if the disk is
-    full or the folder belongs to another job.
+    job.json in the results folder lists the missing nodes. A lock lets only one client on this machine fetch
+    results at a time. If the results exceed job.results_limit, `session.confirms` decides. With
+    `wait_for_uploads`, the nodes of a job that saves to S3 are released after the job's last upload. Raises
+    Unfetched if files of the job stay on the nodes, NodeError if a node does not send a file that it listed,
+    or ConfigError if the disk is full or the folder belongs to another job.
     """
     refuse_other_job(connected.session, job)
     lost = find_unfetched_parts(connected, job)

@@ -39,7 +39,7 @@ EXTRA_PATIENCE_S = 60.0
 
 If a node's sshd refuses connections and another node has reported the job's end, this is the whole time."""
 _CONNECT_S = 5.0
-_RETRY_S = 10.0  # the pause between two attempts, while other nodes are followed
+_RETRY_S = 10.0  # the pause between two attempts while other nodes are followed
 _CHECK_S = 1.0
 _GONE = ("terminated", "stopped")
 _FRUITLESS = 30  # how many consecutive streams a node may end without sending data
@@ -355,9 +355,9 @@ def _end_of(node: Node) -> tuple[str, str]:
 
 
 class BackgroundFetch:
-    """Every 30 s, fetches event files that have grown, and reports when uploads to S3 stop.
+    """Fetches event files that have grown, every 30 s, and reports when uploads to S3 stop.
 
-    Suppresses all errors.
+    Errors are suppressed.
     """
 
     def __init__(self, connected: ConnectedCluster, job: JobRecord) -> None:

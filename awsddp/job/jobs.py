@@ -75,9 +75,9 @@ def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | 
 
     The oldest job comes first; `since` has the same meaning as in `make_jobs_document`. Unreachable nodes are
     reported, and so is an ended cluster. If an error prevents the nodes from reporting, it is raised with the
-    document as its `result`. Raises NotFoundError if this machine has no such job or never made a cluster
-    with this name; for the name `default`, unless it is configured, NotFoundError is raised only if there are
-    no jobs either. Raises UsageError.
+    document as its `result`. Raises UsageError, and NotFoundError if this machine has no such job or has
+    never created a cluster with this name. For the name `default` without a record on this
+    machine, NotFoundError is raised only if there are no jobs either.
     """
     bill = None
     if names and all(map(is_s3_uri, names)):

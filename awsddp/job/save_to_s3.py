@@ -48,7 +48,7 @@ LOCAL_PROFILE = "awsddp-local"
 def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
     """Return the facts with the job's data and save_to, if this machine's login has the rights to read them.
 
-    Raises ConfigError as `list_data` does.
+    Raises the ConfigError of `list_data`.
     """
     from awsddp.aws import account_resources
 
@@ -71,7 +71,7 @@ def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
 def prepare_local_saving(cluster: LocatedCluster) -> LocatedCluster:
     """If the job saves to S3, add an instance profile to a cluster in the local cloud; return the cluster.
 
-    Creates and reports a missing profile and bucket. Raises ConfigError or CloudError.
+    A missing profile or bucket is created and reported. Raises ConfigError or CloudError.
     """
     from awsddp.aws.api_errors import none_if_refused
 

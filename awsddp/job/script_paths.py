@@ -30,9 +30,8 @@ def find_mentioned_data(job: JobSpec, *, script: str, home: Path) -> list[tuple[
 def list_ignored_data(listing: Listing, job: JobSpec, files: Iterable[str] = ()) -> dict[str, str]:
     """Return the git-ignored paths that may be data, each with its ignore file; a folder ends with "/".
 
-    Leaves out hidden files, results, virtual environments, and, unless one of `files` lies in them, folders
-    that programs write to. Also leaves out paths in .awsddpignore and sync.ignore: they are excluded on
-    purpose.
+    Leaves out hidden files, results, virtual environments, and paths that .awsddpignore or sync.ignore
+    excludes on purpose. Folders that programs write to are left out too, unless one of `files` is in them.
     """
     outputs = list_output_folders(job)
     return {

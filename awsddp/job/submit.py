@@ -67,7 +67,7 @@ def submit_job(
     record, gpus = connected.cluster.record, connected.cluster.record.prepared_by_node[ranks[0].node].gpus
     on_ec2 = record.gpus_per_node if record.pretended else gpus
     if launch.after:
-        session.say(f"job {job.job} starts when these have ended: {', '.join(launch.after)}")
+        session.say(f"job {job.job} starts when these jobs have ended: {', '.join(launch.after)}")
     else:
         session.say(f"job {job.job} runs {describe_ranks(session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
     return job
@@ -126,7 +126,7 @@ def _save_job(session: Session, job: JobRecord) -> None:
         session.folder.append_event("train", job=name, world_size=job.world_size, home=home)
         session.folder.save_jobs(job)
     except AwsddpError as error:
-        follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
+        follow = f"awsddp logs -f {name}   # then follow the job\nawsddp cancel {name}   # or end it"
         error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
         raise
 

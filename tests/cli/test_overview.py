@@ -88,7 +88,9 @@ def test_a_question_without_a_terminal_is_an_error_that_names_yes(monkeypatch: p
     ask = Screen(Globals()).question("Terminate?", "nothing was terminated")
     with pytest.raises(UsageError) as refused:
         ask("Cluster ci-a: 2 x g6.xlarge will be terminated.")
-    assert refused.value.message == "needs an answer, and stdin is not a terminal: nothing was done"
+    assert (
+        refused.value.message == "a question needs an answer, but stdin is not a terminal: nothing was done"
+    )
     question = "the question is: Cluster ci-a: 2 x g6.xlarge will be terminated. Terminate?"
     assert (refused.value.why, refused.value.next) == (question, "pass --yes")
 

@@ -86,7 +86,7 @@ def test_down_says_on_which_machine_and_when_a_cluster_was_launched(
     assert cluster.created is not None
     result, question = run_down(desk)
     assert len(result["terminated"]) == 2
-    assert f"made at {cluster.created:%Y-%m-%dT%H:%M:%SZ} on gpu-desk -2-" in question
+    assert f"created at {cluster.created:%Y-%m-%dT%H:%M:%SZ} on gpu-desk -2-" in question
 
 
 def test_yes_terminates_a_cluster_that_this_machine_launched(on: On) -> None:

@@ -228,7 +228,7 @@ def test_a_region_that_cannot_be_cleaned_up_is_reported(up: Launches, cloud: Clo
     with pytest.raises(CloudError, match="quota is too small"):
         launch(up.cluster(context), plan)
     assert any("not cleaned up in us-east-1: permission denied" in text for text in up.texts)
-    assert any(text.endswith("; later: awsddp down --orphans") for text in up.texts)
+    assert any(text.endswith("; try again later: awsddp down --orphans") for text in up.texts)
 
 
 def test_a_region_without_a_possible_launch_is_skipped_with_a_warning(up: Launches) -> None:

@@ -153,7 +153,10 @@ def test_an_interrupted_run_mentions_results_only_if_there_was_a_job(
     monkeypatch.setattr(run_module, "up", interrupt)
     with pytest.raises(Interrupted) as error:
         run_in(world)
-    assert error.value.why == "what could be fetched of j is in runs/j; " * bool(jobs) + "nothing is left"
+    assert (
+        error.value.why
+        == "the results of j that could be fetched are in runs/j; " * bool(jobs) + "nothing is left"
+    )
     assert parts.called[-1] == "down"
 
 

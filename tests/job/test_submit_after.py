@@ -18,7 +18,7 @@ def test_a_chain_of_three_jobs_runs_in_order_each_with_its_own_code(world: World
     start_script(world, script(2), name="two", after="one")
     start_script(world, script(3), name="three", after="all")
     assert states(world) == {"one": "running", "two": "waiting", "three": "waiting"}
-    assert world.events[-1] == "job three starts when these have ended: one, two"
+    assert world.events[-1] == "job three starts when these jobs have ended: one, two"
     with pytest.raises(InUse):
         start_script(world, script(4), name="four")
     with pytest.raises(NotFoundError, match="no job none on the nodes"):
