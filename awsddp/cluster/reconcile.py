@@ -91,7 +91,7 @@ def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> Locate
     """Carry out the steps of the change, and return the cluster with its nodes.
 
     The expiry is only recorded here: `prepare_nodes` sets it on the nodes. A new jump host is checked first.
-    SSH is opened without a question; `confirm` is called before an instance is started or terminated.
+    `confirm` is called before an instance is started or terminated, but not before SSH is opened.
     Unfetched results are fetched before their nodes are terminated. Raises ConfigError if a job runs on a
     node to terminate, NodeError if results cannot be fetched, and the errors of a launch. After an
     interruption, the next call continues.
