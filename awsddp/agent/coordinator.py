@@ -101,9 +101,9 @@ def find_root_failure(failures: list[Failure]) -> Failure:
 class Coordinator:
     """The state of the whole job. `now` is always in seconds on the same monotonic clock.
 
-    `orders` holds the orders for all nodes, oldest first; the agent that carries them out removes them.
-    `done` is true once none of the job's processes is left on any node that responds; `document()` is final
-    from then on.
+    `orders` holds the orders for the nodes, oldest first. The first node's agent removes and executes them.
+    Once none of the job's processes is left on any node that responds, `done` is true and `document()` is
+    final.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:

@@ -123,7 +123,9 @@ def launch(request: Launch) -> dict[str, str]:
 def _launch(request: Launch) -> dict[str, str]:
     folder = JobFolder(request.job)
     if request.folder != str(folder.path):
-        raise CommandError(f"home directory changed since the node was probed: {Path.home()}", kind="node")
+        raise CommandError(
+            f"the home directory has changed since the last check; it is now {Path.home()}", kind="node"
+        )
     if folder.path.exists():  # only the process that holds the lock creates folders
         raise CommandError(f"job {folder.job} already exists on this node", kind="taken")
     for job, nodes in blocking_nodes_by_job(request.gpus).items():

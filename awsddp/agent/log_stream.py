@@ -77,7 +77,7 @@ class _Stream:
         self._document: Document
 
     def document(self) -> Document:
-        """Return the document. If it has changed, send it first."""
+        """Return the document. If the document has changed, send it first."""
         is_alive = self._folder.is_agent_running()
         try:
             info = self._folder.state.stat()

@@ -33,7 +33,7 @@ def main(stdin: BinaryIO) -> int:
         while length := stdin.readline():
             all_done = _handle_request(json.loads(stdin.read(int(length))), out) and all_done
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter's last flush must not raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter's flush at exit must not raise
         return 1
     finally:
         CLAIM.release()
@@ -91,7 +91,7 @@ def _with_metrics(folder: JobFolder) -> Document:
 
 
 def _read_saving(folder: JobFolder) -> dict[str, Any] | None:
-    """Return saving.json with `silent_s`: how many seconds ago it was written (0.0: the uploader is done)."""
+    """Return saving.json with `silent_s`, the seconds since it was written (0.0: the uploader is done)."""
     saving: dict[str, Any] | None = read_json(folder.saving)
     if saving is not None:
         at = saving.pop("at", None)

@@ -101,13 +101,13 @@ def digest(path: Path) -> str:
 class ManifestEntry(OmitsUnset):
     """A file, a link or a skipped path in the list of results.
 
-    `path` is absolute and without links; `home` is the file's unique path in the results folder. `limited`
-    means that the file counts against job.results_limit; `ephemeral` means that the file is lost when the
-    instance stops; `sparse` means that the file has holes; `writing` means that the file is being written. A
-    small file has `data` (base64). `changed` (ns) and `inode` detect a file that was rewritten with the same
-    size and modification time. A synced file that differs only in its change time (for example after chown
-    -R) has a `digest`. A link has a `target`, a path in the results folder. A skipped path has the reason
-    `why`. If the job created the path, `owed` is true, and the node must be kept.
+    `path` is absolute and without links, and `home` is the file's unique path in the results folder.
+    `limited` is true if the file counts against job.results_limit, `ephemeral` if it is lost when the
+    instance stops, `sparse` if it has holes, and `writing` if it is being written. A small file has `data`
+    (base64). `changed` (ns) and `inode` detect a file that was rewritten with the same size and modification
+    time. A synced file that differs only in its change time (for example after chown -R) has a `digest`. A
+    link has a `target`, a path in the results folder. A skipped path has the reason `why`. If the job created
+    the path, `owed` is true, and the node must be kept.
     """
 
     path: str = ""
@@ -259,7 +259,7 @@ class _ResultsList:
         result_path = self._results_path(target) or self._path_of_output(path)
         if not path.is_dir():
             if not os.path.lexists(str(path)):
-                self.skip(path, "it is not there")
+                self.skip(path, "it does not exist")
             self.add(path, self._results_path(path) or result_path)
             return
         if path != target and self._results_path(target) is not None:
@@ -400,7 +400,7 @@ class _ResultsList:
 
 
 def _next_job(folder: JobFolder, launched: Launch) -> tuple[str, int] | None:
-    """Return the first job launched in the same folder after this job's end, and its launch time (ns)."""
+    """Return the next job launched in the folder after this job's end, and its launch time (ns), if any."""
     if not folder.document().final:
         return None
     last_file = folder.state if folder.state.exists() else folder.path / "job.json"

@@ -1,8 +1,8 @@
 """The requests to the agent, which are classes for both ends of the connection, and the parts of a launch.
 
-The type in brackets after `Request` is the response's type, a class from model/node_answers.py; the agent
-writes the response as JSON, and the client validates it. On the wire and in job.json, a request is {"do":
-"cancel", "job": ...}: the lower-case name of the request's class, and its fields.
+The type in brackets after `Request` is the response's type, a class from model/node_answers.py. The agent
+writes the response as JSON, and the client validates it. On the wire and in job.json, a request is a JSON
+object with the class's name in lower case and the class's fields: {"do": "cancel", "job": ...}.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Probe(Request["node_answers.ProbeResult"]):
 
 
 class Dial(Request["node_answers.DialResult"]):
-    """Connect to `peers`, the other nodes' (node, address, port), once all have responded to `Probe`."""
+    """Connect to `peers`, the (node, address, port) of other nodes, after all nodes answered `Probe`."""
 
     module = "probe"
     peers: Sequence[tuple[int, str, int]]

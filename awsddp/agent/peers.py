@@ -249,7 +249,7 @@ class Peers:
             self._send_pending(peer)
 
     def _send_pending(self, peer: Peer) -> None:
-        """Send all unacknowledged messages, but avoid a backlog: send nothing while bytes are unsent."""
+        """Send all unacknowledged messages, unless earlier bytes are unsent, because a backlog would grow."""
         if peer.link is not None and not peer.link.has_unsent:
             self._send(peer.link, peer.session.pending_frame())
 

@@ -78,7 +78,7 @@ def close() -> None:
 def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
     """Connect to all `peers` (node, address, port) in parallel, and return (node, port, why) for each peer.
 
-    `why` is "" if a connection was made within `seconds`.
+    `why` is "" if the connection was established within `seconds`.
     """
 
     def connect(node: int, address: str, port: int) -> tuple[int, int, str]:

@@ -44,7 +44,7 @@ _UNKILLABLE_SECONDS = 20.0
 
 
 class Process:
-    """A launcher's process, and the ranks that end with it. `child` is None if it could not start."""
+    """A launcher's process, and the ranks that end with it. `child` is None if the start failed."""
 
     def __init__(self, ranks: list[int], log: Path) -> None:
         self.ranks = ranks

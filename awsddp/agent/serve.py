@@ -136,7 +136,7 @@ class Agent:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
 
     def _on_term(self, *_: object) -> None:
-        """End the job as cancel.json requests. SIGTERM without cancel.json means that the node shuts down."""
+        """Record how cancel.json ends the job. SIGTERM without cancel.json means that the node shuts down."""
         written = read_json(self._folder.cancel)
         requested = Ending.from_json(written) if written else ending_of_shutdown(self._request)
         if requested.lost is not None and self._requested:  # an earlier request decides how the job ends

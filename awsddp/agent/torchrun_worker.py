@@ -38,7 +38,7 @@ class Worker:
     def run(self, argv: list[str]) -> int:
         """Run `argv` and return its exit code (-N: signal N).
 
-        After a failure, none of the rank's processes is running.
+        After a failure or a stop, all of the rank's processes have been killed.
         """
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)

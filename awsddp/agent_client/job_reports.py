@@ -20,9 +20,9 @@ _STATE_ORDER = ("running", "waiting", "failed", "cancelled", "interrupted", "suc
 def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
     """Merge the reports on a job; `reports` maps each node to its report.
 
-    The state is taken from a report on the whole job, preferably a final one, or from the other nodes if the
-    first node is lost. A rank's exit is taken from its own node's report. Raises NotFoundError if there is no
-    report.
+    The state is taken from a report on the whole job, preferably a final report. If the first node is lost,
+    the state is taken from the other nodes. A rank's exit is taken from its own node's report. Raises
+    NotFoundError if there is no report.
     """
     if not reports:
         raise NotFoundError("job not found on any node", "", "awsddp jobs")

@@ -187,10 +187,11 @@ class Labeller:
 class Merger:
     """Writes a job's complete logs to a local folder, and returns them labelled and merged for display.
 
-    `feed` takes the nodes' streams, over any number of connections; each byte of a rank's log is written and
-    displayed once. `nodes` has each rank's node; `folder` is the folder for the logs (rank3.log);
-    `shown_ranks` are the ranks to display (None: all); `documents` has each node's latest report. With
-    `tail`, the display begins that many lines before the end of each log, and nothing is written.
+    `feed` takes the nodes' streams, which may continue over several connections. Each byte of a rank's log is
+    written and displayed once. `nodes` has each rank's node, and `folder` is the folder for the logs
+    (rank3.log). `shown_ranks` are the ranks to display (None: all). `documents` has each node's latest
+    report. With `tail`, the display begins that many lines before the end of each log, and nothing is
+    written.
     """
 
     nodes: Mapping[int, int]

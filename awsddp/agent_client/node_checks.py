@@ -333,7 +333,8 @@ class GroupProgress:
 def group_check(probes: Probes, group: GroupProgress) -> Check:
     """Return the check of a process group, with the ranks that are furthest behind, and the reason.
 
-    If those ranks are all on one node and other ranks got further, the check is about that node.
+    If all ranks that are furthest behind are on one node, and other ranks are not, the check is about that
+    node.
     """
     if group.gbyte_s is not None:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")

@@ -74,9 +74,9 @@ class Host:
     """One of a job's nodes, with its record, facts from its preparation, and the project folder (absolute
     path).
 
-    `gpus` are the indices of the GPUs that the job is allowed to use (empty: all); `resume` is the
-    checkpoint's path; `sources` are the folders in the project folder that packages are imported from; `data`
-    are the names of the data sets on the node.
+    `gpus` are the indices of the GPUs that the job is allowed to use (empty: all). `resume` is the
+    checkpoint's path. `sources` are the folders in the project folder from which packages are imported.
+    `data` are the names of the data sets on the node.
     """
 
     node: Node

@@ -17,7 +17,7 @@ _RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 class Architecture:
     """GPUs with one compute capability: their first and last driver branch and their kernel module.
 
-    If `module` is None, both kinds of module work; if `last_driver` is None, the newest driver works.
+    If `module` is None, both kinds of module work. If `last_driver` is None, the newest driver works.
     `last_torch` ("": unknown) is the last release whose libraries (cuDNN) support these GPUs, although later
     wheels still have code for them.
     """

@@ -27,11 +27,11 @@ HOURS_PER_MONTH = 730
 class GpuType:
     """An instance type.
 
-    `memory_gb` is one GPU's memory and `ram_gb` the instance's memory, in GiB; `network` is in Gbit/s. `efa`
-    is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's compute
-    capability ("8.9"), or "" for a type that is not in this table. `price_usd_per_hour` is the on-demand list
-    price for Linux in us-east-1 on `price_date` (None: unknown). `store_gb` is the size of the instance
-    store. `share` is the part of a physical GPU that each GPU of the type is (0.125: an eighth).
+    `memory_gb` is one GPU's memory and `ram_gb` is the instance's memory, both in GiB. `network` is in
+    Gbit/s. `efa` is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's
+    compute capability ("8.9"), or "" for a type that is not in this table. `price_usd_per_hour` is the
+    on-demand list price for Linux in us-east-1 on `price_date` (None: unknown). `store_gb` is the size of the
+    instance store. `share` is the part of a physical GPU that each GPU of the type is (0.125: an eighth).
     """
 
     name: str

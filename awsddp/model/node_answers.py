@@ -114,7 +114,7 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's environment: its ranks' `python` and its facts, or `failed`, the step that failed."""
+    """A node's environment: the ranks' `python` and the `facts`, or `failed`, the step that failed."""
 
     ready: bool = False
     python: _Remote | None = None
@@ -246,14 +246,14 @@ class DialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the client has the right to start a job, and for how long (s) no client had it before."""
+    """`claimed` is True if the client may start a job; `free_s` is how long no client had this right."""
 
     claimed: bool
     free_s: Seconds
 
 
 class ReportReceived(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether an agent received the report."""
+    """`heard` is True if an agent received the report."""
 
     heard: bool
 
@@ -339,7 +339,7 @@ def read_node_job(payload: bytes, *, node: int, job: str | None = None, ranks: M
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's progress in `doctor`'s process group, its bus bandwidth, or the reason `why` it failed."""
+    """A rank's step `at` in `doctor`'s process group, its bus bandwidth, and the reason `why` it failed."""
 
     rank: RankNumber
     at: Literal["", "started", "arrived", "joined", "reduced", "failed"] = ""
@@ -361,7 +361,7 @@ def append_output(output: bytearray, data: bytes, *, node: int) -> None:
     """Append `data` to a node's output. Raises NodeError if the output exceeds MAX_BYTES."""
     output += data
     if len(output) > MAX_BYTES:
-        raise make_malformed_error(node, f"over {MAX_BYTES >> 20} MB")
+        raise make_malformed_error(node, f"the answer has more than {MAX_BYTES >> 20} MB")
 
 
 def make_malformed_error(node: int, why: str) -> NodeError:
@@ -385,7 +385,7 @@ def naming_node(node: int) -> Iterator[None]:
 def parse_answer(output: bytes) -> dict[str, Any]:
     """Return the JSON object in an answer, unchecked. Raises ValueError."""
     if len(output) > MAX_BYTES:
-        raise ValueError(f"over {MAX_BYTES >> 20} MB")
+        raise ValueError(f"the answer has more than {MAX_BYTES >> 20} MB")
     answer = json.loads(output.decode("utf-8"), parse_constant=_refuse_constant)
     if not isinstance(answer, dict):
         raise ValueError("not a JSON object")
@@ -404,13 +404,15 @@ def _check_text(answer: Any, *, paths: bool = False) -> None:
         count += 1
         if isinstance(value, str):
             if len(value) > _MAX_TEXT:
-                raise ValueError(f"a text of {len(value):,} characters")
+                raise ValueError(
+                    f"a text has {len(value):,} characters, but at most {_MAX_TEXT:,} are allowed"
+                )
             value.encode("utf-8", "surrogateescape" if paths else "strict")
         elif isinstance(value, dict):
             pending += [*value, *value.values()]
         elif isinstance(value, list):
             if len(value) > _MAX_ITEMS:
-                raise ValueError(f"a list of {len(value):,} items")
+                raise ValueError(f"a list has {len(value):,} items, but at most {_MAX_ITEMS:,} are allowed")
             pending += value
 
 

@@ -46,7 +46,7 @@ def make_rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsag
 
 
 def find_outliers(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
-    """Return the ranks whose value differs from the median by more than half the median and `noise`.
+    """Return the ranks whose distance from the median exceeds both half the median and `noise`.
 
     Returns no ranks if half or more of the ranks differ.
     """

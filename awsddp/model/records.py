@@ -346,7 +346,7 @@ class Choice(Frozen):
 
 
 class Check(Frozen):
-    """A check that `doctor` makes, on one node unless `node` is None.
+    """A check that `doctor` runs, on one node unless `node` is None.
 
     `ok` is None if the result is unknown or only a warning.
     """

@@ -163,7 +163,7 @@ def test_every_new_or_changed_file_is_listed(make_fleet: "Callable[[int], Fleet]
     weights = files["node0/saved_models/x.pth"]
     assert (weights.size, weights.sample) == (9, on_node.sample(Path(weights.path), 9))
     assert Path(files['node0/odd \udcff "name"\n-x'].path).exists()
-    assert get_skipped(result) == {"there": "it is not there", "pipe": "a pipe"}
+    assert get_skipped(result) == {"there": "it does not exist", "pipe": "a pipe"}
     assert not any(entry.owed for entry in result.skipped)
     limited = {file.home for file in result.files if file.limited}
     assert limited == {name for name in files if name.startswith("node0/")} - {

@@ -139,7 +139,7 @@ def test_an_invalid_answer_is_refused(payload: bytes, reason: str) -> None:
 
 def test_an_answer_over_the_maximum_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_answers, "MAX_BYTES", 1 << 20)
-    assert get_refusal(messages.Slots(), b"{" + b" " * (1 << 20)) == "over 1 MB"
+    assert get_refusal(messages.Slots(), b"{" + b" " * (1 << 20)) == "the answer has more than 1 MB"
 
 
 @pytest.mark.parametrize("key", ["metrics", "samples"])

@@ -252,7 +252,7 @@ def _is_waiting(rank: RankState) -> bool:
 
 
 def _judge_by_start(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose a job in which ranks wait for others to join the process group."""
+    """Diagnose a job in which ranks wait for other ranks to join the process group."""
     joining = [rank for rank in ranks if any(frame.endswith(_INITS) for frame in rank.stack)]
     if not joining:
         return None

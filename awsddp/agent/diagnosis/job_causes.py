@@ -1,4 +1,4 @@
-"""The causes that end a job, other than a rank's end, and the data types for all causes."""
+"""The causes of a job's end other than a rank's end, and the data types for all causes."""
 
 from __future__ import annotations
 

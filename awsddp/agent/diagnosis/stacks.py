@@ -257,7 +257,7 @@ def parse_flight_records(traces: Iterable[str]) -> dict[str, GroupRecords]:
 
 
 def _read_collective(entry: Any) -> Collective:
-    """Return a collective from the flight recorder. With gloo, `state` in an entry stays "scheduled"."""
+    """Return a collective from the flight recorder. With gloo, an entry's `state` stays "scheduled"."""
     operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
     over = bool(entry["retired"]) or entry["state"] == "completed"
     return Collective(entry["collective_seq_id"], operation, json.dumps(entry["input_sizes"])[:200], over)

@@ -76,7 +76,7 @@ def try_claim(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> dict[str, Any]:
-    """For each permission, send a request that needs it; then claim the name."""
+    """Send a request for each needed permission, then claim the name, and return the outcome."""
     region = store.get_region(top.bucket)
     if region and region != order["region"]:
         return {"code": "region", "what": region}
@@ -95,7 +95,7 @@ def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> di
 
 
 def _claim(store: Store, job_uri: S3Uri, order: Mapping[str, Any]) -> bool:
-    """Claim a job's name, or take over the claim from a job that never started. Return True if successful."""
+    """Claim a job's name, even if a job that never started has it. Return True if the claim succeeded."""
     job = {"job": order["job"], "save": 2, "by": order["by"], "launch": order["launch"]}
     job |= {"state": "claimed", "at": time.time()}
     instead_of = ""

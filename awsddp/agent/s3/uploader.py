@@ -248,7 +248,7 @@ class Uploader:
                 self._succeeded_at = now
             gives_up = is_stuck and now > min(self._succeeded_at + _LATE_S, self._end_by)
             if gives_up:
-                self._error = self._error or f"still being written: {', '.join(self._pending)}"
+                self._error = self._error or f"programs still write to: {', '.join(self._pending)}"
             is_final = all_done or (gives_up and self._end_by == math.inf)  # otherwise resumed after boot
             self._write_progress(ended=is_final)
             if all_done or gives_up:
@@ -464,7 +464,7 @@ class Uploader:
         self._sending[line.home] = _Sending(upload, version, line, held, info)
 
     def _free_version(self, result: str, file: _File) -> int:
-        """Return a version whose keys are in no list, now or later.
+        """Return a version whose keys are not in a current list, and will not be in a later one.
 
         This is an earlier version if possible, or else a new version.
         """

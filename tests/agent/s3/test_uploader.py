@@ -206,5 +206,5 @@ def test_file_that_stays_open_for_writing_is_given_up_at_the_deadline(
         code = uploader.Uploader(bucket.order("save"), node.folder, bucket.store()).run()
     saving = json.loads(node.folder.saving.read_text())
     assert (code, saving["ended"], saving["pending_files"]) == (1, True, 1)
-    assert saving["error"] == "still being written: node0/run/open"
+    assert saving["error"] == "programs still write to: node0/run/open"
     assert not bucket.json("node0.json")["ended"]
