@@ -14,6 +14,8 @@ import json
 import logging
 import os
 import pwd
+import random
+import socket
 import sys
 import threading
 import time
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 S3_PORT = 9000  # at the metadata service's address
+_PORTS = range(15_000, 32_000)
+"""The endpoint's ports: kernels assign higher ports to connections, and a restarted daemon needs its port
+again."""
 LOOK_S = 1.0  # how often the daemon checks whether it is still used
 QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
 
@@ -96,7 +101,7 @@ def serve(paths: CloudPaths) -> None:
     if mode == "nspawn":
         serve_nodes(app.respond_metadata, paths.switch, 80)
         serve_nodes(buckets, paths.switch, S3_PORT)
-    port = int(earlier.get("port", 0))
+    port = int(earlier.get("port") or _choose_port())
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # werkzeug logs each request
     try:
         server = make_server("127.0.0.1", port, app, threaded=True, request_handler=KeepAliveHandler)
@@ -158,6 +163,15 @@ def _is_used(paths: CloudPaths, app: EndpointApp) -> bool:
         return True
     with paths.presence_lock.open("a") as lock:
         return not try_lock(lock)
+
+
+def _choose_port() -> int:
+    """Return a free port in _PORTS, or 0 (any port) if 100 of them are taken."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    return 0
 
 
 def _image_tags(mode: str) -> dict[str, str]:
