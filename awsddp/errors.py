@@ -108,7 +108,8 @@ class Interrupted(AwsddpError, exit_code=130, kind="interrupted"):
 
 
 class Terminated(KeyboardInterrupt):
-    """The terminal was closed, or the process received the signal `signal_number`: awsddp stops silently."""
+    """The terminal was closed, or the process received the signal `signal_number`. awsddp then exits without
+    a message."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

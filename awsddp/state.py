@@ -98,7 +98,7 @@ class Record(Frozen):
     launch, and `expires` is when the nodes terminate themselves (already set on them, or about to be set).
     `nodes` and `asked` (awsddp.toml keys with their values) are the last requested settings.
     `price_usd_per_hour` is the price of all nodes, and `disk_usd_per_hour` is the price of one node's disk.
-    `internet` is True if the nodes reach the internet, and `idle` is the idle time set on the nodes.
+    `internet` is True if the nodes can reach the internet, and `idle` is the idle time set on the nodes.
     `addresses` has the nodes' addresses by instance id. `jobs` has the jobs as last seen, and `seen` is when
     a running job was last seen.
     """
@@ -298,8 +298,8 @@ class ClusterFolder:
         deadline = time.monotonic() + wait_s
         with _writing_errors(path):
             make_folder(path.parent)
-            # The file is not buffered, so that a write that fails on a full disk is not repeated when it is
-            # closed.
+            # The file is not buffered: otherwise, a write that fails on a full disk would be repeated when
+            # the file is closed.
             stream = open_to_append(path, buffering=0)
         with stream:
             while not try_lock(stream, fcntl.LOCK_EX):

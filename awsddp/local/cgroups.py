@@ -1,4 +1,7 @@
-"""The nodes' cgroups, under the local cloud's own cgroup: set limits, find and kill processes."""
+"""Set limits on the nodes' cgroups, and find and kill the processes in them.
+
+The nodes' cgroups are in the local cloud's own cgroup.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,8 @@ def create(paths: CloudPaths, instance_id: str) -> list[Path]:
     """Create a node's cgroups, set their limits, and return the cgroups' folders.
 
     All nodes together can use most of the machine's free memory in addition to what they already use, so that
-    the machine itself never runs out. Each node gets an equal share, because the kernel would otherwise kill
-    one node's processes when another node uses too much memory.
+    the machine itself never runs out of memory. Each node gets an equal share, because the kernel would
+    otherwise kill one node's processes when another node uses too much memory.
     """
     created = []
     for tree in list_hierarchies():
@@ -125,8 +128,8 @@ def set_frozen(paths: CloudPaths, instance_id: str, *, frozen: bool) -> None:
 def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
     """Limit the CPU time of a node's processes, or remove the limit.
 
-    With cgroup v1, the node's CPU cgroup is created only when the limit is first set: v1 divides the CPU time
-    equally among cgroups, however many processes each cgroup has.
+    With cgroup v1, the node's CPU cgroup is created only when the limit is first set, because v1 gives each
+    cgroup an equal share of the CPU time, however many processes the cgroup has.
     """
     quota, period = SLOW_CPU_US
     for parent in [folder for tree in list_hierarchies() for folder in (tree, tree / paths.cgroup) if slow]:
@@ -142,7 +145,7 @@ def limit_cpu(paths: CloudPaths, instance_id: str, *, slow: bool) -> None:
     if folder.exists():
         (folder / "cpu.cfs_quota_us").write_text(str(quota if slow else -1))
     moved: set[int] = set()
-    # The loop is repeated, because processes may start while it runs.
+    # Repeat until no process is left outside the CPU cgroup, because processes may start during the loop.
     while slow and (remaining := list_processes(paths, instance_id) - moved):
         for pid in remaining:
             with suppress(OSError):

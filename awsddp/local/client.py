@@ -27,7 +27,8 @@ RANK_BYTES = 400_000_000
 def resolve_home(awsddp_home: Path, recorded_home: str | None = None) -> Path:
     """Return the local cloud's AWSDDP_HOME: $AWSDDP_LOCAL, or `awsddp_home` if this variable is not set.
 
-    `recorded_home`, which a cluster's record names, takes precedence if it has a local cloud.
+    `recorded_home` is the AWSDDP_HOME that a cluster's record names. It takes precedence if it contains a
+    local cloud.
     """
     if recorded_home is not None and control.find_cloud(Path(recorded_home)) is not None:
         return Path(recorded_home)
@@ -67,13 +68,14 @@ def open_cloud(
     may_stop: bool = True,
     recorded_home: str | None = None,
 ) -> Iterator[Target | None]:
-    """Yield the local cloud as a target. If it is not running, start it, or yield None if `start` is False.
+    """Yield the local cloud as a target. If the local cloud is not running, start it if `start` is True, and
+    otherwise yield None.
 
     `recorded_home` is the AWSDDP_HOME that a cluster's record names.
 
-    A daemon that was started only because a command needed it is stopped when the last command ends, unless
-    it has instances. Commands that do not terminate any instances set `may_stop` to False to skip this check.
-    Raises LocalCloudError if this machine cannot run the local cloud.
+    If a command started the daemon automatically, the last command to end stops the daemon, unless the daemon
+    has instances. Commands that do not terminate any instances set `may_stop` to False, so that they never
+    stop the daemon. Raises LocalCloudError if this machine cannot run the local cloud.
     """
     cloud_home = resolve_home(awsddp_home, recorded_home)
     with _hold_presence_lock(cloud_home) as is_last_client:
@@ -133,10 +135,10 @@ def add_fault(awsddp_home: Path, operation: str, effect: str, **choices: Any) ->
     """Add a fault (faults.py) and return all active faults. `operation` is the API operation whose calls have
     the fault, or the id of the instance that has it.
 
-    `choices` can have `for_s`, the seconds after which the fault ends, and `notice_s` for "reclaim". For API
-    calls they can also have `times` (default: until the fault is cleared), `seconds`, and `only`, a parameter
-    value that a request must have (a launch's zone counts as a parameter value). Raises UsageError, or
-    NotFoundError if no local cloud is running.
+    `choices` can have `for_s`, the seconds after which the fault ends, and `notice_s` for "reclaim". A fault
+    in API calls can also have `times`, the number of calls to affect (default: all calls until the fault is
+    cleared), `seconds`, and `only`, a parameter value that a request must have (a launch's zone counts as a
+    parameter value). Raises UsageError, or NotFoundError if no local cloud is running.
     """
     with _connect(awsddp_home) as info:
         command = {"add": {"operation": operation, "effect": effect, **choices}}
@@ -189,7 +191,8 @@ def _has_instances(info: control.LocalInfo) -> bool:
 
 @contextlib.contextmanager
 def _hold_presence_lock(cloud_home: Path) -> Iterator[Any]:
-    """Hold the lock that all clients share; yield a function that returns True in the last client."""
+    """Hold the lock that all clients share. Yield a function that returns True if no other client holds the
+    lock."""
     make_folder(cloud_home)
     with open_to_append(cloud_home / "local.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -30,8 +30,8 @@ START_S = 60.0
 PATIENCE_S = 30.0
 """How long an automatically started local cloud keeps running without instances and clients."""
 VERSION = 8
-"""The format version of the local cloud's files and responses. Increase this number if a change makes them
-unreadable for earlier clients or daemons."""
+"""The format version of the local cloud's files and responses. Increase this number if a change makes the
+files or responses unreadable for earlier clients or daemons."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def start(
 def find_cloud(home: Path) -> LocalInfo | None:
     """Return an AWSDDP_HOME's local cloud, or None if there is none. Wait while it is starting.
 
-    A local cloud whose daemon died is returned with `pid` set to None, but only if `local start` started this
-    local cloud or it has instances.
+    If the daemon died, the returned `pid` is None. A local cloud without a daemon is returned only if `local
+    start` started the local cloud, or if the local cloud has instances.
 
     :raises LocalCloudError: the local cloud was made by another version of awsddp.
     """
@@ -104,7 +104,8 @@ def find_cloud(home: Path) -> LocalInfo | None:
 def stop(home: Path, *, keep_s3: bool = False) -> bool:
     """Remove an AWSDDP_HOME's local cloud: instances, processes, mounts, networks, cgroups, files.
 
-    Its S3 objects are removed unless `keep_s3`; the image cache stays. Return False if there was none.
+    The S3 objects are removed unless `keep_s3` is True. The image cache stays. Return False if there was no
+    local cloud.
 
     :raises LocalCloudError: something could not be removed.
     """
@@ -157,8 +158,8 @@ def sweep(paths: CloudPaths) -> None:
 def send_command(info: LocalInfo, command: dict[str, Any] | None = None) -> LocalDocument:
     """Send a command, if one is given, to the daemon, and return the local cloud's status.
 
-    :param command: {"add": the fields of a fault} (faults.py), which is active once this returns, or
-        {"clear": the fault's number, or None for all faults}.
+    :param command: {"add": the fields of a fault (faults.py)} or {"clear": the fault's number, or None for
+        all faults}. An added fault is active once this function returns.
     :raises UsageError: there is no such operation, instance, effect or number.
     :raises LocalCloudError: the daemon does not answer.
     """
@@ -234,9 +235,9 @@ def _read_info(paths: CloudPaths, *, alive: bool) -> LocalInfo:
 def hold_client_lock(paths: CloudPaths, *, wait: bool = True) -> Iterator[None]:
     """Hold the client lock, which only one client at a time can hold.
 
-    `stop` removes the lock file, so check, after waiting for the lock, that the path still names this file.
+    Because `stop` removes the lock file, check after the wait that the path still refers to the locked file.
 
-    :raises BlockingIOError: another client holds it, and `wait` is false.
+    :raises BlockingIOError: another client holds the lock, and `wait` is False.
     """
     while True:
         make_folder(paths.folder)

@@ -1,9 +1,11 @@
 """The process of a local cloud: `python -m awsddp.local.daemon HOME LOCK`.
 
-It reads its settings (`settings.json`), loads an earlier run's state, sets up the network, serves the
-endpoint and reports its address (`daemon.json`). However it ends, its hosts and files stay: a new daemon
-resumes with them, and `control.stop` removes them. A daemon that a command started automatically removes its
-hosts and files itself once it is unused.
+The daemon reads its settings (`settings.json`), loads an earlier run's state, sets up the network, serves the
+endpoint and reports its address (`daemon.json`).
+
+If the daemon is killed or crashes, its hosts and files stay: a new daemon resumes with them, and
+`control.stop` removes them. A daemon that a command started automatically removes its hosts and files itself
+once it is unused.
 """
 
 from __future__ import annotations
@@ -38,15 +40,16 @@ if TYPE_CHECKING:
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 S3_PORT = 9000  # at the metadata service's address
 _PORTS = range(15_000, 32_000)
-"""The endpoint's ports: kernels assign higher ports to connections, and a restarted daemon needs its port
-again."""
+"""The ports that the endpoint can use. They are below the ports that kernels assign to outgoing connections,
+because the same port must be free again when the daemon restarts."""
 LOOK_S = 1.0  # how often the daemon checks whether it is still used
 QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
 
 
 def main() -> None:
     paths = CloudPaths(Path(sys.argv[1]))
-    # The parent process took the daemon lock. This process holds it until it ends, and no child inherits it.
+    # The parent process took the daemon lock. This process holds the lock until the process ends, and no
+    # child process inherits the lock.
     lock = int(sys.argv[2])
     os.set_inheritable(lock, False)
     os.write(lock, str(os.getpid()).encode())
@@ -76,7 +79,7 @@ def serve(paths: CloudPaths) -> None:
     hosts = {"nspawn": NspawnHosts, "loopback": LoopbackHosts, "records": Hosts}[mode](paths)
     block = block or NO_HOSTS_BLOCK
 
-    gc.disable()  # a collection would scan moto's large tables, which stay in memory
+    gc.disable()  # each garbage collection would scan moto's large tables
     from werkzeug.serving import make_server
 
     from awsddp.local.emulator import Emulator, Store

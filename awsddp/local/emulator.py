@@ -1,7 +1,7 @@
 """moto's EC2, patched to behave like a cloud with real machines, and the storage of its state on the disk.
 
-All patches are in `_patch`: instances take time to change state and end when their host has ended, addresses
-are in the block that is really routed, and the images are Deep Learning AMIs.
+All patches are in `_patch`. With the patches, instances take time to change state, and they end when their
+host has ended. Addresses are in the block that is really routed, and the images are Deep Learning AMIs.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ def set_reason(instance: Any, reason: tuple[str, str], detail: str = "") -> None
 
 
 def finish_stop(instance: Any) -> None:
-    """Record that the host is off, as EC2 does for a stopped instance."""
+    """Record that the instance's host is off, so that the instance is "stopped"."""
     for nic in instance.nics.values():
         nic.stop()
     set_state(instance, "stopped")
 
 
 def finish_terminate(instance: Any) -> None:
-    """Record that the host is removed; remove its interfaces and volumes."""
+    """Record that the instance's host is removed, and remove the instance's interfaces and volumes."""
     reason, state_reason = instance._reason, instance.state_reason
     _original_terminate(instance)
     instance._reason, instance.state_reason = reason, state_reason
@@ -156,7 +156,7 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
     for nic in self.nics.values():
         nic.delete_on_termination = True
     self.nics[0].mac_address = make_mac_address(self.private_ip)
-    if not self.security_groups:  # then the interface's groups, or the default group, apply
+    if not self.security_groups:  # use the interface's groups, or the default group
         self.security_groups = list(self.nics[0].group_set)
 
 
@@ -245,7 +245,7 @@ def _create_default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
 
 
 def add_default_route(backend: Any, vpc: Any) -> None:
-    """Give a VPC an internet gateway and a default route to it, as EC2's default VPC has.
+    """Give a VPC an internet gateway and a default route to the gateway, like those of EC2's default VPC.
 
     https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
     """
@@ -351,5 +351,6 @@ class Store:
         return pickle.dumps({"moto": moto.__version__, "backends": regions}, pickle.HIGHEST_PROTOCOL)
 
     def count_backends(self) -> int:
-        """Return the number of EC2 back ends, because even a read may create its region's back end."""
+        """Return the number of EC2 back ends. The number shows whether a call created a back end, which even
+        a read call can do in a new region."""
         return sum(1 for _ in BACKENDS["ec2"].iter_backends())

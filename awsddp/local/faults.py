@@ -35,8 +35,8 @@ NO_CAPACITY = (
 
 
 PLACEMENT_GROUP = "placement-group"
-"""The value of `only` that matches launches into a placement group, and starts of instances that are in
-one."""
+"""The value of `only` that matches launches into a placement group, and starts of instances in a placement
+group."""
 
 
 class Faults:

@@ -1,4 +1,6 @@
-"""The instances' hosts: records only, or an sshd without root rights; hosts in containers are in nspawn.py.
+"""Hosts for instances, without containers: a host is only a record, or an sshd that runs without root rights.
+
+Hosts in containers are in nspawn.py.
 
 Without root rights, a host consists of a folder and an sshd that listens on an address in 127.0.0.0/8. The
 folder has `root` (the host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and
@@ -45,8 +47,8 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """Holds the facts about an instance that its host needs. `rehearsal`: the instance type whose GPUs torch
-    simulates."""
+    """Holds the facts about an instance that its host needs. `rehearsal` is the instance type whose GPUs
+    torch simulates."""
 
     instance_id: str
     address: str
@@ -75,7 +77,7 @@ class Hosts:
         return self._paths.nodes / instance_id
 
     def boot(self, spec: HostSpec) -> None:
-        """Start a host, after creating it if necessary. Return without waiting until it answers."""
+        """Create a host if it does not exist, and start it. Return without waiting until the host answers."""
         self._set_condition(spec.instance_id, Condition.UP)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
@@ -112,8 +114,8 @@ class Hosts:
         """Apply the nftables rules from a host's security groups."""
 
     def apply_faults(self, instance_id: str, effects: frozenset[str]) -> bool:
-        """Apply faults (faults.py) to a host and end the host's other faults; return False if it has not
-        booted yet."""
+        """Apply faults (faults.py) to a host and end the host's other faults; return False if the host has
+        not booted yet."""
         return True
 
     def set_host_names(self, names: dict[str, str]) -> None:
@@ -157,7 +159,8 @@ SUDO = """\
 while [ "${{1#-}}" != "$1" ]; do shift; done
 exec "$@"
 """
-# Replaces systemctl. It has only the commands that user data and awsddp's preparation use.
+# A script that replaces systemctl. The script has only the commands that user data and awsddp's preparation
+# of nodes use.
 SYSTEMCTL = """\
 #!/bin/sh
 node='{node}' units='{root}/etc/systemd/system'
@@ -249,7 +252,8 @@ class LoopbackHosts(Hosts):
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
         node = self.folder(instance_id)
         command = [str(node / "bin/systemctl"), "reboot" if reboot else "poweroff"]
-        # The command has the host's mark and not the daemon's, because it may outlive the daemon.
+        # The command gets the host's mark instead of the daemon's, because the command may run longer than
+        # the daemon.
         environ = self._environ(node, instance_id)
         with (node / "console.log").open("ab") as console:
             run_to_log(console, "setsid", "--fork", *command, env=environ, check=True)
@@ -266,7 +270,7 @@ class LoopbackHosts(Hosts):
         next_condition = _next_condition(self.folder(instance_id))
         if next_condition is None and pid is not None:
             return Condition.UP if loopback_cleanup.has_mark(pid, mark) else Condition.ABSENT
-        is_alive = bool(loopback_cleanup.find_processes(mark))  # also while it starts or shuts down
+        is_alive = bool(loopback_cleanup.find_processes(mark))  # also while the host starts or ends
         if next_condition is not None:
             return Condition.UP if is_alive else next_condition
         return Condition.STARTING if is_alive else Condition.ABSENT
@@ -309,7 +313,7 @@ HOST_PATHS = re.compile(r"(?<![\w./-])(/etc/|/run/awsddp\b)")
 
 
 Run = Callable[[list[str]], list[str]]
-"""A function that runs a command and returns its errors."""
+"""A function that runs a command and returns the command's errors."""
 
 
 def run_user_data(

@@ -74,8 +74,8 @@ class EndpointApp:
         return response(environ, start_response)
 
     def _respond_to_admin(self, environ: dict[str, Any]) -> Response:
-        """Run a command that `awsddp local` sent. The command must have the secret, which is readable only in
-        the daemon's folder."""
+        """Run a command that `awsddp local` sent. The request must contain the secret, which can be read only
+        from the daemon's folder."""
         if environ.get("HTTP_X_AWSDDP_SECRET") != self.secret:
             return Response("invalid secret\n", 403)
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -111,7 +111,7 @@ class EndpointApp:
             ]
 
     def _run_one_time_fault(self, fault: dict[str, Any]) -> bool:
-        """Check a node fault. If the effect is one that happens once, run it and return True.
+        """Check a node fault. If the fault's effect happens only once, cause the effect and return True.
 
         :raises UsageError: the fault is invalid.
         """
@@ -152,7 +152,7 @@ class EndpointApp:
         except ConnectionError:
             raise
         except Exception as error:
-            refusal = error if isinstance(error, ServiceException) else None  # in the local cloud or in moto
+            refusal = error if isinstance(error, ServiceException) else None  # from the local cloud or moto
             if refusal is None:
                 traceback.print_exc()
                 refusal = internal_error("An internal error has occurred")
@@ -271,10 +271,11 @@ StatusAndBody = tuple[int, bytes]
 def read_metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> StatusAndBody:
     """Return the metadata service's response to an instance: the HTTP status and the body.
 
-    If this sets a new `role_session` for the instance, the calling function must save it.
+    If this function sets a new `role_session` for the instance, the caller must save the session.
 
     :param environ: the WSGI environment.
-    :param secret: the key that signs tokens, so that tokens stay valid after the daemon restarts.
+    :param secret: the key that signs tokens. The key does not change when the daemon restarts, so that tokens
+        stay valid.
     """
     options, method, path = instance.metadata_options, environ["REQUEST_METHOD"], environ["PATH_INFO"]
     if options.http_endpoint == "disabled":

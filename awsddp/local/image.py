@@ -5,7 +5,7 @@ The common layer hides everything on the machine that is not part of its system 
 accounts, secrets) with whiteouts and opaque folders, and adds a small configuration for systemd, sshd and
 cloud-init.
 
-Deep Learning AMIs have torch at /opt/pytorch. A node gets its environment from a cache, which is mounted
+Deep Learning AMIs have torch at /opt/pytorch. A node gets torch's environment from a cache, which is mounted
 read-only at this path. The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so
 this Python is mounted at /opt/python, and the environment refers to that path.
 """
@@ -222,7 +222,8 @@ def cache_folder() -> Path:
 
 
 def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the folder of torch's environment in the cache; install it if necessary, which takes minutes.
+    """Return the folder of torch's environment in the cache. If the environment is missing, install it, which
+    takes minutes.
 
     :param mode: the local cloud's mode. Loopback mode uses only the packages, not the interpreter.
     :raises LocalCloudError: torch could not be installed.
@@ -251,8 +252,10 @@ def ensure_torch(mode: str, *, on_event: Callable[[str], None] = lambda _: None)
 
 
 def find_python_library() -> Path | None:
-    """Return the shared Python library, outside /usr, that a node needs, or None if it needs none."""
-    # If two threads called sysconfig at the same time, it would return None to the second one (Python 3.11).
+    """Return the path of the shared Python library that a node needs from outside /usr, or None if it needs
+    none."""
+    # sysconfig is not used, because in Python 3.11 it returns None to the second of two threads that call it
+    # at the same time.
     library = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
     return library if BASE_IN_NODE != BASE and library.exists() else None
 
@@ -271,7 +274,8 @@ def _install(folder: Path) -> None:
     options = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
     install(*pip, *options, *indexes, f"torch=={TORCH_VERSION}", *OTHER_PACKAGES)
-    # Without --no-deps, torchvision would require a CUDA build of torch from an index without CPU builds.
+    # Without --no-deps, pip would install a CUDA build of torch for torchvision if the index has no CPU
+    # builds.
     install(*pip, *options, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}")
     _declare_operators(next(building.glob("lib/python*/site-packages")))
     # From here on the environment works only in a node, at /opt/pytorch, and no longer on this machine.

@@ -1,8 +1,10 @@
 """Kill all processes on a host that has neither a cgroup nor a namespace.
 
-These are the processes with the host's mark in their environment (AWSDDP_HOST) or in a file name among their
-arguments (its sshd, which overwrites its environment), and all their descendants. The daemon imports this
-file; a host that powers off runs the file with the system's python3:
+A process belongs to the host if the host's mark is in the process's environment (AWSDDP_HOST) or in a file
+name among its arguments. sshd is identified by such a file name, because sshd overwrites its environment. All
+descendants of these processes belong to the host, too.
+
+The daemon imports this file. A host that powers off runs the file with the system's python3:
 
     python3 bin/ending.py MARK
 """

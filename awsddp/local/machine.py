@@ -1,8 +1,8 @@
 """A local cloud's paths and names, and the choice of a mode that this machine can run.
 
 The names of everything outside its folder (namespaces, interfaces, cgroups, machines) contain a short hash of
-AWSDDP_HOME, so that several local clouds can run on one machine, and `sweep` finds all parts of a local cloud
-by their names.
+AWSDDP_HOME, so that several local clouds can run on one machine, and so that `sweep` can find all parts of a
+local cloud by their names.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Docker's rules (br_netfilter) would block a bridge in the machine's own namespace; a bridge in another
 namespace needs no rule in the machine's firewall. Nodes cannot reach other networks: they have no default
-route, and the bridge drops packets that are not between addresses in the block.
+route, and the bridge drops every packet whose source or destination is outside the block.
 
 A node's security groups are nftables rules in its namespace. The rules are stateful, and traffic that no rule
 allows is dropped. The rules that apply are the union of the rules in all of the instance's groups
@@ -108,7 +108,8 @@ def _create_switch(paths: CloudPaths, block: ipaddress.IPv4Network) -> None:
         f"route add {block} dev vpc",
         namespace=name,
     )
-    # Debian's kernel may lack nftables' bridge family. Even without these rules nodes have no default route.
+    # Debian's kernel may lack nftables' bridge family. Even without these rules, nodes cannot reach other
+    # networks, because they have no default route.
     with suppress(LocalCloudError):
         border = (
             "table bridge border {\n chain forward {\n  type filter hook forward priority 0; policy accept;\n"
@@ -145,7 +146,7 @@ def unplug(paths: CloudPaths, instance_id: str) -> None:
     """Remove a node's port on the bridge and its namespace, if they exist.
 
     The port is deleted explicitly, because a namespace exists as long as a socket refers to it. A namespace
-    that kept its port would still answer at the node's address, which another node may then have.
+    that kept its port would still answer at the node's address, which another node may have by then.
     """
     name = paths.machine_name(instance_id)
     with suppress(LocalCloudError):

@@ -138,8 +138,9 @@ class Call:
 
     @property
     def reservation(self) -> CapacityReservation | None:
-        """Return the reservation with capacity for the whole launch: the named reservation, or else an open
-        one."""
+        """Return the capacity reservation that the launch uses: the named reservation or, if none is named,
+        an open one. Return None if no such reservation matches the launch and has capacity for all of its
+        instances."""
         reservation_id, reservations = self.named_reservation, get_reservations(self.backend)
         if "InstanceMarketOptions" in self.arguments or (not reservation_id and self.group):
             return None
@@ -174,8 +175,8 @@ USD_PER_VCPU, USD_PER_GIB = 0.0348, 0.0033
 
 
 def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
-    """Return a type's spot price in a zone on a UTC day. The price in a zone differs by up to 10 % from the
-    mean."""
+    """Return a type's spot price in a zone on a UTC day. In each zone, the price differs by up to 10 % from
+    the type's mean price."""
     number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16)
     share = SHARE * (0.9 + 0.2 * number / 0xFFFF)
     return _on_demand_price(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]

@@ -29,7 +29,8 @@ USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_f
 Checks = dict[str, Callable[[Call], Any]]
 """Refusals, each with a check that returns a true value if the refusal applies to a call.
 
-The text is formatted with the call and its parameters. A check can return a dict of more values for the text.
+The refusal's text is formatted with the call and its parameters. The check can return a dict of further
+values for the text.
 """
 
 

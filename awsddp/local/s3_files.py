@@ -1,4 +1,4 @@
-"""S3 requests, with their operation, permissions and body, and the file format for objects."""
+"""S3 requests (operation, permissions and body), and the format of the files that store objects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ VALUES = {
 
 
 class Headers(dict[str, str]):
-    """Holds a request's headers, whose names are case-insensitive. moto looks up 50 headers per request."""
+    """Holds a request's headers, whose names are case-insensitive. Lookups must be fast, because moto looks
+    up 50 headers per request."""
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name.lower(), value)

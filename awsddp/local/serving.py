@@ -19,7 +19,8 @@ DRAINED = 1 << 20  # bytes per read while an unread body is discarded
 
 
 class Body:
-    """A request's body, which ends before later data on the connection. `unread` counts its unread bytes."""
+    """A stream with one request's body, without later data on the connection. `unread` counts its unread
+    bytes."""
 
     def __init__(self, source: io.BufferedIOBase, size: int) -> None:
         self._source = source

@@ -1,7 +1,7 @@
 """Compute what a cluster costs from its ledger, for `status`, `down` and `jobs`.
 
-This module does no I/O. EC2 bills by the second, at least 60 s per start; a stopped instance costs only its
-disk: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
+This module does no I/O. EC2 bills by the second, and at least 60 s per start. A stopped instance costs only
+the price of its disk: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def parse_ledger(text: str) -> list[LedgerRow]:
 
 
 class Rate(Frozen):
-    """The hourly cost of all nodes that a budget assumes, in US dollars (None: unknown).
+    """The hourly cost, in US dollars, that a budget assumes for all nodes (None: unknown).
 
     `source` describes the price; "" means the plan's price, which does not change.
     """
@@ -105,7 +105,7 @@ class Budget(Rate):
 
     @property
     def lasts_s(self) -> float:
-        """How long the remaining budget lasts (s). Raises ConfigError if that is too short or unknown."""
+        """How long the remaining budget lasts (s). Raises ConfigError if the time is too short or unknown."""
         if self.usd_per_hour == 0:
             return float("inf")
         remaining_usd = max(0.0, self.usd - self.spent_usd)
@@ -121,11 +121,11 @@ class Budget(Rate):
 
 @dataclass(kw_only=True)
 class _Meter:
-    """One instance's account; the instance exists from `since` to `ended`.
+    """Adds up the cost of one instance, which exists from `since` to `ended`.
 
     `rates` are (time, US dollars per instance-hour from then on; None: unknown), sorted by time, with the
     launch's rate first. `disk` is the hourly rate of the instance's disk. `running_since` is the start of the
-    current run (None: it does not run), and `runs` are the earlier runs.
+    current run (None: the instance is not running), and `runs` are the earlier runs.
     """
 
     since: datetime
@@ -164,11 +164,12 @@ class _Meter:
         self.ended = self.ended or at
 
     def rate(self, at: datetime) -> float | None:
-        """Return the instance's hourly rate at a moment; before the first price this is the launch's rate."""
+        """Return the instance's hourly rate at a moment. Before the first price, the rate is the launch's
+        rate."""
         return [usd for since, usd in self.rates if since <= at][-1]
 
     def usd(self, until: datetime) -> float:
-        """Return what the instance and its disk cost until a moment, or until they stopped or ended."""
+        """Return the cost of the instance's runs and of its disk until a moment."""
         runs = list(self.runs)
         if self.running_since is not None:
             runs.append((self.running_since, max(until, self.running_since + MIN_BILLED)))
@@ -199,7 +200,8 @@ class Bill(Frozen):
     running: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
     settled: frozenset[str] = frozenset()
-    """The instances in `running` and `stopped` that EC2 lists if they still exist."""
+    """The instances in `running` and `stopped` that are old enough to be listed by EC2 if they still exist.
+    If EC2 does not list such an instance, the instance has ended."""
 
 
 class Account:
@@ -240,8 +242,8 @@ class Account:
     def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
         """Return the bill until `now`, or None for a cluster that was never launched.
 
-        `running` are the instances that AWS now lists as running. Another instance that was running when last
-        seen is charged at most until its expiry, when it terminates itself.
+        `running` are the instances that AWS now lists as running. If the ledger says that another instance is
+        running, the instance is charged until its expiry at most, because it then terminates itself.
         """
         if not self._launches:
             return None
@@ -314,9 +316,9 @@ def find_missing_rows(
     """Return the rows for launches, starts, stops and ends that AWS shows but the ledger lacks.
 
     `nodes` are all nodes that AWS lists for the cluster (None: no listing). An instance that is no longer
-    listed must have ended over an hour ago, at an unknown time: it is charged until now, or until its expiry
-    if that is earlier. `launch_row` is the row for instances whose launch was interrupted before the row was
-    written.
+    listed ended more than an hour ago, but the exact time is unknown. Such an instance is charged until now,
+    or until its expiry if that is earlier. `launch_row` is the row for instances whose launch was interrupted
+    before the row was written.
     """
     if nodes is None:
         return []

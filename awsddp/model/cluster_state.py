@@ -12,9 +12,10 @@ def cluster_state(
 ) -> ClusterState:
     """Return a cluster's state, derived from its nodes' states.
 
-    `prepared` has the ids of the instances that this machine has seen ready (None: it has no record).
-    `launching` is True if a launch was recorded and has not returned. `size` is the requested number of nodes
-    (None: unknown): lost nodes beyond this number are ignored, because the cluster has become smaller.
+    `prepared` has the ids of the instances that this machine's record lists as prepared (None: there is no
+    record). `launching` is True if a launch was recorded and has not returned. `size` is the requested number
+    of nodes (None: unknown): lost nodes beyond this number are ignored, because the cluster has become
+    smaller.
     """
     states = {node.state for node in cluster.live} if cluster else set()
     if cluster is None or not states:

@@ -44,7 +44,7 @@ class NodeState(Document):
 class SeenJob(JobRecord):
     """A job as last seen; `reported` is true if its nodes have just reported it.
 
-    `fetched` is true if all its results were fetched to this machine after its end.
+    `fetched` is true if all of the job's results were fetched to this machine after the job ended.
     """
 
     last_seen: str | None

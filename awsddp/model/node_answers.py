@@ -178,7 +178,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's used slots and ports, and, for each job, the nodes on which the job blocks others."""
+    """A node's used slots and ports. `jobs` maps each job to the nodes on which it blocks other jobs."""
 
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
@@ -212,7 +212,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU: `errors` counts uncorrectable memory errors, and `faults` describes why it is unfit."""
+    """A GPU: `errors` counts uncorrectable memory errors, and `faults` describes why the GPU is unfit."""
 
     name: ShortText
     memory_mib: _Size
@@ -240,13 +240,14 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of attempts to connect: node, port, and the error ("": connected)."""
+    """The results of attempts to connect: each has a node, a port, and the error ("": connected)."""
 
     dials: Annotated[tuple[tuple[NodeNumber, _Port, ShortText], ...], Meta(max_length=100_000)]
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`claimed` is True if the client may start a job; `free_s` is how long no client had this right."""
+    """`claimed` is True if the client may start a job; `free_s` is the time for which no client had this
+    right."""
 
     claimed: bool
     free_s: Seconds
@@ -268,8 +269,7 @@ class NameClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a claim for a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 
     `what` is the missing permission, or the bucket's region. `names` are the taken names with the same
-    prefix. "throttled" is the code for all temporary errors, and "unreachable" means that there was no
-    connection.
+    prefix. The code is "throttled" for all temporary errors, and "unreachable" if there was no connection.
     """
 
     code: Literal[
@@ -375,7 +375,7 @@ def make_malformed_error(node: int, why: str) -> NodeError:
 
 @contextlib.contextmanager
 def naming_node(node: int) -> Iterator[None]:
-    """Raise NodeError for validation errors inside the context; they are errors in the node's answer."""
+    """Turn validation errors in the context into a NodeError for the node, whose answer is invalid."""
     try:
         yield
     except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
@@ -397,7 +397,10 @@ def _refuse_constant(text: str) -> float:
 
 
 def _check_text(answer: Any, *, paths: bool = False) -> None:
-    """Raise ValueError for non-Unicode texts (except file names with `paths`), long texts and long lists."""
+    """Raise ValueError if an answer has a text that is not Unicode, or a text or a list that is too long.
+
+    With `paths`, texts can be file names that are not Unicode.
+    """
     pending, count = [answer], 0
     while pending:
         value = pending.pop()

@@ -16,7 +16,7 @@ _COLUMNS = (
     ("node's network", "network_bytes_per_second", "{}/s", 1e6),
 )
 """The heading, key and format of each column. A usage column also has the largest difference from the median
-that does not mark an outlier.
+that does not make a rank an outlier.
 """
 
 
@@ -46,9 +46,10 @@ def make_rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsag
 
 
 def find_outliers(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
-    """Return the ranks whose distance from the median exceeds both half the median and `noise`.
+    """Return the ranks whose value differs from the median by more than half the median and more than
+    `noise`.
 
-    Returns no ranks if half or more of the ranks differ.
+    Returns an empty set if at least half of the ranks differ by that much.
     """
     median = sorted(values.values())[len(values) // 2] if values else 0.0
     limit = max(median / 2, noise)

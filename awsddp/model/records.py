@@ -31,7 +31,7 @@ _Kind = TypeVar("_Kind")
 ENDED_STATES = ("shutting-down", "terminated")
 """EC2's states for an instance that has terminated or is terminating."""
 UPLOADER_SILENT_S = 60.0
-"""The time (s) without a heartbeat after which an uploader counts as dead. An uploader that runs sends a
+"""The time (s) without a heartbeat after which an uploader counts as dead. A working uploader sends a
 heartbeat every few seconds.
 """
 OLDER_JOBS = "..."
@@ -60,11 +60,12 @@ class Keyed:
 class Target(Frozen):
     """The endpoint and credentials for EC2 calls, and the way to connect to nodes.
 
-    The name decides where clusters are searched and how costs are reported; the nodes' properties come from
-    their image's tags. `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key`
-    are None if boto3 searches for the credentials. `caller_address` is this machine's address as the nodes
-    see it (None: it is queried if public addresses are used). `daemon_home` is a local cloud's folder, and
-    `node_s3` is the S3 endpoint for its nodes.
+    The name decides where clusters are searched for and how costs are reported. The nodes' properties come
+    from the tags of their image. `endpoint` is None for AWS's own endpoints. `access_key_id` and
+    `secret_access_key` are None if boto3 searches for the credentials. `caller_address` is this machine's
+    address as seen by the nodes (if it is None and the nodes have public addresses, awsddp queries the
+    address). `daemon_home` is a local cloud's folder, and `node_s3` is the S3 endpoint for the local cloud's
+    nodes.
     """
 
     name: TargetName = "aws"
@@ -90,10 +91,10 @@ class Node(Frozen):
     `state` is EC2's state (pending, running, shutting-down, terminated, stopping, stopped). `launched` is the
     launch time in UTC, and `expires` is the expiry in its tag. `node` is -1 for an instance that no longer
     belongs to the cluster. `changed` is the time when the instance began to stop or terminate, if EC2 reports
-    that. `profile` is its instance profile's ARN. `reason` has EC2's code and text for the stop or end.
-    `uses` has the kind (as in DescribeKeyPairs), name and id of each security group and key that it uses.
-    `is_renumbered` is True if `node` differs from the number that the tag and the launch index give, because
-    another node has that number.
+    that. `profile` is the ARN of the instance profile. `reason` has EC2's code and text for why the instance
+    stopped or ended. `uses` has the kind (as in DescribeKeyPairs), name and id of each security group and key
+    that it uses. `is_renumbered` is True if `node` differs from the number that the tag and the launch index
+    give, because another node has that number.
     """
 
     node: int
@@ -122,7 +123,7 @@ class Node(Frozen):
 
 
 class ClusterListing(Frozen):
-    """A cluster as AWS lists it by its tags: it has one name and one owner. `nodes` is sorted by node number.
+    """A cluster that awsddp finds on AWS by its name and owner. `nodes` is sorted by node number.
 
     `leftovers` are the ids of the cluster's other resources (security groups, keys). `group` is its own
     security group, `ssh_cidrs` are the addresses to which port 22 is open, and `host` is the machine that
@@ -165,7 +166,7 @@ class RecordedCluster(Frozen):
 class LaunchIntent(Frozen):
     """The request for a launch, recorded before it is sent so that it can be repeated identically.
 
-    `host_key` is the public part of its nodes' temporary host key.
+    `host_key` is the public part of the temporary host key of the launched nodes.
     """
 
     cluster_id: str
@@ -223,7 +224,8 @@ class Cause(Frozen):
 
 
 class RankResult(Frozen):
-    """One rank's result. `exit_code` is None while it runs, or -N for signal N; `seconds` is its run time.
+    """One rank's result. `exit_code` is None while the rank runs, or -N for signal N. `seconds` is its run
+    time.
 
     `rank` is the number in the name of the rank's log. Under torchrun, the variable RANK differs from this
     number after a node is lost.
@@ -263,8 +265,8 @@ class Saving(Frozen):
     """The progress of uploads to S3: files saved, files pending, and the error that prevents uploads (or "").
 
     `ended` is True if all files were saved, or were abandoned because of the `error`. `silent_s` is the time
-    since an uploader's last heartbeat, by its node's clock. `unasked` are nodes that did not answer; their
-    files are not counted.
+    since an uploader's last heartbeat, according to the node's clock. `unasked` are nodes that did not
+    answer; their files are not counted.
     """
 
     files: Count = 0
@@ -297,10 +299,10 @@ class JobNode(Frozen):
 class JobRecord(Frozen, Keyed):
     """A job as its nodes report it. `home` is its results folder, relative to the project folder.
 
-    `missing` are the nodes whose part of the results is missing. `commit` is the project folder's commit;
-    `dirty` is True if the folder's files differed from it (None: no repository). `options` are its settings
-    other than defaults, as command line arguments. `resumed` is the job from whose checkpoint this job
-    resumed. `started` is when its first rank started and `ended` when its last rank ended, as
+    `missing` are the nodes whose part of the results is missing. `commit` is the project folder's commit, and
+    `dirty` is True if the folder's files differed from the commit (None: no repository). `options` are its
+    settings other than defaults, as command line arguments. `resumed` is the job from whose checkpoint this
+    job resumed. `started` is when its first rank started and `ended` when its last rank ended, as
     2026-11-22T12:00:00Z. `price_usd_per_hour` is what its nodes cost. `restarts` are the restarts by
     torchrun: "1 of 3: rank 3 @ node1: ValueError". While the job runs, `progress` has the ranks that write
     metrics. `slowest_rank` is a rank that is more than 10 % slower than the best. `usage` has the nodes'
@@ -395,7 +397,8 @@ class RankStack(Frozen, Keyed):
 
 
 def merge_records(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
-    """Return a record whose fields are from `more`, or else from the last of `records` that has the field."""
+    """Return a merged record: each field comes from `more`, or else from the last record that has the
+    field."""
     names = getattr(kind, "__struct_fields__", None) or [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
     values = {name: getattr(record, name) for record in records for name in names if hasattr(record, name)}
     return kind(**values | more)

@@ -66,8 +66,8 @@ class Line:
     def with_options(self, current: Sequence[str], after_down: Sequence[str] = ()) -> "Line":
         """Return the line with global options added to each command.
 
-        Each command gets the options `current`, with two exceptions: commands after a `down` get the options
-        `after_down`, and so does `run`, because `run` creates a cluster.
+        Commands after a `down` get the options `after_down`, and so does `run`, because it creates a cluster.
+        All other commands get the options `current`.
         """
         items = (*self.parts, *self.note)
         parts: list[Command | str] = []

@@ -186,7 +186,7 @@ def filter_reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def find_jump_host(session: Session, record: Record | None = None) -> "Jump | None":
-    """Return the jump host from an option or a variable, or else from the record, or None if neither has one.
+    """Return the cluster's jump host, or None if it has none. An option or a variable overrides the record.
 
     If there is no record, the session's settings decide. "ssm" means Systems Manager in the cluster's
     account.

@@ -89,12 +89,12 @@ class LocatedCluster:
     """A session's cluster, with its target, its record, and what AWS lists there.
 
     `aws_client` is None if the target is the local cloud and the local cloud is not running. `local_record`
-    is None if this machine has no record of the cluster. `listing` is None if AWS lists nothing;
+    is None if this machine has no record of the cluster. `listing` is None if AWS lists nothing.
     `other_listings` are clusters with the same name and owner but another id, which exist if two machines
-    launched at the same time; `other_session_listings` are clusters with this name that other sessions of the
-    user's role created, if nothing else is listed. `searched_places` are the places that were searched, by
-    the names that messages show. `nodes` are usable nodes; `excluded` nodes exist but cannot be used now.
-    `preconnect` are connections that were opened in advance.
+    launched at the same time. If AWS lists no cluster of this owner, `other_session_listings` are the
+    clusters with this name that other sessions of the user's role created. `searched_places` has the searched
+    locations, by the names that messages show. `nodes` are the usable nodes; `excluded` are nodes that exist
+    but cannot be used now. `preconnect` are connections that were opened in advance.
     """
 
     session: Session

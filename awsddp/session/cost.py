@@ -14,8 +14,8 @@ from awsddp.state import Record, read_ledger
 def compute_bill(cluster: LocatedCluster, listed: ClusterListing | None) -> billing.Bill | None:
     """Return the cluster's bill until now, or None if this machine has no record of the cluster.
 
-    Appends to the ledger what AWS lists but the ledger lacks, so that no later bill is smaller. For spot
-    nodes, requests the prices since their launch from AWS.
+    Appends changes that AWS lists and the ledger lacks to the ledger, so that no later bill is smaller. For
+    spot nodes, requests the prices since their launch from AWS.
     """
     if (record := cluster.local_record) is None:
         return None

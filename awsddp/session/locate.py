@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from awsddp.plan.records import Facts
 
 
-# AWS lists terminated instances for about an hour: one that is missing before then is not listed yet.
+# AWS lists terminated instances for about an hour. An instance that was launched less than an hour ago and is
+# missing is therefore not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 TERMINATED_LISTED_FOR = timedelta(hours=1)
 
@@ -49,9 +50,8 @@ def aws_client_for(
 def find_owner(aws: "AwsClient", record: Record | None) -> str:
     """Return a cluster's owner: the owner in the record or, without a record, the caller's AWS identity.
 
-    The login may have changed since the record was written. In a local cloud, the owner is always the AWS
-    identity of the caller.
-    Raises CloudError or ConfigError.
+    The record's owner is used because the login may have changed since the record was written. In a local
+    cloud, the owner is always the AWS identity of the caller. Raises CloudError or ConfigError.
     """
     if record is None or record.target.access_key_id is not None:
         return aws.identity().user_id
@@ -72,7 +72,7 @@ def check_account(cluster: LocatedCluster) -> None:
 def gather_facts(
     aws: "AwsClient", spec: ClusterSpec, target: Target, record: Record | None = None
 ) -> "Facts":
-    """Read the facts for a plan of `spec`; check that the user's own login key matches the key in EC2.
+    """Return the facts for a plan of `spec`. Check that the user's own login key matches the key in EC2.
 
     With a `record`, the owner in the facts is the record's owner, not the caller's AWS identity. Raises
     ConfigError, CloudError.
@@ -99,7 +99,7 @@ def resolve_key_file(spec: ClusterSpec) -> Path:
 
 
 def resolve_target(session: Session, record: Record | None) -> Target:
-    """Return a record's target; no setting changes the target, but --profile selects another login.
+    """Return a record's target. No setting changes the target, except that --profile selects another login.
 
     If there is no record, returns the target in the settings. Raises ConfigError if the command line names a
     target that differs from the record's.
@@ -163,13 +163,15 @@ def find_cluster(
 ) -> Iterator[LocatedCluster]:
     """Search the target of the cluster's record, whatever the settings are; yield the cluster.
 
-    If there is no record, the search covers the local cloud if it runs, then the given or configured region,
-    and then, if `all_regions`, every enabled region. If there is a record, one call lists the nodes; with
-    `all_resources`, the other resources are listed as well. With `ignore_newer`, a record that a newer awsddp
-    wrote is treated as missing. With `name_lock_holder`, an error about nodes names the command that is
-    changing the cluster. Raises CloudError if AWS does not answer; if there are no credentials and no record,
-    the cluster is treated as absent. Raises ConfigError if the command line names a target that differs from
-    the record's.
+    If there is no record, the search covers these targets in order: the local cloud, if it is running; the
+    given or configured region; and every enabled region, if `all_regions` is True. If there is a record, one
+    call lists the nodes; with `all_resources`, the other resources are listed as well. With `ignore_newer`, a
+    record that a newer awsddp wrote is treated as missing. With `name_lock_holder`, an error about nodes
+    names the command that is changing the cluster. If there are no credentials and no record, the cluster is
+    treated as absent.
+
+    Raises CloudError if AWS does not answer, and ConfigError if the command line names a target that differs
+    from the record's.
     """
     record, cluster = session.folder.read(ignore_newer=ignore_newer), None
     with contextlib.ExitStack() as stack:

@@ -185,10 +185,10 @@ def _options_for(
 
 
 def job_options(job: JobRecord) -> dict[str, OptionValue]:
-    """Return a job's settings, by awsddp.toml key; the values of its variables are not known.
+    """Return a job's settings by awsddp.toml key. The values of the job's variables are not known.
 
-    Nodes, which are not trusted, report these settings: a key that does not belong to a job, such as an SSH
-    rule, is ignored.
+    Keys that do not belong to a job, such as an SSH rule, are ignored, because nodes report these settings
+    and nodes are not trusted.
     """
     options = {
         key: value for key, value in parse_job_arguments(job.options).items() if key.startswith(JOB_KEYS)
@@ -261,7 +261,7 @@ def make_interrupted_error(session: Session, *, continue_command: str = "") -> I
 
 
 def add_running_costs(session: Session, error: AwsddpError) -> None:
-    """Add to an error what may still run and cost money, if AWS cannot be queried."""
+    """If AWS cannot be queried, add to an error which nodes may still run and cost money."""
     record = session.folder.read(ignore_newer=True)
     if record is None:
         return

@@ -286,8 +286,8 @@ def _send_saved_checkpoint(
 ) -> None:
     """Let nodes download a checkpoint from S3, and download it again if a running job replaces its files.
 
-    Raises NodesFailed, and ConfigError if the newest checkpoint now has another name, because the ranks
-    expect the name of `checkpoint`.
+    Raises NodesFailed if a node fails. Raises ConfigError if the newest checkpoint now has another name than
+    `checkpoint`, because the ranks expect that name.
     """
     folder, uri = f"awsddp/{checkpoint.folder}", str(checkpoint.uri)
     for attempt in range(1 + MAX_READS):

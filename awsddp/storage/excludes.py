@@ -6,8 +6,8 @@ from awsddp.errors import ConfigError
 
 
 def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return gitignore patterns in the form for nodes: pairs of a regular expression, and True if it excludes
-    paths.
+    """Convert gitignore patterns to the form that nodes use. Each pattern becomes a pair: a regular
+    expression, and a bool that is True if the pattern excludes paths.
 
     Raises ConfigError.
     """

@@ -56,7 +56,7 @@ def find_excess_files(files: Iterable[ResultFile], limit: float, *, results: Pat
 
 
 class _Names:
-    """Assigns names within one local folder; the first file to ask for a name gets it."""
+    """Assigns names within one local folder. If several files need the same name, the first one gets it."""
 
     def __init__(self) -> None:
         self._taken: set[tuple[str, str]] = set()
@@ -80,7 +80,7 @@ class _Names:
             self._folders[parent] = self._assign(parent)
         folder = self._folders[parent]
         name = fsdecode(fsencode(terminal_safe.escape_name(name))[:_LONGEST])
-        stem = f"{name}~" if _key(name) == ".git" else name  # git runs commands from the settings in a .git
+        stem = f"{name}~" if _key(name) == ".git" else name  # git would run commands from .git/config
         name, requested = stem, (folder, _key(stem))
         while (folder, _key(name)) in self._taken:
             self._counts[requested] += 1

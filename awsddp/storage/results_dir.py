@@ -120,10 +120,10 @@ def read_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
 
 
 def get_job_progress(folder: Path, job: JobRecord) -> RankProgress:
-    """Return a job's progress: that of the first rank with a loss.
+    """Return a job's progress, which is the progress of the first rank with a loss.
 
-    The progress is taken from the job's record or, if that has none, from the results. If no rank has a loss,
-    loss and step are taken from the last row of the TensorBoard event files.
+    The progress is taken from the job's record or, if the record has none, from the results. If no rank has a
+    loss, loss and step are taken from the last row of the TensorBoard event files.
     """
     from awsddp.storage import tensorboard
 
@@ -145,8 +145,8 @@ def _data_name(rows: list[dict[str, Any]]) -> str | None:
 def make_job_result(session: Session, job: JobRecord, *, folder: Path | None = None) -> JobDocument:
     """Return a job's `train` document, with the loss and accuracy from its metrics.
 
-    `folder` has the job's results; by default, it is the folder that they are fetched into. In the document,
-    `missing` has the nodes whose results are missing.
+    `folder` has the job's results. The default is the folder into which the results are fetched. In the
+    document, `missing` has the nodes whose results are missing.
     """
     folder = folder or session.results / job.job
     recorded, rows = read_ended_job(folder), read_metrics(folder)
@@ -192,8 +192,8 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
 def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) -> None:
     """Raise ConfigError if a job's results folder has results of another job, which ran elsewhere.
 
-    `strict` is for a job read from S3, where others can write: the job must name its instances, and its
-    instances and S3 URI must be those of the job in the folder.
+    `strict` is for a job read from S3, because others may be able to write there: the job must name its
+    instances, and its instances and S3 URI must match those of the job in the folder.
     """
     folder = session.results / job.job
     recorded = read_job(folder)
@@ -238,8 +238,8 @@ def has_unfetched_results(session: Session, unfetched: Collection[str], job: Job
 def list_older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return the jobs that OLDER_JOBS represents, by instance id, for the connected nodes with this tag.
 
-    These are all jobs that the node reports and this machine has not fetched completely, even if another
-    machine has.
+    For each node, these are all jobs that the node reports and whose results are not complete on this
+    machine, even if another machine has fetched them.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import call_each_node

@@ -190,10 +190,10 @@ class StoredJob:
         return manifest
 
     def download(self, *, all_results: bool) -> dict[int, NodeFiles]:
-        """Download all results, or only logs and metrics unless `all_results`, into the results folder.
+        """Download the logs and metrics or, with `all_results`, all results, into the results folder.
 
         Files that are already downloaded are skipped. If the folder once had all results, existing files stay
-        and missing files are restored. Raises ConfigError and NodeError; raises FilesChanged after all other
+        and missing files are restored. Raises ConfigError or NodeError. Raises FilesChanged after all other
         files are downloaded.
         """
         from awsddp.nodes.download import pull
@@ -299,7 +299,8 @@ class StoredJob:
                 self._nodes[file.node] = self._read(file.node, self._nodes[file.node].listed)
 
     def read_checkpoint(self) -> "SavedCheckpoint":
-        """Return the newest complete checkpoint. Raises NodeError, or ConfigError if none is complete."""
+        """Return the newest complete checkpoint. Raises NodeError, or ConfigError if no checkpoint is
+        complete."""
         index = self._index
         for _ in range(1 + MAX_READS):
             with contextlib.suppress(ObjectChanged):
@@ -374,11 +375,11 @@ def open_saved_job(session: Session, uri: str) -> Iterator[StoredJob]:
 def download_saved_job(
     session: Session, uri: str, *, all_results: bool = False
 ) -> tuple[JobRecord, dict[int, NodeFiles]]:
-    """Download a job's record, logs and metrics, or, with `all_results`, all results, into its results
-    folder.
+    """Download a job's record, logs and metrics into its results folder; with `all_results`, download all
+    results.
 
-    Returns the job and the files by node. Raises the errors of `open_saved_job`, ConfigError if the folder
-    belongs to another job, and, with `all_results`, FilesChanged and IncompleteUpload.
+    Returns the job and the files by node. Raises the same errors as `open_saved_job`, and ConfigError if the
+    folder belongs to another job. With `all_results`, also raises FilesChanged and IncompleteUpload.
     """
     with open_saved_job(session, uri) as saved:
         if not saved.is_over:
@@ -397,9 +398,9 @@ def download_saved_job(
 
 
 def verify_in_s3(session: Session, job: JobRecord) -> bool:
-    """Return True if S3 has all results of a job, and download its record, logs and metrics in that case.
+    """If S3 has all results of a job, download its record, logs and metrics, and return True.
 
-    If S3 does not have all results, the reason is reported.
+    Otherwise, report the reason (except for a job without `save_to`), and return False.
     """
     if job.save_to is None:
         return False
@@ -417,9 +418,9 @@ def verify_in_s3(session: Session, job: JobRecord) -> bool:
 
 
 def derive_signing_secret(session: Session, job: str) -> str:
-    """Return the secret that a job's nodes sign their lists in S3 with. Raises OSError.
+    """Return the secret with which a job's nodes sign their lists in S3. Raises OSError.
 
-    It is derived from the cluster's key, which others who can write to the bucket do not have.
+    The secret is derived from the cluster's key, which other users of the bucket do not have.
     """
     return hmac.new(session.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
@@ -443,7 +444,8 @@ def _stamp(row: SavedFile) -> dict[str, int]:
 
 
 def _staging_path(path: str) -> str:
-    """Return a result's staging path: a hash, because a list can use one name for a file and a folder."""
+    """Return a result's staging path, which is a hash, because a list can give a file and a folder the same
+    name."""
     return f"/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
 
 

@@ -220,7 +220,7 @@ class ListReader:
 
     @contextlib.contextmanager
     def translating_errors(self, name: str) -> Iterator[None]:
-        """Turn errors into a NodeError: the document `name`, or one of its entries, is invalid."""
+        """Turn errors in the context into a NodeError, which says that the document `name` is not valid."""
         try:
             yield
         except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:

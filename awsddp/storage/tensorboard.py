@@ -28,7 +28,7 @@ def read_loss_rows(data: bytes) -> list[dict[str, float]]:
 
 
 def cut_middle(data: bytes, most: int = 300) -> bytes:
-    """Return an event file without its middle: at most, the first and the last `most` records remain."""
+    """Return an event file without its middle: only the first `most` and the last `most` records remain."""
     starts, at = [], 0
     while at + 12 <= len(data):
         starts.append(at)

@@ -25,7 +25,7 @@ def ignore_event(event: object) -> None:
 
 
 def run_in_thread(work: Callable[Params, T], /, *args: Params.args, **more: Params.kwargs) -> Future[T]:
-    """Run `work` in a daemon thread and return its future; the command may exit without waiting for it."""
+    """Run `work` in a daemon thread and return its future. The process can exit before `work` has ended."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -85,9 +85,9 @@ def run_on_nodes(
 ) -> dict[int, T | NodeError]:
     """Call `function(node, on_event, stop)` for all nodes in parallel; return {node: result or NodeError}.
 
-    `on_event` and `on_idle` are called only in the caller's thread, `on_idle` after each MEANWHILE_S without
-    an event. Any exception other than NodeError, including an interrupt, is raised at once, without waiting
-    for the other calls. `stop` is then set, so that the other calls can end.
+    `on_event` and `on_idle` are called only in the caller's thread, and `on_idle` is called whenever
+    MEANWHILE_S have passed without an event. Any exception other than NodeError, including an interrupt, is
+    raised without waiting for the other calls; `stop` is set, so that these calls can end.
     """
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     stop = threading.Event()
