@@ -1,8 +1,9 @@
 """The running command's state: its global options, its signal handlers and the commands that it recommends.
 
-The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way; a second one ends it at once.
-Orderly means: `train` ends its job and fetches the results, `run` also terminates the nodes, and every other
-verb exits within seconds. But after SIGHUP (a closed terminal) or SIGTERM, `train`'s job continues to run.
+The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way. A second signal ends the
+command at once. Orderly means that `train` ends its job and fetches the results, that `run` also terminates
+the nodes, and that every other verb exits within seconds. However, after SIGHUP (a closed terminal) or
+SIGTERM, `train` exits and its job continues to run.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from awsddp.session.context import Session
 
 EXIT_WITHIN_S = 3.0
-"""A verb that has nothing to finish exits within this time after a signal."""
+"""After a signal, a verb that has no job to end exits within this time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,9 @@ class CommandState:
     def interrupt_error(self, stop: BaseException | None = None) -> AwsddpError:
         """Return the error for an interrupted command.
 
-        The error describes what still runs. `stop` is the exception that ended the command: if it has a note,
-        the note becomes the message, and if it is Terminated, the exit code is 128 plus the signal's number.
+        The error describes what still runs. `stop` is the exception that ended the command. If `stop` has a
+        note, the note becomes the message. If `stop` is Terminated, the exit code is 128 plus the signal's
+        number.
         """
         error = Interrupted(
             "interrupted before anything was changed",
@@ -111,7 +113,7 @@ class CommandState:
         self._signals += 1
         if self._signals > 1:
             if self.ends_cluster and number != signal.SIGINT:
-                return  # only a user at a terminal can exit while instances still run
+                return  # only a second Ctrl-C ends the process while instances still run
             self._exit(number)
         if not self.finishes:
             timer = threading.Timer(EXIT_WITHIN_S, self._exit, [number])

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
 _AFTER_SUMMARY = re.compile(r": |(?<! ago\))\. Ranks? ")
-"""Matches the end of an explanation's first sentence. The page omits the rest of the explanation, the ranks'
-positions, because its table shows them."""
+"""Matches the end of an explanation's first sentence. The page omits the ranks' positions in the rest of the
+explanation, because a table shows the positions."""
 _FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
@@ -112,7 +112,11 @@ def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
 
 
 def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:
-    """Yield rows: [ranks, their position, the line of code there, the call in which they wait]."""
+    """Yield the table's rows for each group of ranks and for the worker processes in that group.
+
+    A row has the ranks, their position, the line of code at that position, and the call in which the ranks
+    wait.
+    """
     for (state, call, position, *workers), ranks in _group_ranks(document, _position):
         nodes = sorted({rank.node for rank in ranks})
         names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {format_ranges(nodes)}"
@@ -129,8 +133,8 @@ def _group_ranks(
 ) -> list[tuple[tuple[str, ...], list[RankStack]]]:
     """Return the ranks grouped by `key`.
 
-    Groups that are behind come first, then all other groups; both parts are sorted by the groups' first
-    ranks.
+    Groups that are behind come first, then all other groups. Both parts are sorted by each group's first
+    rank.
     """
     groups: dict[tuple[str, ...], list[RankStack]] = {}
     for rank in sorted(document.ranks, key=lambda rank: rank.rank not in document.behind):

@@ -111,7 +111,7 @@ def _print_error(error: AwsddpError) -> None:
 
 
 def _reader_gone() -> int:
-    """Discard further output because the pipe's reader (`| head`) has exited; return the exit code."""
+    """Discard further output because the pipe's reader (`| head`) has exited, and return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE_CODE
 

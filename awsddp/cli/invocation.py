@@ -162,7 +162,7 @@ def opened(
     *,
     verb: Literal["train", "run"] = "train",
 ) -> Iterator[tuple[Session, Screen]]:
-    """Yield a verb's session and screen; `verb` is "run" if the job's end also ends the cluster."""
+    """Yield a verb's session and screen; `verb` is "run" if the cluster is terminated after the job."""
     spec, job = specs(options, explicit)
     with contextlib.closing(Screen(options)) as screen:
         screen.begin()

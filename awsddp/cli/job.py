@@ -102,7 +102,7 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **values: An
 
 
 class Run(Launch):
-    """The verb `run`. It takes every option of `up` and `train`, but its help lists only the usual ones."""
+    """The verb `run`, which takes the options of `up` and `train`. The help lists only the usual options."""
 
     ends_cluster = True
 

@@ -39,7 +39,7 @@ VERBS = {
 """Maps each verb to its module in cli/ and to its help line. The module defines a function with the verb's
 name (`exec_` for exec)."""
 _GH_RUN_VERBS = (["list"], ["watch"], ["view"])
-"""Words that users type after `gh run`: `awsddp run list` must not treat `list` as a script."""
+"""Words that users type after `gh run`. For example, `awsddp run list` must not treat `list` as a script."""
 
 
 class _Verbs(click.Group):
@@ -142,7 +142,7 @@ def _keep_encoding_of_terminal() -> None:
 
 
 def _start_light() -> None:
-    """Save a quarter of the start-up time by omitting what a short-lived process does not need."""
-    # botocore's description of EC2 has about that many objects, and none of them ever becomes garbage.
+    """Save a quarter of the start-up time: collect garbage rarely, and do not import `invoke`."""
+    # botocore's description of EC2 has about 100,000 objects, and none of them ever becomes garbage.
     gc.set_threshold(100_000)
     sys.modules["invoke"] = None  # type: ignore[assignment]  # paramiko needs it only for `Match exec`

@@ -90,9 +90,9 @@ _RESUMABLE = ("down", "stop", "fetch", "cancel", "sync")
 class Verb(click.Command):
     """A verb's command, which also takes the global options and receives them as `options`.
 
-    Its help page lists only the verb's own options; `awsddp --help` lists the global ones. A verb with
-    `finishes` ends its job after an interrupt, before it exits. A verb with `ends_cluster` exits at once only
-    after a second Ctrl-C, not after any other second signal.
+    The verb's help page lists only the verb's own options; `awsddp --help` lists the global options. After an
+    interrupt, a verb with `finishes` first ends its job and then exits. A verb with `ends_cluster` exits at
+    once after a second Ctrl-C, but not after any other second signal.
     """
 
     finishes = False

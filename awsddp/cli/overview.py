@@ -145,5 +145,5 @@ def _ask(key: str, text: str, default: "str | float") -> OptionValue:
 
 
 def _first_existing(names: str) -> str:
-    """Return the first of these files that exists in the current folder, or ""."""
+    """Return the first file in `names` (space-separated) that exists in the current folder, or ""."""
     return next((name for name in names.split() if Path(name).is_file()), "")

@@ -97,7 +97,7 @@ def _state_and_age(job: "documents.SeenJob") -> str:
 
 
 def _job_place(job: "documents.SeenJob") -> str:
-    """Return the location of a job's results, without the last folder if it has the job's name."""
+    """Return the location of a job's results, without the last folder if that folder has the job's name."""
     if not job.fetched and job.saving is not None and job.saving.is_complete:
         return f"in {job.save_to}/"
     if not job.fetched:
@@ -175,7 +175,7 @@ def job_page(job: "documents.JobDocument", *, next_step: str = "", streamed: boo
 
 
 def _rerun_steps(job: "documents.JobDocument") -> list[str]:
-    """Return the command that runs a failed job again, unless its cause has a next step."""
+    """Return the command that runs a failed job again, or [] if the cause of the failure has a next step."""
     needs_rerun = job.state == "failed" and not (job.cause and job.cause.next)
     return [
         f"{with_global_options('awsddp train', job=job)}   # again, once the cause is removed"
@@ -293,7 +293,10 @@ def _job_details(job: "documents.ListedJob") -> None:
 
 
 def ranks_table(job: "JobRecord") -> None:
-    """Show the metrics and usage of each rank that has any; a star marks usage unlike that of other ranks."""
+    """Show the metrics and usage of each rank that has any.
+
+    A star marks usage that differs from the other ranks' usage.
+    """
     columns = list(make_rank_columns(job.progress, job.usage))
     ranks = sorted({rank for column in columns for rank in column.values})
     rows = [

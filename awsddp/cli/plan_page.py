@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _PRICE_KEYS = EXCLUSIVE_KEYS | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that determine or limit the price."""
 _MAX_FACT_LINES, _MAX_WARNING_LINES = 8, 12
-"""The maximum numbers of lines for facts and for warnings on a launch page. They keep the question on line 24
-or above."""
+"""The maximum numbers of lines for facts and for warnings on a launch page. These limits keep the question on
+line 24 or above."""
 _QUOTA_CODE = re.compile(r", L-[0-9A-F]{8}")
 _INFORMATIONAL = re.compile(
     r"GPUs are |prices are list |the budget of |skipped: |spot nodes |a newer image |"

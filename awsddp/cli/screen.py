@@ -31,7 +31,7 @@ R = TypeVar("R")
 PLAIN_INTERVAL_S = 10.0
 """The interval between progress lines for a transfer if stderr is not a terminal."""
 JSON_INTERVAL_S = 1.0
-"""With --json: the interval between events about a node's transfer."""
+"""The interval between events about a node's transfer, with --json."""
 SILENT_S = 0.4
 """If the verb has shown nothing for this time after its start, a terminal shows a live line."""
 LULL_S = 5.0
@@ -139,7 +139,7 @@ class Screen:
             print(f"{slowest}: {transfers[slowest].text}{suffix}{count}", file=sys.stderr, flush=True)
 
     def _is_due(self, key: str, every_s: float) -> bool:
-        """Return True, and record the time, if `key` was last reported at least `every_s` seconds ago."""
+        """Return True and record the time, unless `key` was reported less than `every_s` seconds ago."""
         now = time.monotonic()
         is_due = now - self._reported.get(key, -every_s) >= every_s
         if is_due:
@@ -157,7 +157,7 @@ class Screen:
         self._start_live().console.print(text, soft_wrap=True)
 
     def _start_live(self) -> "Live":
-        """Return the live lines, which stay below all other output; start them if necessary."""
+        """Return the display of live lines, which stays below all other output. Start it if necessary."""
         if self._region is None:
             from rich.console import Console
             from rich.live import Live
@@ -271,7 +271,10 @@ class Screen:
 
     @contextlib.contextmanager
     def partial_result(self, page: Callable[[Any], None]) -> Iterator[None]:
-        """If the block's error has a partial result, print this result; with --json the error includes it."""
+        """Print the partial result of an error that the block raises, if the error has one.
+
+        With --json, print nothing, because the error's document includes the partial result.
+        """
         try:
             yield
         except AwsddpError as error:

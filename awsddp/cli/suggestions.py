@@ -1,8 +1,8 @@
 """Suggest the right command for a wrong command line.
 
 Other tools' verbs and options (slips.toml) are tried first, and the most similar words last. A suggested
-command launches nothing without a question: a -y is not passed to another verb, and an option that limits
-time or cost remains a limit. This module is imported only for a wrong command line.
+command never launches anything without a question, because -y is not passed to another verb. An option that
+limits time or cost is kept. This module is imported only for a wrong command line.
 """
 
 import difflib
@@ -28,10 +28,10 @@ WORDS_KEY = "awsddp.words"
 _CLUSTER_OPTIONS = ("-c", "--cluster", "--region", "--profile")
 """Options that select a cluster; each suggested command has them before its verb."""
 _REPEATED_OPTIONS = ("--local", "-o")
-"""Other options that each command needs if several commands are suggested."""
+"""Other options that are repeated in each command if several commands are suggested."""
 _YES = ("-y", "--yes")
 _LIMITS = ("--budget", "--idle", "--expires", "--timeout")
-"""Options that limit time or cost: even misspelled ones are never passed to a script."""
+"""Options that limit time or cost. They are never passed to a script, even if they are misspelled."""
 _PLAN_JOB_KEYS = ("job.world_size", "job.nproc_per_node")
 """Job keys that affect a plan, because they determine how many GPUs a node needs."""
 _READ_ONLY = ("status", "jobs", "logs", "why")
@@ -46,9 +46,10 @@ _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 @dataclass(frozen=True)
 class _Words:
-    """The words after a verb, split into those for awsddp and the script's arguments.
+    """The words after a verb, divided into awsddp's words and the script's arguments.
 
-    Each item of `items` is an option's name with the option's words, or "" with a script or a job's name.
+    `items` holds awsddp's words. Each item is a pair: an option's name and the option's words, or "" and a
+    script or job name.
     """
 
     items: list[tuple[str, list[str]]]
@@ -60,7 +61,7 @@ class _Words:
         return self.of([""])
 
     def of(self, names: Iterable[str]) -> list[str]:
-        """Return these options with their values, as words; the name "" selects the other arguments."""
+        """Return the options in `names` with their values, as words. The name "" selects `arguments`."""
         selected = {*names}
         return [word for name, words in self.items if name in selected for word in words]
 
@@ -70,7 +71,7 @@ def suggest(error: click.UsageError, typed: Sequence[str]) -> UsageError:
     ctx = error.ctx or click.Context(click.Command("awsddp"))
     verb, *args = ctx.meta.get(WORDS_KEY, ("",))
     before = [*typed[: len(typed) - len(args) - 1]]
-    if verb == "sky" and args:  # the table contains the verbs of `sky`
+    if verb == "sky" and args:  # the table has the verbs of `sky` without `sky`
         verb, *args = args
     cluster_options, args = _split_cluster_options(args)
     before += cluster_options
@@ -156,7 +157,7 @@ class _Correction:
         self.table = _read_table()
 
     def split(self, verb: str, words: Sequence[str]) -> _Words:
-        """Split a line's words into those for awsddp and the script's arguments.
+        """Divide a command line's words into awsddp's words and the script's arguments.
 
         The script's arguments are options that no verb has, and other words after the script. Of the short
         options, only those of `verb` are recognised.
@@ -233,7 +234,7 @@ class _Correction:
         text, _, fixed_value = text.partition(" ")
         value = fixed_value or value
         others[index:index] = [] if text == "-" else filter(None, (text, value or options.get(text, "")))
-        if verb in ("train", "run"):  # because other words may be wrong too
+        if verb in ("train", "run"):  # `_with_script` also checks the other words
             return why, self._with_script(verb, self.split(verb, others))
         return why, [shlex.join([verb, *others])]
 
@@ -243,14 +244,14 @@ class _Correction:
         return [*args[:index], option + equals + value, *args[index + 1 :]]
 
     def _for_owners(self, owners: list[str], args: list[str], option: str, value: str) -> list[str]:
-        """Return the commands for an option that was typed after this verb, but that only `owners` have."""
+        """Return the commands for an option that this verb does not have, but the verbs in `owners` have."""
         words = self.split(self.verb, args)
         if self.verb in ("up", "plan") and "train" in owners:
             verb_words = words.of(self.options[self.verb].keys() - {*_YES})
             expiry = ["--expires", value] if option == "--timeout" and value else []
             train = ["train", *words.of({*self.options["train"]} - {*_YES, *self.options[self.verb]})]
             return [f"{shlex.join([self.verb, *verb_words, *expiry])}   # then:", shlex.join(train)]
-        if "up" in owners:  # a verb that reads or terminates must not suggest a launch
+        if "up" in owners:  # an option of `up` after another verb must not suggest a launch
             if self.verb not in _READ_ONLY:
                 return [f"{self.verb} --help"]
             return [shlex.join([self.verb, *words.of({"", *self.options[self.verb]})])]

@@ -21,7 +21,7 @@ _GAP = 2
 _MIN_CUT_COLUMNS = 8
 """The last column is truncated to no less than this width; if less space remains, the column is omitted."""
 _COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
-"""Matches a command at the end of a line, which the user may copy, and the comment after it."""
+"""Matches a command that the user may copy at the end of a line, and the comment after the command."""
 _JOIN = "\0"
 """The character that replaces the spaces in a command, so that the command is not wrapped."""
 
@@ -54,7 +54,9 @@ def wrap_lines(text: str, *, columns: int | None) -> list[str]:
 
 
 def wrap(text: str, columns: int | None, *, label: str = "", whole: bool = True) -> list[str]:
-    """Return `label` and a line of text, wrapped between words and, unless `whole`, within long words too.
+    """Return `label` and a line of text, wrapped between words.
+
+    Unless `whole` is set, long words are wrapped too.
 
     A command stays on one line, so that it can be copied; if the text is too long, the command's comment gets
     its own lines.

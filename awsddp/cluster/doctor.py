@@ -30,17 +30,17 @@ from awsddp.settings.spec import JobSection
 from awsddp.util.shipped_files import shipped_folder, template
 
 GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
-"""How long ranks may take to import torch, form a process group and time an all-reduce: a fixed time, an
-extra time per rank (the local cloud's nodes share CPUs), and a maximum."""
+"""The time limit for ranks to import torch, form a process group and time an all-reduce. The limit is a fixed
+time plus a time per rank (because the local cloud's nodes share CPUs), up to a maximum."""
 CLAIM_S = 5.0
 LEAST_SHARE = 0.5
 """Nodes are measured in pairs if an all-reduce reaches less than this share of the type's network
 bandwidth."""
 LEAST_GBYTE_S = 0.005
-"""The same limit as a bandwidth, for types whose bandwidth is unknown: no network is that slow."""
+"""The limit for types whose bandwidth is unknown. Every type's network is faster than this."""
 UPLOAD_BYTES = 3_000_000
-"""The amount of data that each of two nodes sends to this machine. A measurement between the two nodes cannot
-show which of them is slow."""
+"""The amount of data that each of two nodes sends to this machine, to show which node is slow. A measurement
+between the two nodes cannot show this."""
 
 
 def check_before_launch(session: Session) -> DoctorDocument:
@@ -172,7 +172,8 @@ def make_doctor_document(session: Session, checks: Sequence[Check]) -> DoctorDoc
 
 def _check_nodes(connected: ConnectedCluster) -> list[Check]:
     fleet = connected.fleet
-    # A node whose disk is full cannot hold the claim; a check below reports the full disk.
+    # The claim fails if the node's disk is full. Ignore this error, because a check below reports the full
+    # disk.
     with contextlib.suppress(NodeError):
         call_nodes(fleet, {min(fleet.nodes): messages.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
     busy = [job.job for job in list_jobs_on_nodes(connected, partial=True) if job.state == "running"]
@@ -231,9 +232,10 @@ def _group_checks(
 def _measure_pairs(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> dict[int, float]:
-    """Return each node's best rate (MB/s) in process groups with two other nodes, or 0 if all of them fail.
+    """Return each node's best rate (MB/s) in process groups of two nodes, or 0 if all of its groups fail.
 
-    A slow node is measured again, paired with a node that is not slow.
+    Each node forms a group with each of two other nodes. A slow node is measured again, in a group with a
+    node that is not slow.
     """
     connected.session.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
     best = dict.fromkeys(nodes, 0.0)
@@ -252,7 +254,7 @@ def _measure_pairs(
 
 
 def _measure_uploads(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[int, float]:
-    """Return a dict that maps each node to its upload rate to this machine (MB/s), or to 0 if it is lost."""
+    """Return {node: its upload rate to this machine in MB/s}. The rate of a lost node is 0."""
     rates = dict.fromkeys(nodes, 0.0)
     for node in nodes:
         began = time.monotonic()
@@ -274,8 +276,8 @@ def _network_gbyte_s(cluster: LocatedCluster) -> float | None:
 def _run_groups(
     connected: ConnectedCluster, probes: node_checks.Probes, groups: Sequence[Sequence[int]]
 ) -> list[node_checks.GroupProgress]:
-    """Run train/probe.py as a job on all `groups` at the same time; return the ranks' reports."""
-    groups = [sorted(nodes) for nodes in groups]  # a group's ranks meet on its first node
+    """Run train/probe.py on all `groups` at the same time, and return each group with its ranks' reports."""
+    groups = [sorted(nodes) for nodes in groups]  # the first node is the rendezvous of a group's ranks
     formed = [
         node_checks.GroupProgress(
             layout_ranks(nodes, gpus={node: probes.prepared[node].gpus for node in nodes})

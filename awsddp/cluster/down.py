@@ -102,7 +102,7 @@ def _down(
 def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> tuple[str, ...]:
     """Terminate all clusters with this name (each has its own id), and return the terminated instances.
 
-    Terminates everything it can, then raises LeftoverError if anything is left.
+    If something cannot be terminated, terminates everything else and then raises LeftoverError.
     """
     terminated: list[str] = []
     leftovers: list[str] = []
@@ -125,13 +125,13 @@ def _terminate(cluster: LocatedCluster, clusters: Sequence[ClusterListing]) -> t
 
 
 def _with_unfetched(cluster: LocatedCluster, listed: ClusterListing) -> ClusterListing:
-    """Return the listing, with the jobs that are really unfetched on each node.
+    """Return the listing with the jobs that are still unfetched on each node.
 
     These are the jobs in the node's tags, and released jobs whose results are no longer in S3. Jobs whose
     results are already fetched are left out. If the node is not running, jobs whose results are in S3 are
-    left out too; their logs and metrics are downloaded, because no node will report them later. For jobs on
-    running nodes S3 is not checked here: because others can write to the bucket, `fetch_unfetched_results`
-    requires a report from the node.
+    left out too. The logs and metrics of these jobs are downloaded, because no node will report them later.
+    For jobs on running nodes, S3 is not checked here. Others can write to the bucket, so
+    `fetch_unfetched_results` requires a report from the node.
     """
     session = cluster.session
     record = (
@@ -163,7 +163,7 @@ def _instance_ids(job: JobRecord) -> set[str]:
 
 
 def _is_on_running_node(listed: ClusterListing, job: JobRecord) -> bool:
-    """Return True if the tag of a starting or running node names unfetched results of the job."""
+    """Return True if the tag of a starting or running node lists the job as unfetched."""
     ran_on = _instance_ids(job)
     return any(
         node.state not in (*OFF_STATES, *ENDED_STATES)

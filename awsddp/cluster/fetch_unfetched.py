@@ -56,8 +56,8 @@ def fetch_unfetched_results(cluster: LocatedCluster, listed: ClusterListing) -> 
 def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
     """Fetch the running nodes' unfetched results; return a dict that maps each silent node to the reason.
 
-    If a job's results are all in S3, according to its nodes and to S3, only its logs and metrics are fetched,
-    and its name is added to `saved`.
+    If both the nodes and S3 report that all of a job's results are in S3, fetch only the job's logs and
+    metrics, and add the job's name to `saved`.
     """
     session = cluster.session
     names, holders = list_unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
@@ -67,7 +67,7 @@ def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, 
             for job in list_jobs_on_nodes(connected, partial=True)
             if has_unfetched_results(session, names, job)
         ]
-        # End the newest job first: when a job ends, the job that waits for it starts.
+        # End the newest job first, because the end of a job starts the job that waits for it.
         for job in reversed([end_job(connected, job) for job in reversed(unfetched)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")

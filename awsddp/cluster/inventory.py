@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Search(NamedTuple):
-    """Holds the results of searching one target, and which of its regions were searched."""
+    """Holds the search result for one target, and the regions that were searched."""
 
     cluster: LocatedCluster
     regions: list[str]
@@ -33,7 +33,7 @@ class _Search(NamedTuple):
 
 
 def status_all(session: Session) -> list[FoundCluster]:
-    """Return the `status` documents of all clusters in all regions: all owners' clusters, including orphans.
+    """Return the `status` documents of all owners' clusters in all regions, including orphans.
 
     Includes a running local cloud. With --local, only the local cloud is searched; with --region, only that
     region. Raises CloudError if no region answers.
@@ -100,7 +100,7 @@ def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[
 
 @contextmanager
 def _search(session: Session) -> "Iterator[list[_Search]]":
-    """Search the running local cloud and AWS, or one of them if a setting or the record selects it.
+    """Search the running local cloud and AWS, or only the target that a setting or the record selects.
 
     Raises CloudError.
     """
@@ -155,7 +155,7 @@ def _search_target(session: Session, target: Target) -> _Search:
 
 
 def _document(cluster: LocatedCluster, holding: "Holding") -> FoundCluster:
-    """Return the cluster's document; if this machine has the cluster's record, add what `status` shows."""
+    """Return the cluster's document. If this machine has the cluster's record, add the fields of `status`."""
     listed = holding.cluster
     located = _with_record(cluster, listed)
     document = make_cluster_document(located)
@@ -180,9 +180,9 @@ def _is_alive(cluster: LocatedCluster) -> bool:
 
 
 def _with_record(cluster: LocatedCluster, listed: ClusterListing, *, wait: bool = False) -> LocatedCluster:
-    """Return a listed cluster with its record and a new listing, or with `listed` if it has no record.
+    """Return a cluster with its record and a new listing. Without a record, its listing is `listed`.
 
-    With `wait`, first waits until AWS lists the instances that this machine launched, as `down` does.
+    With `wait`, waits until AWS lists the instances that this machine launched. `down` waits in the same way.
     """
     original = cluster.session
     session = replace(

@@ -18,7 +18,7 @@ from awsddp.settings.values import parse_idle
 from awsddp.state import ClusterFolder, Record
 from awsddp.util.parallel import run_each
 
-# The pauses for capacity.retry_until_up: capacity returns within minutes, not seconds.
+# The shortest and longest pauses with capacity.retry_until_up. Capacity returns within minutes, not seconds.
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
@@ -88,8 +88,8 @@ def _launch_values(
     from awsddp.nodes.provision import render_user_data
 
     host_key = make_key("awsddp temporary host key")
-    # A budget makes more expensive alternatives expire earlier, so this is the first expiry. Each node gets
-    # its final expiry when it is prepared.
+    # With a budget, more expensive alternatives expire earlier, so this is the earliest expiry. Each node
+    # gets its final expiry when it is prepared.
     expires_s = min(option.expires_s for option in (plan, *plan.alternatives))
     data = render_user_data(
         host_key=host_key,

@@ -1,4 +1,4 @@
-"""plan: show what `up` would do and cost. Also lists the settings and the instance types that AWS offers."""
+"""plan: show what `up` would do and cost, and list the settings and the instance types that AWS offers."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 def read_facts_and_cluster(
     requested: Session, target: Target, record: Record | None
 ) -> "tuple[Facts, LocatedCluster]":
-    """Read the plan's facts and the cluster's listing in parallel; the cluster has the record's settings.
+    """Return the facts that the plan needs, and the cluster with its listing, both requested in parallel.
 
-    Settings in awsddp.toml that differ from the record are reported. Raises CloudError or ConfigError, for
-    example for an invalid environment.
+    The cluster's settings come from its record, if there is one. Settings in awsddp.toml that differ from the
+    record are reported. Raises CloudError or ConfigError, for example for an invalid environment.
     """
     session = with_record_settings(requested, record)
     if record is not None:
@@ -96,7 +96,7 @@ def must_reconcile(cluster: LocatedCluster) -> bool:
 
 
 def plan(session: Session) -> LaunchPlan:
-    """Return the plan that `up` would carry out now; for an existing cluster, it has the steps of the change.
+    """Return the plan that `up` would carry out now. The plan for an existing cluster lists the changes.
 
     Raises ConfigError for an invalid spec or environment, or CloudError if AWS does not answer or refuses a
     request.

@@ -14,8 +14,8 @@ from awsddp.util.parallel import NodesFailed, import_in_thread
 def prepare_nodes(cluster: LocatedCluster, *, has_hosts: bool = True) -> LocatedCluster:
     """Wait until all nodes run, prepare new nodes, and set the expiry on all nodes; return the cluster.
 
-    The expiry tag is written last, so that a node with the right tag is sure to have the expiry. If
-    `has_hosts` is False (the local cloud runs without hosts), there is nothing to log in to.
+    The expiry tag is written last, so that a node with the new tag certainly has the new expiry. If
+    `has_hosts` is False (the local cloud runs without hosts), the function does not log in to nodes.
     """
     from awsddp.aws.instances import check_still_running, wait_running
     from awsddp.aws.power import poweroff, tag_expiry

@@ -90,11 +90,11 @@ def make_change_plan(cluster: LocatedCluster, change: Reconciliation, job_facts:
 def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> LocatedCluster:
     """Carry out the steps of the change, and return the cluster with its nodes.
 
-    The expiry is only recorded here: `prepare_nodes` sets it on the nodes. A new jump host is checked first.
-    `confirm` is called before an instance is started or terminated, but not before SSH is opened.
-    Unfetched results are fetched before their nodes are terminated. Raises ConfigError if a job runs on a
-    node to terminate, NodeError if results cannot be fetched, and the errors of a launch. After an
-    interruption, the next call continues.
+    This function only records the expiry; `prepare_nodes` sets the expiry on the nodes. A new jump host is
+    checked first. `confirm` is called before an instance is started or terminated, but not before SSH is
+    opened. Unfetched results are fetched before their nodes are terminated. Raises ConfigError if a job runs
+    on a node to terminate, NodeError if results cannot be fetched, and the errors of a launch. After an
+    interruption, the next call continues the change.
     """
     session, record = cluster.session, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
@@ -134,7 +134,7 @@ def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> Locate
 
 
 def _open_ssh(cluster: LocatedCluster, own_listing: ClusterListing, change: Reconciliation) -> None:
-    """If the change has such a step, open SSH for the addresses in the spec."""
+    """If the change has a step that opens SSH, allow SSH from the addresses in the spec."""
     from awsddp.aws.launch_resources import replace_ssh_sources
 
     for step in change.steps_of("open"):
@@ -174,7 +174,7 @@ def _other_live(cluster: LocatedCluster) -> list[ClusterListing]:
 
 
 def _price(record: Record, nodes: int) -> float | None:
-    """Return the hourly price of this many nodes, at the last launch's price."""
+    """Return the hourly price of this number of nodes, computed from the last launch's price."""
     price = record.price_usd_per_hour
     return price if price is None or nodes == record.nodes else round(price / record.nodes * nodes, 4)
 

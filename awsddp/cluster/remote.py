@@ -15,18 +15,18 @@ from awsddp.util.parallel import results_or_raise
 
 OnOutput = Callable[[int, bytes, bool], None]
 """A callback that receives a node's number, a piece of output, and True if the piece is from stderr."""
-# User input is passed as arguments: nothing is pasted into the script.
+# User input is passed as arguments and never inserted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
 
 
 def run_on_nodes(
     session: Session, *, words: Sequence[str], node: int | None, stdin: bytes, on_output: OnOutput
 ) -> ExecDocument:
-    """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
+    """Run a command on all nodes (or only on `node`), and return the `exec` document.
 
-    Several words are a program and its arguments; a single word is a line for bash. Placeholders are filled
-    as for a job with one rank per node. `stdin` is sent to every node. Raises NotFoundError or NodeError for
-    nodes that do not exist or cannot be reached.
+    No exit code raises an error. Several words are a program and its arguments; a single word is a line for
+    bash. Placeholders are filled as for a job with one rank per node. `stdin` is sent to every node. Raises
+    NotFoundError or NodeError for nodes that do not exist or cannot be reached.
     """
     from awsddp.job.unsynced_data import report_unsynced_files
 

@@ -33,7 +33,8 @@ from awsddp.storage.results_dir import find_fetched_job
 IDLE = "10m"
 """The default idle time for the nodes of a `run`; it is short because no user logs in to them."""
 END_S = 600.0
-"""How long `run` tries to terminate its nodes while AWS does not answer; their idle time is over by then."""
+"""How long `run` tries to terminate its nodes while AWS does not answer. The nodes' default idle time
+(`IDLE`) is over by then."""
 _Result = TypeVar("_Result")
 
 
@@ -143,8 +144,9 @@ def _tear_down(session: Session, result: RunDocument) -> AwsddpError | None:
 def down_or_stop(session: Session) -> DownDocument:
     """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
-    Retries for END_S while AWS does not answer. Raises NodeError or ConfigError if the nodes were stopped,
-    and the errors of `down`, which then say what may still run, at what price, and how to terminate it.
+    Retries for END_S while AWS does not answer. Raises NodeError or ConfigError if the nodes were stopped.
+    Also raises the errors of `down`, with the resources that may still run, their price, and the command that
+    terminates them.
     """
     from awsddp.aws.waits import CLOCK, growing_pauses
 
@@ -180,7 +182,7 @@ def _down_or_stop(session: Session) -> DownDocument:
 
 
 def _ignore_broken_pipe(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return an `on_lines` that ignores BrokenPipeError, so that the run reaches its end."""
+    """Return a function that calls `on_lines` and ignores BrokenPipeError, so that the run continues."""
 
     def deliver(data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -23,7 +23,7 @@ from awsddp.util import formatting
 ASK_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
-# The watchdog ignores connections from the ports in this file: this login does not count as use of the node.
+# The watchdog ignores connections from the ports in this file, so this login does not count as use.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
 )
@@ -33,9 +33,9 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
     """Return the cluster as the `status` document; a cluster that is not found is "absent".
 
     If there is no record, only the running local cloud and one region are searched; `status_all` searches
-    every region. With `ask_nodes`, the document has each node's `idle_left_s` as its watchdog last counted
-    it, or None if the node does not answer within ASK_S. Raises CloudError if AWS does not answer, or
-    NotFoundError if another session of the user's role has a cluster with this name.
+    every region. With `ask_nodes`, the document has each node's `idle_left_s`, which the node's watchdog
+    counts. `idle_left_s` is None if the node does not answer within ASK_S. Raises CloudError if AWS does not
+    answer, or NotFoundError if another session of the user's role has a cluster with this name.
     """
     with find_cluster(session, ignore_newer=True, all_regions=False) as cluster:
         cluster, reported_jobs = refresh_jobs(cluster)
@@ -89,10 +89,10 @@ def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRec
 
 
 def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
-    """Return True if the nodes may have news. Other requests are avoided, because they count as use.
+    """Return True if the nodes may have a job state to report that is not in the record.
 
-    They may have news if a job was running or uploading when last seen, or if their tags name a job that is
-    not in the record.
+    This is the case if a job was running or uploading when last seen, or if the nodes' tags name a job that
+    is not in the record. Otherwise no request is sent, because a request counts as use of the nodes.
     """
     if set(cluster.unfetched_jobs) - {job.job for job in jobs} - {OLDER_JOBS}:
         return True

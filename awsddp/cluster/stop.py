@@ -75,7 +75,7 @@ def _end_jobs(cluster: LocatedCluster, listed: ClusterListing) -> None:
             refuse_ephemeral_results(
                 connected, [job for job in jobs if has_unfetched_results(session, listed.unfetched, job)]
             )
-            # End the newest job first: when a job ends, the job that waits for it starts.
+            # End the newest job first, because the end of a job starts the job that waits for it.
             session.folder.save_jobs(*[end_job(connected, job) for job in reversed(jobs)])
     except Ephemeral:
         raise

@@ -11,8 +11,8 @@ from awsddp.session.context import Session
 def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
     """Send the project folder to all nodes and return the `sync` document.
 
-    `confirm` is called for each running job, because the job's files would change; an exception from
-    `confirm` refuses the sync. Raises ConfigError for an invalid folder, or NodeError for nodes that did not
+    `confirm` is called for each running job, because the job's files would change. If `confirm` raises an
+    exception, nothing is sent. Raises ConfigError for an invalid folder, or NodeError for nodes that did not
     receive the files.
     """
     from awsddp.nodes.sync import push

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
     """Launch the cluster, or change an existing one to match the spec, and return the `up` document.
 
-    `confirm` is called with the plan before a launch, or with a question before instances are only started or
-    terminated, and raises an exception to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
-    LeftoverError; the next `up` continues where this one stopped.
+    `confirm` is called with the plan before a launch. If instances are only started or terminated, `confirm`
+    is called with a question instead. To refuse, `confirm` raises an exception. Raises ConfigError,
+    CloudError, CapacityError, NodeError or LeftoverError. The next `up` continues where the failed call
+    stopped.
     """
     with session.folder.lock("up"), open_target(session, record := session.folder.read()) as target:
         facts, cluster = read_facts_and_cluster(session, target, record)
@@ -56,7 +57,7 @@ def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
 
 
 def build_environment(cluster: LocatedCluster) -> LocatedCluster:
-    """On the nodes, build the environment that [env] describes; record it for later jobs; return the cluster.
+    """Build the environment of [env] on the nodes, record it for later jobs, and return the cluster.
 
     Raises ConfigError, and NodeError, for example if the nodes differ in torch, CUDA, driver or GPUs.
     """
@@ -129,8 +130,8 @@ def _finish_launch(cluster: LocatedCluster) -> LocatedCluster:
 def _terminate_others(cluster: LocatedCluster) -> LocatedCluster:
     """Refresh the listing, and terminate other clusters with this name.
 
-    Two machines may launch at the same time, before AWS lists the other machine's cluster. Both then keep the
-    cluster that was created first. Raises ConfigError if this machine's cluster was terminated.
+    Two machines may launch at the same time, before AWS lists the other machine's cluster. Both machines then
+    keep the cluster that was created first. Raises ConfigError if this machine's cluster was terminated.
     """
     record, cluster = cluster.record, refresh_listing(cluster)
     own_listing = cluster.own_listing
