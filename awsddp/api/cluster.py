@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 class Cluster:
     """The cluster with this name, which `awsddp -c NAME` also selects; the cluster need not exist yet.
 
-    The constructor reads no files and sends no requests. `local`, `region` and `profile` are the command-line
-    options with these names; every other keyword is a key of awsddp.toml and applies to all methods
-    (`workdir=...`, `results=...`). awsddp.toml is read from the current folder. `on_event` is called with
-    progress, on the thread that called the method or iterates `Job.logs`. Raises UsageError for a keyword
-    that is not a key of awsddp.toml, or ConfigError for an invalid name; the methods raise ConfigError for an
-    invalid value.
+    The constructor reads no files and sends no requests. `local`, `region` and `profile` have the same
+    meaning as the command-line options with these names. Every other keyword, such as `workdir=...` or
+    `results=...`, is a key of awsddp.toml and applies to all methods. awsddp.toml is read from the current
+    folder. `on_event` is called with each progress event, on the thread that called the method or iterates
+    over `Job.logs`. The constructor raises UsageError for a keyword that is not a key of awsddp.toml, and
+    ConfigError for an invalid name. The methods raise ConfigError for an invalid value.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class Cluster:
         `up` is idempotent: it finishes, repairs or resizes a cluster. On AWS, `up` needs consent: a plan
         (`agreed`), `max_price_usd` (per hour, for all nodes together) in the keys or in awsddp.toml, or
         `confirm`. `confirm` is called with the plan before a launch. If instances are only started or
-        terminated, `confirm` is called with a question instead. It raises an exception to refuse. Raises
-        UsageError if there is no consent, and the errors of `awsddp up`.
+        terminated, `confirm` is called with a question instead. To refuse, `confirm` raises an exception.
+        Raises UsageError if there is no consent, and the errors of `awsddp up`.
         """
         from awsddp.cluster.up import up
 
@@ -154,8 +154,8 @@ class Cluster:
     def sync(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.SyncDocument":
         """Send the project folder to every node and return the `sync` document.
 
-        `confirm` is called for each running job, because its files would change, and raises an exception to
-        refuse. Raises ConfigError or NodeError.
+        `confirm` is called for each running job, because the job's files would change. To refuse, `confirm`
+        raises an exception. Raises ConfigError or NodeError.
         """
         from awsddp.cluster.sync import sync
 
@@ -170,7 +170,7 @@ class Cluster:
         on_lines: Callable[[bytes], None] | None = None,
         **keys: "Unpack[JobKeys]",
     ) -> "Job":
-        """Send the project folder and start a job; return once its ranks run.
+        """Send the project folder, start a job, and return the job once its ranks run.
 
         If there is no script, the job runs the bundled program. `on_lines` is called with the ranks' labelled
         lines as they arrive; if it is given, `train` returns only when the job has ended and its results are
@@ -239,8 +239,7 @@ class Cluster:
             return fetch(self.session, job=job, refetch=refetch, start=start)
 
     def doctor(self) -> "documents.DoctorDocument":
-        """Return the `doctor` document, with checks on the cluster's nodes or, without a cluster, on a
-        launch.
+        """Return the `doctor` document: checks of the cluster's nodes, or of a launch if there is no cluster.
 
         Changes nothing. Raises InUse, ConfigError or CloudError, or NodeError if no node can be reached.
         """
@@ -270,9 +269,9 @@ class Cluster:
         """Terminate the cluster and return the `down` document. Unfetched results are fetched first.
 
         With `known_only`, a cluster without a record on this machine is refused. `confirm` is called before
-        anything is terminated and raises an exception to refuse. If results cannot be fetched, `lose` is
-        called with the NodeError, which is then raised unless `lose` returns True; with `discard`, nothing is
-        fetched. Raises LeftoverError or CloudError.
+        anything is terminated and raises an exception to refuse. With `discard`, nothing is fetched. If
+        results cannot be fetched, `lose` is called with the NodeError. The cluster is then terminated only if
+        `lose` returns True; otherwise, the error is raised. Raises LeftoverError or CloudError.
         """
         from awsddp.cluster.down import down
 
@@ -313,7 +312,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """Holds what `up` would do. `launch` has all details; a notebook shows the plan as a table."""
+    """Holds what `up` would do. `launch` is the complete plan. A notebook shows a Plan as a table."""
 
     launch: LaunchPlan
     cluster: "Cluster"
@@ -472,7 +471,7 @@ class Job:
         return self
 
     def cancel(self) -> "Job":
-        """End the job: the ranks get SIGTERM, and SIGKILL after the grace.
+        """End the job: the ranks get SIGTERM, and SIGKILL after the grace period.
 
         Raises NotFoundError or NodeError.
         """
@@ -487,7 +486,8 @@ class Job:
         return self.cluster.fetch(self.name)
 
     def why(self) -> "documents.WhyDocument":
-        """Return each rank's stack and the ranks that are behind or, for an ended job, the cause of its end.
+        """Return the `why` document. For a running job, it has each rank's stack and the ranks that are
+        behind; for an ended job, it has the cause of the end.
 
         The job keeps running. Raises NotFoundError or NodeError.
         """

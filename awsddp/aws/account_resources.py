@@ -62,8 +62,8 @@ def find_subnets(aws: AwsClient, subnet_id: str | None) -> tuple[Subnet, ...]:
 def _routes(aws: AwsClient, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
     """Return the route tables of `vpc` (None: all VPCs) and their default routes, as fields of Subnet.
 
-    The keys are subnet ids. A VPC's id is the key for all of its subnets that have no route table of their
-    own.
+    The keys are subnet ids. Subnets without a route table of their own share one entry, whose key is the
+    VPC's id.
     """
     request = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
     tables = none_if_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", request))
@@ -72,7 +72,7 @@ def _routes(aws: AwsClient, *, vpc: str | None = None) -> dict[str, dict[str, st
             "route": _internet_route(table.routes),
             "table": table.route_table_id,
         }
-        for table in tables or ()  # no launch depends on the routes
+        for table in tables or ()  # without these routes, a launch can continue
         for association in table.associations
     }
 
@@ -120,7 +120,7 @@ def with_s3_routes(aws: AwsClient, subnets: tuple[Subnet, ...]) -> tuple[Subnet,
 
 
 def read_own_group(aws: AwsClient, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> OwnGroup:
-    """Return the user's own security group, and the needed traffic that the group's rules do not allow.
+    """Return the user's own security group, with the needed traffic that its rules do not allow.
 
     `cidrs` are the source addresses for SSH. Raises CloudError, or ConfigError if the group does not exist.
     """
@@ -256,7 +256,7 @@ def check_disk_key(aws: AwsClient, key_id: str) -> None:
 def find_reservation(aws: AwsClient, reservation_id: str) -> Reservation:
     """Return the requested capacity reservation or capacity block.
 
-    Raises CloudError, or ConfigError if it does not exist.
+    Raises CloudError, or ConfigError if the reservation does not exist.
     """
     request, operation = {"CapacityReservationIds": [reservation_id]}, "DescribeCapacityReservations"
     key, noun = "capacity.reservation", "capacity reservation"
@@ -271,10 +271,10 @@ def _group(aws: AwsClient, group_id: str, *, key: str) -> SecurityGroup:
 def _describe_one(
     aws: AwsClient, shape: type[S], operation: str, request: Reply, *, key: str, noun: str
 ) -> S:
-    """Return the one resource that a request describes; the request's first parameter lists its id.
+    """Return the one resource whose id is listed in the request's first parameter.
 
     The error message contains `key`, the setting that names the resource, and `noun`, the kind of resource.
-    Raises CloudError, or ConfigError if it does not exist.
+    Raises CloudError, or ConfigError if the resource does not exist.
     """
     why = ""
     try:

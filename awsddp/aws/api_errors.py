@@ -26,7 +26,8 @@ awsddp run --local   # without AWS: rehearses the job with nodes on this machine
 
 @dataclass(frozen=True)
 class _Row:
-    """The error for some AWS error codes (without their suffix Exception) or botocore exceptions.
+    """The parts of awsddp's error for some AWS error codes (without the suffix Exception) or botocore
+    exceptions.
 
     `message` may contain {operation}, {where} and {who}; `next` may contain {login}, the command to log in,
     and {sso}, the command to configure the login. `login` is True if the user has to log in.
@@ -167,7 +168,8 @@ _BY_CODE = {code: row for codes, row in _ROWS.items() for code in codes}
 
 
 REGION_NOT_ENABLED_CODES = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
-"""The error codes for a region that the account has not enabled; invalid credentials have the same codes.
+"""The error codes for a region that the account has not enabled. AWS returns the same codes for invalid
+credentials.
 
 https://docs.aws.amazon.com/general/latest/gr/rande-manage.html
 """
@@ -175,7 +177,7 @@ _ENCODED = re.compile(r"\s*Encoded authorization failure message: *(\S*)")
 
 
 class AwsRefused(CloudError):
-    """AWS returned an error, or no response (the kind `unavailable`: the call may have taken effect).
+    """AWS returned an error or no response. If the kind is `unavailable`, the call may have taken effect.
 
     `code` is AWS's error code, or the name of botocore's exception.
     """
@@ -254,7 +256,7 @@ def translate_error(
 
 
 def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
-    """Return an error reply's row, code and text, without the encoded message in the text."""
+    """Return an error reply's row, code and text. The text does not contain the encoded message."""
     code = str(reply.get("Error", {}).get("Code", ""))
     why = _ENCODED.sub("", f"{code}: {reply.get('Error', {}).get('Message', '') or code}")
     metadata = reply.get("ResponseMetadata", {})

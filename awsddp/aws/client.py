@@ -37,7 +37,8 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.version import __version__
 
 ATTEMPTS = 8
-# The first call gets fewer attempts: without a network, eight would take half a minute without any output.
+# The first call gets fewer attempts, because without a network eight attempts would take half a minute,
+# without any output.
 FIRST_ATTEMPTS = 3
 # The Pricing API has endpoints in only a few regions; each endpoint has the prices of all regions:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
@@ -46,7 +47,7 @@ _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 OPEN_REGION = "us-east-1"
 """A region that is always enabled. Its API lists the regions that an account has to enable first."""
 # The least-privilege policy depends on tags, and IAM may not see a new resource's tags at once. AWS does not
-# document how long that takes:
+# document when IAM sees them:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _NEW_S = 15.0
 _NEEDS_CAPACITY = ("RunInstances", "StartInstances")
@@ -132,10 +133,10 @@ class Trail:
 class AwsClient:
     """Makes the AWS calls for one target. It is thread-safe; boto clients are built when they are first used.
 
-    `on_call` is called with every completed call, on the thread that made it. If the client `login` is given,
-    its credentials are used, so that the user enters an MFA code only once. `report_wait` is called with a
-    text while a login program runs. Raises ConfigError if no region is configured, or if the region or the
-    AWS configuration is invalid.
+    `on_call` is called with every completed call, on the thread that made it. If another client is given as
+    `login`, that client's credentials are used, so that the user enters an MFA code only once. `report_wait`
+    is called with a text while a login program runs. Raises ConfigError if no region is configured, or if the
+    region or the AWS configuration is invalid.
     """
 
     def __init__(
@@ -160,10 +161,10 @@ class AwsClient:
     def call(self, operation: str, parameters: Reply, *, service: str = "ec2") -> Reply:
         """Make one call and return its reply. Raises CloudError, CapacityError or ConfigError.
 
-        A launch or a start is sent only once, since botocore would retry a lack of capacity (an HTTP 500).
-        Every other call, including one with DryRun, is retried in botocore's standard mode. A denied call is
-        also retried if it names a resource that this client created a few seconds ago, because IAM may not
-        see the resource's tags yet.
+        A call that launches or starts instances is sent only once, since botocore would also retry it if AWS
+        has no capacity (an HTTP 500). Every other call, including one with DryRun, is retried in botocore's
+        standard mode. A denied call is also retried if it names a resource that this client created a few
+        seconds ago, because IAM may not see the resource's tags yet.
         """
         for pause in growing_pauses(1.0, 4.0):
             try:
@@ -261,7 +262,8 @@ class AwsClient:
         """Return the AWS caller identity; STS is called only once. Raises CloudError if AWS rejects the
         credentials.
 
-        Raises ConfigError if UserId differs in each process, because no later command could find the nodes.
+        Raises ConfigError if each process would get a different UserId, because later commands could then not
+        find the nodes.
         """
         if self._login is not None:
             return self._login.identity()
@@ -307,7 +309,7 @@ class AwsClient:
     def _unknown_region(self, region: str, why: str = "") -> ConfigError:
         import difflib
 
-        variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # the first one that is set is used
+        variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # the error names the first one that is set
         named = next(filter(os.environ.get, variables), "region of the AWS profile")
         setting = "cluster.region" if self._target.region else named
         matches = difflib.get_close_matches(region.lower(), list_known_regions(), n=2)
@@ -345,7 +347,7 @@ class AwsClient:
 
 
 def created_ids(operation: str, parameters: Reply, reply: Reply) -> list[str]:
-    """Return the ids or names, as later calls use them, of the resources that a call created."""
+    """Return the ids or names of the resources that a call created, in the form that later calls use."""
     match operation:
         case "CreateSecurityGroup":
             return [reply["GroupId"]] if "GroupId" in reply else []

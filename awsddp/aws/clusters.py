@@ -244,8 +244,8 @@ def _launch_of(node: Node) -> tuple[str | None, ...]:
 def _numbers_by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
     """Return {instance id: new number} for the nodes of one launch if they all have the same number, else {}.
 
-    A number that a node of the launch has in its own tag is not given to another node. An instance that a
-    user later copies in the console, including its tags, is not part of the launch.
+    A number that is already in a node's own tag is not given to another node of the launch. An instance that
+    a user later copies in the console, including its tags, is not part of the launch.
     """
     first, times = launch[0], [node.launched for node in launch if node.launched]
     if len({node.node for node in launch}) > 1 or (times and max(times) - min(times) > _ONE_LAUNCH):
@@ -285,7 +285,7 @@ def _parse_time(tags: Mapping[str, str], name: str) -> datetime | None:
 
 
 def is_instance_unknown(refusal: AwsRefused) -> bool:
-    """Return True if AWS does not find an instance: it may have been launched a moment ago."""
+    """Return True if AWS does not find an instance, which may be because it was launched a moment ago."""
     return refusal.code == "InvalidInstanceID.NotFound"
 
 
@@ -331,8 +331,8 @@ def exists(cluster: ClusterListing) -> bool:
 def find_clusters_of_other_sessions(aws: AwsClient, name: str, owner: str) -> tuple[ClusterListing, ...]:
     """Return the live clusters with this name that other sessions of the owner's role own.
 
-    Only sessions that awsddp named are searched. Their names contain the host's name, so the same user is a
-    different owner on a different host. Returns () for an owner that is not a role. Raises CloudError.
+    Only sessions that awsddp named are searched. A session's name contains the host's name, so a user who
+    works on two hosts counts as two owners. Returns () for an owner that is not a role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
     nodes = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ()
@@ -369,7 +369,8 @@ def _clusters(
     """Return the clusters that have an id, each with all the resources that have its tags."""
     members: dict[tuple[str, str, str], list[Node | Resource]] = defaultdict(list)
     for resource in resources:
-        # An id alone may be a copy: the console's "launch more like this" copies tags.
+        # An id is not enough to identify a cluster, since it may be a copy: the console's "launch more like
+        # this" copies tags.
         name, owner, cluster_id = (
             resource.tags.get(f"awsddp:{tag}", "") for tag in ("cluster", "owner", "id")
         )

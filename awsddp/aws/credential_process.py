@@ -14,8 +14,8 @@ from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 
 PROGRAM_S, QUIET_S = 120.0, 3.0
-"""The longest time that a `credential_process` may run, since the user may have to log in with a browser, and
-the time after which the wait is reported. The SDK for Go allows 60 s:
+"""The time limit (s) for a `credential_process`, during which the user may have to log in with a browser, and
+the time (s) after which awsddp reports that it is waiting. The SDK for Go allows 60 s:
 https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
 """
 AGAIN_S = 5.0
@@ -52,7 +52,8 @@ class _ProcessOutput(msgspec.Struct, rename="pascal"):
 class ProgramProvider(ProcessProvider):
     """Runs `credential_process` with a timeout. Every failure raises ProgramFailed.
 
-    `failures` are the session's failures; `report_wait` is called with a text while the program runs.
+    `failures` records the failed runs of all providers in the session. `report_wait` is called with a text
+    while the program runs.
     """
 
     def __init__(

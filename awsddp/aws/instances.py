@@ -52,9 +52,9 @@ def launch(
     """Launch all of the plan's nodes in one zone, or no nodes at all; the plan's zones are tried in order.
 
     A zone where the placement group has no room is tried again without the group, except for nodes with EFA.
-    `values` has the ids name, cluster_id and security_group. Each attempt has its own token, and
-    `write_intent` gets the whole request before it is sent. Raises CapacityError, which gives the reason for
-    each zone, if no zone has the instances, or CloudError if AWS refuses the launch.
+    `values` has the ids `name`, `cluster_id` and `security_group`. Each attempt has its own client token, and
+    `write_intent` is called with the whole request before the request is sent. If no zone has the instances,
+    raises CapacityError with the reason for each zone. Raises CloudError if AWS refuses the launch.
     """
     attempts: list[tuple[str, AwsddpError]] = []
 
@@ -105,8 +105,8 @@ def launch(
 
 
 def _run(aws: AwsClient, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
-    """Send RunInstances; repeat it unchanged while its outcome is unknown or its resources are not visible
-    yet.
+    """Send RunInstances and return the nodes. The unchanged request is repeated while the outcome is unknown
+    or while AWS does not see the resources that the request names.
     """
     call = partial(aws.call, "RunInstances", parameters)
     reply = retry_while_transient(call, is_transient=_is_eventual_consistency, on_event=on_event)
@@ -116,9 +116,9 @@ def _run(aws: AwsClient, parameters: Reply, *, on_event: OnEvent) -> tuple[Node,
 def _tag_numbers(aws: AwsClient, nodes: Collection[Node]) -> tuple[Node, ...]:
     """Write each renumbered node's number to its tag, and return the launch's nodes by number.
 
-    Without the tag the node's number would change when another node of the launch terminates. If a tag cannot
-    be written, raises AwsRefused with the kind `unavailable` and without AWS's code, because AWS did not
-    refuse the launch and the nodes run.
+    Without the tag, the node's number would change when another node of the launch terminates. Raises
+    AwsRefused if a tag cannot be written. The error's kind is `unavailable`, and its AWS error code is empty,
+    because AWS did not refuse the launch and the nodes run.
     """
     try:
         run_each(

@@ -16,7 +16,7 @@ _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "Inval
 
 
 def is_group_unknown(refusal: AwsRefused) -> bool:
-    """Return True if AWS does not find the group: it may have been created a moment ago."""
+    """Return True if AWS does not find the group, which may be because it was created a moment ago."""
     return refusal.code in _NOT_YET
 
 
@@ -127,7 +127,9 @@ def _find_group(aws: AwsClient, values: RequestValues) -> str:
 
 
 def _authorize(aws: AwsClient, rules: Request) -> None:
-    """Add rules. If one rule already exists, AWS adds no rule; in that case each rule is added on its own."""
+    """Add rules. If one of them already exists, AWS adds none; in that case, each rule is added in its own
+    call.
+    """
     add = partial(aws.call, rules.operation, rules.parameters)
     added = none_if_refused(
         partial(retry_while_transient, add, is_transient=is_group_unknown), _exists_already

@@ -60,8 +60,8 @@ class _Session(botocore.session.Session):
     def get_credentials(self) -> Any:
         """Return the credentials, or None.
 
-        Raises botocore's errors, OSError and AwsddpError; any other error in botocore is raised as
-        CredentialRetrievalError, because botocore loads the credentials from the user's settings.
+        Raises botocore's errors, OSError and AwsddpError. Any other exception in botocore is raised as
+        CredentialRetrievalError, because the user's settings cause it.
         """
         try:
             credentials = super().get_credentials()
@@ -82,7 +82,7 @@ class _Session(botocore.session.Session):
 
 
 class QuickReader(JSONFileLoader):
-    """Loads botocore's service descriptions; EC2's (5 MB) is loaded in a third of the usual time."""
+    """Loads botocore's service descriptions; EC2's description (5 MB) takes a third of the usual time."""
 
     def load_file(self, file_path: str) -> Any:
         """Return the content of the file (`file_path` has no suffix), or None if it does not exist."""
@@ -106,9 +106,10 @@ def session_of(
     """Return a botocore session for the target.
 
     boto3 is not used, because importing it would take a tenth of a command's time. Roles without a session
-    name get `session_name()`, because the name is part of STS's UserId, which is a cluster's owner. An empty
-    environment variable counts as unset. `report_wait` is called with a text while a login program runs.
-    Raises botocore's ProfileNotFound or ConfigParseError, or ConfigError for an invalid endpoint URL.
+    name get `session_name()`. That name is the same in every process, and the UserId from STS contains it.
+    The UserId identifies a cluster's owner. An empty environment variable counts as unset. `report_wait` is
+    called with a text while a login program runs. Raises botocore's ProfileNotFound or ConfigParseError, or
+    ConfigError for an invalid endpoint URL.
     """
     session = _Session()
     config = session.get_component("config_store")
@@ -118,7 +119,7 @@ def session_of(
     if region := target.region or os.environ.get("AWS_REGION"):
         session.set_config_variable("region", region)  # assuming a role needs the region as well
     if target.access_key_id:
-        # The target has its own keys: a profile in the environment is ignored, even a missing one.
+        # The target has its own keys, so a profile in the environment is ignored, even if it does not exist.
         config.set_config_provider("profile", ConstantProvider(None))
         session.set_credentials(target.access_key_id, target.secret_access_key or "")
     else:
@@ -133,8 +134,8 @@ def session_of(
         # botocore has no public name for the prompter; getpass prints warnings if there is no terminal.
         roles = chain.get_provider("assume-role")
         roles._prompter = _prompt_mfa_code
-        # The provider is inserted before botocore's own, which is then not used. For a source_profile,
-        # botocore has no public hook, so a private method is replaced.
+        # The provider is inserted before botocore's own provider, which is then not used. Botocore has no
+        # public hook for the credential_process of a source_profile, so a private method is replaced.
         chain.insert_before(
             "custom-process",
             ProgramProvider(session.profile or "default", session, session.failures, report_wait),
@@ -285,7 +286,9 @@ def credentials_end(session: botocore.session.Session) -> datetime | None:
 
 
 def _console_end(name: str) -> datetime | None:
-    """Return the latest end of an `aws login` session; the session's first token has the start time."""
+    """Return the latest time when an `aws login` session ends, counted from the start time in its token.
+    Returns None if the token cannot be read.
+    """
     tokens = JSONFileCache(get_login_token_cache_directory())
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]

@@ -28,7 +28,7 @@ from awsddp.util.parallel import run_each, run_in_thread
 
 T = TypeVar("T")
 _MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
-"""Maps EC2's InstanceLifecycle to the market; all other instances are on-demand."""
+"""Maps EC2's InstanceLifecycle to the market; an instance with any other value is on-demand."""
 # The characters that AWS allows in a tag:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 _NO_TAG = re.compile(r"[^\w .:/=+@-]")
@@ -54,8 +54,8 @@ def gather_facts(
     def read_if_set(read: Callable[[AwsClient, str], T], name: str | None, default: T) -> Future[T]:
         return run_in_thread(lambda: read(aws, name) if name else default)
 
-    # The longest chain of calls starts first. The call for the identity is next, because it fails fast and an
-    # error ends the wait.
+    # The longest chain of calls starts first. The identity is requested next, because this call fails quickly
+    # if the credentials are invalid, and the error ends the wait.
     image = run_in_thread(find_image, aws, spec.cluster.image)
     caller = run_in_thread(aws.identity)
     subnets = run_in_thread(account_resources.find_subnets, aws, spec.network.subnet)
@@ -169,7 +169,7 @@ def _gpu_type(described: Reply) -> GpuType:
     return GpuType(
         name=described["InstanceType"],
         gpu=name,
-        # Count is 0 for a fraction of a GPU: https://github.com/aws/aws-cli/issues/9659
+        # For a fraction of a GPU, EC2 returns a Count of 0: https://github.com/aws/aws-cli/issues/9659
         gpus=sum(int(gpu.get("Count") or gpu.get("LogicalGpuCount", 0)) for gpu in gpus),
         memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
         vcpus=described["VCpuInfo"]["DefaultVCpus"],
@@ -198,7 +198,9 @@ def _quota_codes(spec: ClusterSpec, requested_types: Iterable[str]) -> set[str]:
 
 
 def _quota(aws: AwsClient, code: str) -> float | None:
-    """Return a quota's vCPUs, or None if the quota cannot be read; a launch does not depend on the quota."""
+    """Return a quota's vCPUs. Returns None if the quota cannot be read, because a launch can continue without
+    the quota check.
+    """
     request = {"ServiceCode": "ec2", "QuotaCode": code}
     reply = none_if_refused(lambda: aws.call("GetServiceQuota", request, service="service-quotas"))
     return float(reply["Quota"]["Value"]) if reply else None
@@ -207,7 +209,8 @@ def _quota(aws: AwsClient, code: str) -> float | None:
 def _used_vcpus(aws: AwsClient, cluster_id: str) -> dict[str, int]:
     """Return {quota code: vCPUs that run in the region}, excluding the cluster `cluster_id`.
 
-    Returns {} if the user is not allowed to list instances; a launch does not depend on the quota.
+    Returns {} if the user is not allowed to list instances, because a launch can continue without the quota
+    check.
     """
     running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     read = partial(aws.paginate, "DescribeInstances", {"Filters": running}, "Reservations")
@@ -336,7 +339,7 @@ def _image(described: Reply) -> Image:
 
 
 def _if_past(moment: str) -> str:
-    """Return a time reported by EC2 if it is in the past, or "" if not: AWS sets deprecation times in
-    advance.
+    """Return a deprecation time that EC2 reports, or "" if it is in the future, because AWS sets these times
+    in advance.
     """
     return moment if moment and datetime.fromisoformat(moment) < datetime.now(UTC) else ""

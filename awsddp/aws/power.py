@@ -1,6 +1,7 @@
 """Stop and start nodes, and set what a poweroff from inside a node does.
 
-A poweroff terminates a node, but only stops it while the node has results that are neither fetched nor in S3.
+A poweroff normally terminates a node. While the node has results that are neither fetched nor in S3, a
+poweroff only stops it.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 """
 
@@ -28,7 +29,8 @@ def _is_changing(refusal: AwsRefused) -> bool:
 
 
 def stop(aws: AwsClient, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
-    """Stop on-demand nodes and wait until they are stopped. From then on a poweroff also stops these nodes.
+    """Stop on-demand nodes and wait until they are stopped. Afterwards, a poweroff inside one of these nodes
+    stops the node and does not terminate it.
 
     Raises CloudError, or NodeError if a node does not stop.
     """
@@ -91,8 +93,9 @@ def tag_expiry(aws: AwsClient, nodes: Sequence[Node], expires: datetime) -> None
 def keep_on_poweroff(aws: AwsClient, nodes: Sequence[Node], job: str) -> None:
     """Before a job, let a poweroff stop the on-demand nodes, and tag all nodes with the job as unfetched.
 
-    A spot node cannot be stopped, so it is only tagged. Both changes are made in parallel: each is safe
-    without the other, since there are no results yet. Raises CloudError; in that case the job must not start.
+    A spot node cannot be stopped, so it is only tagged. The two changes run in parallel: if one of them
+    fails, no results are lost, since there are none yet. Raises CloudError; in that case the job must not
+    start.
     """
 
     def add() -> None:
@@ -121,8 +124,9 @@ def release(
 
     Once a node's tag has no job, a poweroff terminates the node again. The node's poweroff is set before its
     tag is removed, so that the node still has the tag if the command is interrupted between the two calls.
-    `tagged` is the current result of `unfetched_of`. `older` maps each instance id to the jobs that MORE
-    represents; without `older`, MORE stays. Nodes that no longer exist are skipped. Raises CloudError.
+    `tagged` is the current result of `unfetched_of`, which is called if `tagged` is None. `older` maps each
+    instance id to the jobs that OLDER_JOBS represents; without `older`, OLDER_JOBS stays in the tag. Nodes
+    that no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
     named = {
@@ -143,7 +147,7 @@ def poweroff(aws: AwsClient, instance_ids: Iterable[str], behaviour: str) -> Non
 
 
 def unfetched_of(aws: AwsClient, nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return {instance id: unfetched jobs in its tag} for the live nodes; MORE represents older jobs.
+    """Return {instance id: unfetched jobs in its tag} for the live nodes; OLDER_JOBS represents older jobs.
 
     The tags are read again because other commands may have added jobs since `nodes` were read.
     """
@@ -164,7 +168,7 @@ def _write_tags(aws: AwsClient, unfetched: dict[str, list[str]]) -> None:
 
 
 def _tag_value(jobs: Sequence[str]) -> str:
-    """Return the tag's value for jobs, sorted by age; if not all fit, MORE replaces the oldest."""
+    """Return the tag's value for `jobs`, the oldest first; if not all fit, OLDER_JOBS replaces the oldest."""
     named, has_older = [job for job in jobs if job != OLDER_JOBS], OLDER_JOBS in jobs
     while len(text := " ".join([OLDER_JOBS, *named] if has_older else named)) > MAX_TAG_VALUE:
         named, has_older = named[1:], True
@@ -172,7 +176,7 @@ def _tag_value(jobs: Sequence[str]) -> str:
 
 
 def _replace_more(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
-    """Return jobs with MORE replaced by `older`."""
+    """Return `jobs` with OLDER_JOBS replaced by `older`."""
     if OLDER_JOBS not in jobs:
         return list(jobs)
     named = [job for job in jobs if job != OLDER_JOBS]

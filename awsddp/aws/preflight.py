@@ -26,8 +26,9 @@ REGION_CHECKS = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""
 CONFIGURATION = "configuration"
 """The check that fails if the AWS configuration is invalid."""
-# Some calls of `up`, jobs, `stop` and `down` need a resource, and AWS can check their permission only once it
-# exists. Each row has the request that creates the resource, the resource, and these later calls.
+# Some calls that `up`, jobs, `stop` and `down` make need a resource, and AWS can check the permission for
+# them only once the resource exists. Each row has the request that creates the resource, the kind of
+# resource, and the calls that need it.
 _OF_GROUP = ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupIngress")
 _OF_INSTANCE = ("CreateTags", "DeleteTags", "StopInstances", "StartInstances", "TerminateInstances")
 _LATER = (
@@ -48,7 +49,7 @@ _NO_GROUP = "needs a security group; a launch with the VPC's default group is de
 def before_launch(
     aws: AwsClient, spec: ClusterSpec, values: RequestValues, *, facts: Callable[[], Facts]
 ) -> tuple[Check, ...]:
-    """Return every check that can be made before any resource exists; nothing is changed.
+    """Run every check that is possible before any resource exists, and return the results; change nothing.
 
     `facts` reads the facts for a plan; `values` are placeholders for the ids that a launch would create. An
     error becomes a failed check; checks that depend on a failed check are shown as not checked.
@@ -147,11 +148,12 @@ def _check_caller(aws: AwsClient) -> list[Check]:
 
 
 def dry_run(aws: AwsClient, plan: LaunchPlan, values: RequestValues) -> tuple[Check, ...]:
-    """Send the plan's requests with DryRun, and return for each one a check of its permission.
+    """Send the plan's requests with DryRun, and return a permission check for each request and each later
+    call.
 
-    The launch leaves out resources that do not exist yet: the key, the cluster's own security group and its
-    placement group. Without a group, EC2 uses the VPC's default group; if that is denied, a launch into the
-    cluster's own group may still be allowed. Raises CloudError if AWS cannot be reached.
+    The launch request omits resources that do not exist yet: the key, the cluster's own security group and
+    its placement group. Without a group, EC2 uses the VPC's default group; if that is denied, a launch into
+    the cluster's own group may still be allowed. Raises CloudError if AWS cannot be reached.
     """
     requests = [request for request in plan.requests if request.operation not in _OF_GROUP]
     launch = {"subnet": plan.subnets[0].id, "client_token": values.ids["cluster_id"]}

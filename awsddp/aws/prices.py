@@ -9,7 +9,7 @@ from awsddp.aws.api_errors import AwsRefused, none_if_refused
 from awsddp.aws.client import AwsClient, Shape
 
 SpotHistory = dict[tuple[str, str], list[tuple[datetime, float]]]
-"""A dict that maps a type and a zone to its spot prices, each with the time from which it was valid."""
+"""A dict that maps a type and a zone to a list of (time, spot price); each price is valid from its time."""
 
 
 def read_on_demand_prices(
@@ -17,8 +17,8 @@ def read_on_demand_prices(
 ) -> dict[str, float]:
     """Return {type: on-demand price of one instance in US dollars per hour}, or {} if unknown.
 
-    AWS does not document how ANY_OF takes several values: if that request returns no price, only the `named`
-    type's price is requested.
+    AWS does not document how ANY_OF takes several values. If the request with ANY_OF returns no price, only
+    the price of the type `named` is requested.
     """
     prices = _products(aws, "ANY_OF", ",".join(sorted(names)))
     if prices == {} and named is not None:
@@ -27,7 +27,9 @@ def read_on_demand_prices(
 
 
 def _products(aws: AwsClient, how: str, types: str) -> dict[str, float] | None:
-    """Return the Pricing API's prices, or None if it does not respond; awsddp ships a price table."""
+    """Return the Pricing API's prices. Returns None if the API does not respond, because awsddp also ships a
+    price table.
+    """
     fixed = {
         "regionCode": aws.region,
         "operatingSystem": "Linux",
@@ -80,7 +82,8 @@ class _SpotPrice(Shape):
 def read_spot_history(aws: AwsClient, names: Iterable[str], *, since: datetime) -> SpotHistory:
     """Return these types' spot prices for one instance, or {} if AWS has no prices or `names` is empty.
 
-    The first price is the one that was valid at `since`, and may have begun earlier:
+    The first price of each type and zone is the one that was valid at `since`; its time may be before
+    `since`:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     """
     if not (type_names := sorted(names)):

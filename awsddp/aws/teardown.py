@@ -50,7 +50,8 @@ def teardown(aws: AwsClient, cluster: ClusterListing, *, on_event: OnEvent) -> T
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(run.end_instances, deadline_s=term_s, first_s=0.2):
         on_event(Event("deleting what the nodes used", ""))
-        # AWS soon deletes what still uses a group, unless AWS refused to terminate an instance that uses it.
+        # AWS soon deletes the interfaces that still use a group, unless it refused to terminate their
+        # instances.
         poll(run.delete_all, deadline_s=0 if run.refused else RELEASED_S, first_s=0.5)
     leftovers = run.list_leftovers() if run.leftovers is None else run.leftovers
     return Teardown(
@@ -88,8 +89,8 @@ def give_up_nodes(aws: AwsClient, nodes: Sequence[Node]) -> None:
 class _Run:
     """One teardown: the states of its instances, and the resources that AWS refused to terminate or delete.
 
-    The cluster's own key and groups are called `name`. `ours` are the ids of the cluster's instances, which
-    may lack its tags.
+    `name` is the name of the cluster's own key pair and groups. `ours` has the ids of the cluster's
+    instances, including those that lack the cluster's tags.
     """
 
     aws: AwsClient
@@ -106,7 +107,9 @@ class _Run:
     _blocked: dict[str, str] = field(default_factory=dict)
 
     def end_instances(self) -> bool | None:
-        """Terminate the live instances; return True if each is terminated or AWS refused to terminate it."""
+        """Terminate the live instances. Returns True once AWS has terminated, or refused to terminate, each
+        of them, and None until then.
+        """
         nodes = self._list_instances()
         for node in nodes:
             key, is_gone = node.instance_id, node.state == "terminated"
@@ -142,17 +145,18 @@ class _Run:
         try:
             self.aws.call("TerminateInstances", {"InstanceIds": keys})
         except AwsRefused as refusal:
-            # NotFound so soon does not prove that an instance is terminated, so the instances are listed
-            # again.
+            # The error NotFound does not prove that an instance is terminated, because AWS may not know a new
+            # instance yet. The instances are therefore listed again.
             if not refusal.retryable and not clusters.is_instance_unknown(refusal):
                 lacks = "; it has lost its tags awsddp:id and awsddp:owner" * (keys[0] in self._untagged)
                 self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))
 
     def delete_all(self) -> bool | None:
-        """Delete the other resources and list again; return True if AWS lists only what it refused to delete.
+        """Delete the other resources and list them again. Returns True once AWS lists only those that it
+        refused to delete, and None until then.
 
-        If AWS lists a launch only now, while the group is in use, its instances are terminated as well. AWS's
-        listings, and its replies that a resource does not exist, may be outdated.
+        Instances that AWS lists only now, while they use the group, are terminated as well. AWS's listings,
+        and its replies that a resource does not exist, may be outdated.
         """
         self.leftovers = None
         if not self.end_instances():
@@ -187,7 +191,7 @@ class _Run:
                 self._blocked[key] = refusal.why
                 return False
         else:
-            if resource.tags:  # an unlisted resource may not exist: EC2 also "deletes" a missing key pair
+            if resource.tags:  # an unlisted key pair may not exist, and EC2 reports no error for it
                 self.on_event(Event(f"deleted {key}", ""))
         self._deleted.add((kind, resource.by))
         return True
@@ -225,9 +229,10 @@ class _Run:
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
     def _foreign_instances(self, resources: Sequence[clusters.Resource]) -> set[str]:
-        """Return the live instances that use a resource and are not the cluster's; they are not terminated.
+        """Return the ids of the live instances that use one of the resources but do not belong to the
+        cluster. These instances are not terminated.
 
-        An instance that AWS does not list yet is not returned, because it may be the cluster's.
+        An instance that AWS does not list yet is left out, because it may belong to the cluster.
         """
         users = [*resources, *(user for resource in resources for user in self._interfaces(resource))]
         unknown = {user.instance for user in users} - {""} - self.states.keys()

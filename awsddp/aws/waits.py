@@ -20,7 +20,7 @@ VISIBLE_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Has a monotonic clock and a sleep function, both in seconds, and the time of day in UTC."""
+    """A monotonic clock and a sleep function, both in seconds, and a function for the current time in UTC."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -72,8 +72,8 @@ def retry_while_transient(
     """Call `act` and return its result; retry for two minutes while its error is transient.
 
     An error is transient if AWS throttles the call or does not respond, or if `is_transient` returns True for
-    it, because ids are not visible everywhere at once. The first error for which `is_transient` returns True
-    is reported as an event. Raises the last error at the deadline.
+    the error, for example because a new id is not visible everywhere yet. The first error for which
+    `is_transient` returns True is reported as an event. Raises the last error at the deadline.
     """
     reported: list[str] = []
 
@@ -101,7 +101,8 @@ def growing_pauses(first_s: float, most_s: float) -> Iterator[float]:
 def deadline_s(instance_types: Iterable[str]) -> float:
     """Return how many seconds instances of these types may take to start or to terminate.
 
-    Bare metal types, and P4 and later, take longer to terminate than AWS's own waiters wait (10 minutes).
+    Bare metal types, and the families P4 and later, may take more than 10 minutes to terminate, which is the
+    time limit of AWS's own waiters.
     """
     is_slow = any(".metal" in name or name.startswith(("p4", "p5", "p6")) for name in instance_types)
     return 1800.0 if is_slow else 600.0
