@@ -201,7 +201,9 @@ class Coordinator:
         self._request_stacks(now)
 
     def _request_stacks(self, now: float) -> None:
-        """Order all nodes to send their ranks' stacks; the job ends when these have arrived."""
+        """Order all nodes to send their ranks' stacks. The job ends when all stacks have arrived, or when the
+        time for them is over.
+        """
         self._inspect_by = now + INSPECT_SECONDS
         self.orders.append(Order("stacks"))
 
@@ -268,7 +270,7 @@ class Coordinator:
         """End the job. If the job is already ending, keep its grace, so that the other ranks can save.
 
         A rank that failed while it waited for another rank does not show why the other rank was late. If all
-        failed ranks waited for other ranks, and `now` is set, inspect the job first.
+        failed ranks waited for other ranks, and `now` is not None, inspect the job first.
         """
         if self._stopping:
             return
@@ -283,7 +285,7 @@ class Coordinator:
         return rank in self._reports and self._reports[rank].exit_code is not None
 
     def _stop(self, verdict: str | None, cause: Cause | None, grace: float) -> None:
-        """End the job on all nodes. The first cause counts; later calls can only shorten the grace."""
+        """End the job on all nodes. Later calls can shorten the grace, but do not change the cause."""
         if not self._stopping:
             self._remaining -= self._absent  # nodes that have not joined will not start ranks
             self._stopping, self._verdict, self._cause = True, verdict, cause
@@ -299,7 +301,7 @@ class Coordinator:
         return with_address(first.cause, (failure.cause for failure in self._failures))
 
     def _make_failure(self, node: int, report: RankReport, cause: Cause, now: float) -> Failure:
-        """Return a rank's failure. If it waited for a rank that had ended early, the cause says so."""
+        """Return a rank's failure. If the rank waited for a rank that had ended early, the cause says so."""
         early_exits = self._describe_early_exits(now)
         if early_exits and cause.kind in WAITED:
             explained = explain_early_exit(cause, early_exits)
@@ -308,7 +310,10 @@ class Coordinator:
         return Failure(with_node(self._request, node, explained), report.fault, report.restart)
 
     def _describe_early_exits(self, now: float) -> str:
-        """Return a sentence on ranks that ended early with exit code 0, which often makes others fail."""
+        """Return a sentence that names the ranks that ended early with exit code 0, or "" if there are none.
+
+        Ranks that wait for such a rank often fail.
+        """
         if not self._zero_at:
             return ""
         ranks = ", ".join(map(str, sorted(self._zero_at)))
@@ -321,7 +326,7 @@ class Coordinator:
 
 
 class ElasticCoordinator(Coordinator):
-    """A job whose ranks torchrun's elastic agents start, and restart together after a failure.
+    """A job in which torchrun's elastic agents start the ranks, and restart all ranks after a failure.
 
     The elastic agents restart their workers and find each other without help from this class. The job fails
     when a worker fails and its elastic agent has no restarts left, when an elastic agent fails, or when fewer

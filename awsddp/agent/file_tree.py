@@ -39,7 +39,7 @@ def stat_stamp(info: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def make_stamp(path: Path, info: os.stat_result) -> list[int]:
-    """Return a file's stamp. A link's stamp includes that of the file that the link points to."""
+    """Return a file's stamp. A link's stamp also contains the stamp of the file that the link points to."""
     if not stat.S_ISLNK(info.st_mode):
         return [*stat_stamp(info)]
     # The change time is recorded as 0, because chown -R changes a link's change time.
@@ -52,7 +52,10 @@ def make_stamp(path: Path, info: os.stat_result) -> list[int]:
 
 
 def is_same_stamp(before: list[int], now: list[int]) -> bool:
-    """Return True if a snapshot's stamp equals `now`. Stamps from older versions lack the change times."""
+    """Return True if a snapshot's stamp `before` equals the stamp `now`.
+
+    Snapshots by older versions of awsddp lack the change times, which are then not compared.
+    """
     return before == (_without_changes(now) if len(before) % 4 else now)
 
 
@@ -100,7 +103,7 @@ def in_range(time_ns: int) -> int:
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file for reading.
 
-    Raises FileNotFoundError for any other file, because a FIFO would block.
+    Raises FileNotFoundError for any other file, because reading from a FIFO would block.
     """
     stream = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -115,7 +118,7 @@ def resolve_links(path: Path) -> Path:
 
 
 def readlink(path: Path) -> Path:
-    """Return a link's target, resolved by one step only, as an absolute path."""
+    """Return the absolute path that a link points to. This path may itself be a link."""
     target = os.readlink(str(path))  # noqa: PTH115 (Path.readlink came with Python 3.9)
     return Path(os.path.normpath(str(resolve_links(path.parent) / target)))
 
@@ -128,7 +131,7 @@ def file_kind(mode: int) -> str:
 
 @functools.lru_cache  # called once per file, but with only a few distinct devices
 def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
-    """Return True if a device (st_dev) is or consists of instance stores (/opt/dlami/nvme on a DLAMI)."""
+    """Return True if a device (st_dev) is an instance store, or contains one (/opt/dlami/nvme on a DLAMI)."""
     return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
 
 

@@ -51,7 +51,7 @@ FINAL = ("succeeded", "failed", "cancelled", "interrupted")
 
 
 class CommandError(Exception):
-    """A request has failed; `kind` is usage, taken, busy, notfound, node or job."""
+    """The error for a failed request. `kind` is usage, taken, busy, notfound, node or job."""
 
     def __init__(self, message: str, why: str = "", *, kind: str = "job") -> None:
         super().__init__(message)
@@ -105,8 +105,8 @@ class Document(Fields):
     """A node's document about a job: the content of state.json and of the response to `State`.
 
     `complete` is true if the document describes the whole job, not only this node's ranks. `boot` is the boot
-    ID, `pid` is the agent's process ID, and `restarts` describes torchrun's restarts. A running job has its
-    ranks' `metrics` and `samples`; `saving` is the content of saving.json.
+    ID, `pid` is the agent's process ID, and `restarts` describes torchrun's restarts. `metrics` and `samples`
+    describe the ranks of a running job, and `saving` is the content of saving.json.
     """
 
     parts = _PARTS
@@ -135,8 +135,8 @@ class Document(Fields):
 class Ending(OmitsUnset):
     """The content of cancel.json, which says how a job is to end: the final state, grace (s) and cause.
 
-    If a client reports that the first node is gone, `lost` says why, and `kind` is the kind of the cause;
-    `cause` is then None. The agent that reads cancel.json may be from another version of awsddp.
+    If a client reports that the first node is gone, `cause` is None, `lost` says why the node is gone, and
+    `kind` is the kind of the cause. The agent that reads cancel.json may be from another version of awsddp.
     """
 
     parts = {"cause": read_cause}
@@ -270,7 +270,7 @@ def _with_current_seconds(rank: RankRow) -> RankRow:
 
 
 def rank_search_path(path: str) -> str:
-    """Return a rank's PATH. `path`, the folder with the Python environment's programs, comes first."""
+    """Return a rank's PATH, which begins with `path`, the folder with the Python environment's programs."""
     return os.pathsep.join([path, os.environ.get("PATH", os.defpath)])
 
 

@@ -38,13 +38,13 @@ _POLL_SECONDS = 0.05
 
 
 class LaunchLock:
-    """This node's launch lock, held by this process, which ends when its client disconnects."""
+    """This node's launch lock. The process that holds the lock ends when its client disconnects."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
     def acquire(self, owner: str, *, wait_s: float, lease_s: int = 0) -> float:
-        """Acquire the lock for at most `lease_s` seconds (0: no limit), because a client can disappear.
+        """Acquire the lock, for at most `lease_s` seconds (0: no limit) in case the client disappears.
 
         Return how many seconds the lock had been free, or 0.0 if this process already holds the lock. Raises
         CommandError, which names the owner, if the lock is not free within `wait_s`.
@@ -161,10 +161,10 @@ def slots(request: Slots) -> Response:
 
 
 def blocking_nodes_by_job(gpus: Sequence[int]) -> dict[str, list[int]]:
-    """Return {job: nodes} for all jobs on this node; the nodes are [] if the job does not block `gpus`.
+    """Return {job: the job's nodes} for all jobs on this node, with [] for a job that does not block `gpus`.
 
-    A job blocks a launch on `gpus` if it has not ended and uses one of `gpus`. If the argument `gpus`, or the
-    `gpus` of a job, is empty, it means all GPUs.
+    A job blocks a launch on `gpus` if it has not ended and uses one of `gpus`. An empty `gpus`, in the
+    argument or in a job, means all GPUs.
     """
     return {
         folder.job: _blocking_nodes(folder, gpus) if folder.is_active() else []

@@ -41,7 +41,8 @@ def follow(request: Follow, out: BinaryIO) -> None:
     """
     stream = _Stream(JobFolder(request.job), request, out)
     while True:
-        document = stream.document()  # read before the logs: if it is final, they are complete
+        # The document is read before the logs, so that the logs are complete if the document is final.
+        document = stream.document()
         sent = stream.logs()
         if not sent and (document.final or not request.to_the_end):
             stream.frame(b"E", payload=json.dumps(document.to_json()).encode())
@@ -52,7 +53,10 @@ def follow(request: Follow, out: BinaryIO) -> None:
 
 
 def tail_start(log: int, count: int) -> int:
-    """Return the offset of the last `count` lines in the open file `log`, at most 4 MB before its end."""
+    """Return the offset at which the last `count` lines of the open file `log` begin.
+
+    If these lines have more than 4 MB, the offset is 4 MB before the end of the file.
+    """
     size = os.fstat(log).st_size
     begin = max(0, size - _TAIL_BYTES)
     data = os.pread(log, size - begin, begin)

@@ -77,7 +77,8 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Response:
 
 
 def sample(path: Path, size: int) -> str:
-    """Return a hash of a file's first `size` bytes, or of some blocks if it is large. Raises OSError.
+    """Return a hash of a file's first `size` bytes, or of some blocks if there are many bytes. Raises
+    OSError.
 
     Files with the same sample are very likely equal.
     """
@@ -104,8 +105,8 @@ class ManifestEntry(OmitsUnset):
     `path` is absolute and without links, and `home` is the file's unique path in the results folder.
     `limited` is true if the file counts against job.results_limit, `ephemeral` if it is lost when the
     instance stops, `sparse` if it has holes, and `writing` if it is being written. A small file has `data`
-    (base64). `changed` (ns) and `inode` detect a file that was rewritten with the same size and modification
-    time. A synced file that differs only in its change time (for example after chown -R) has a `digest`. A
+    (base64). `changed` (ns) and `inode` show whether a file was rewritten with the same size and modification
+    time. A synced file has a `digest` if only its change time has changed (for example after chown -R). A
     link has a `target`, a path in the results folder. A skipped path has the reason `why`. If the job created
     the path, `owed` is true, and the node must be kept.
     """
@@ -129,7 +130,10 @@ class ManifestEntry(OmitsUnset):
 
 
 class _ExcludePatterns:
-    """Matches files against job.exclude, where the last matching pattern decides, and counts them."""
+    """The patterns in job.exclude, and the number and total size of the files that they exclude.
+
+    The last pattern that matches a file decides whether the file is excluded.
+    """
 
     def __init__(self, patterns: Sequence[Sequence[Any]]) -> None:
         self._patterns = [(re.compile(pattern), bool(exclude)) for pattern, exclude in patterns]
@@ -273,7 +277,7 @@ class _ResultsList:
         """Add the project folder's new and changed files. `before` has the stamps from the snapshot.
 
         `later` is the next job in the folder (name, launch time in ns). Skips files that were written after
-        its launch.
+        that job's launch.
         """
 
         def skip_unreadable(path: str, why: str) -> None:
@@ -349,7 +353,7 @@ class _ResultsList:
         self._skipped.append(ManifestEntry(path=str(path), size=0, why=why, owed=owed))
 
     def _add_link(self, path: Path, result_path: str, limited: bool) -> None:
-        """Add a link as a link if its target is fetched, or else as the file that it points to."""
+        """Add a link as a link if its target is fetched. Otherwise, add the file that the link points to."""
         next_target, target = readlink(path), resolve_links(path)
         target_path = self._path_of.get(target) or self._results_path(target)
         if target_path is not None and (

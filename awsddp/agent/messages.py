@@ -98,7 +98,7 @@ def as_json_list(kind: type[_Named]) -> type[_Named]:
 
 
 def make_reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
-    """Return a function that converts a JSON object, as `to_json_value` returns it, to a `kind`.
+    """Return a function that converts a JSON object from `to_json_value` to an object of the class `kind`.
 
     Missing fields get their defaults. `parts` maps the name of each field that is not plain JSON to its
     reader.
@@ -168,10 +168,11 @@ class State(Request["node_answers.Jobs"]):
 
 
 class Follow(Request["None"]):
-    """Stream the logs of the node's ranks as frames (log_stream.py). `offsets` has each log's start (bytes).
+    """Stream the logs of the node's ranks as frames (log_stream.py).
 
-    Without `to_the_end`, the stream ends at the logs' current end. With `tail`, only the last `tail` lines of
-    a log at offset 0 are sent.
+    `offsets` maps each rank to the offset in bytes at which the stream of the rank's log begins. Without
+    `to_the_end`, the stream ends at the logs' current end. With `tail`, only the last `tail` lines of a log
+    at offset 0 are sent.
     """
 
     job: str
@@ -193,7 +194,10 @@ class Cancel(Request["node_answers.NodeJob"]):
 
 
 class Lost(Request["node_answers.ReportReceived"]):
-    """Report that the job's node `node` is gone, and the reason `why`; `kind` is the kind of the cause."""
+    """Report that the job's node `node` is gone.
+
+    `why` is the reason, and `kind` is the kind of the cause.
+    """
 
     module = "cancel"
     job: str
@@ -212,7 +216,7 @@ class Stacks(Request["node_answers.Stacks"]):
 class Manifest(Request["node_answers.Manifest"]):
     """List a job's results on the node (manifest.py).
 
-    The list contains the data of small files, at most `at_once` bytes in total; if `at_once` is 0, no file is
+    The list contains the data of small files, at most `at_once` bytes in total. If `at_once` is 0, no file is
     read. `ranks` are all ranks of the job, each with its node, because a node is allowed to list only its own
     ranks' logs. `outputs` are paths in addition to the launch's, and `exclude` has the patterns from
     `excludes.exclude_patterns`. With `events`, which maps results paths to the sizes of the client's files,
@@ -272,8 +276,8 @@ class Process(Fields):
     When the process ends, `ranks` end too, each with the process's exit code (-N: signal N). `log` is the
     file in logs/ that receives the output: rank3.log if the process is rank 3. The log of a process that
     starts ranks is launcher0.log (on node 0), and the ranks write their own logs (rank3.log). `environment`
-    is added to the node's environment. `script` must exist on the node (None: do not check). `files` (text by
-    name) are written into the job's folder before the start.
+    is added to the node's environment. `script` must exist on the node (None: do not check). `files` maps
+    file names to texts that are written into the job's folder before the start.
     """
 
     ranks: Sequence[int]

@@ -12,7 +12,7 @@ from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.messages import Response
 
 _BYTES = 64 * 1024
-"""How many bytes are read at the end of the file. The steps per second are computed from the rows in them."""
+"""How many bytes are read at the end of the file. The rows in these bytes give the steps per second."""
 
 
 def read_metrics(folder: JobFolder) -> list[Response]:

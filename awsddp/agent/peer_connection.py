@@ -82,7 +82,7 @@ class Link:
         return [message for message in messages if message is not None]
 
     def close(self) -> None:
-        """Reset the connection. A normal close would mean that this agent has ended."""
+        """Reset the connection. The other side would take a normal close as the end of this agent."""
         with contextlib.suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.socket.close()
@@ -93,7 +93,7 @@ class Link:
                 self._out_buffer = self._out_buffer[self.socket.send(self._out_buffer) :]
 
     def _read(self, line: str) -> Any:
-        """Return the message in a line, or None for a challenge and for the first proof."""
+        """Return the message in a line, or None if the line is the challenge or the first proof."""
         if not self._greeting_fields:
             greeting = _GREETING.fullmatch(line)
             if greeting is None:

@@ -106,8 +106,8 @@ class Peer:
 class Peers:
     """All agents that this agent is connected to. `now` is always in seconds on the same monotonic clock.
 
-    `received` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the agent
-    removes them.
+    `received` holds (node, message), and `lost` holds (node, reason, kind of the cause), both with the oldest
+    entry first. The agent removes the entries.
     """
 
     def __init__(
@@ -249,7 +249,10 @@ class Peers:
             self._send_pending(peer)
 
     def _send_pending(self, peer: Peer) -> None:
-        """Send all unacknowledged messages, unless earlier bytes are unsent, because a backlog would grow."""
+        """Send all unacknowledged messages.
+
+        If earlier bytes are still unsent, nothing is sent, because the unsent bytes would accumulate.
+        """
         if peer.link is not None and not peer.link.has_unsent:
             self._send(peer.link, peer.session.pending_frame())
 

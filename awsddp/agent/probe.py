@@ -131,7 +131,10 @@ def _cpus() -> float:
 
 
 def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path, int, int]]:
-    """Yield the folder of each cgroup of this process that has a limit, and the two numbers in its files."""
+    """For each cgroup of this process that has a limit, yield its folder and the two numbers in its files.
+
+    `versions` has the names of these files in each version of cgroups.
+    """
     for folder in _folders(controller):
         for names in versions:
             try:
@@ -164,7 +167,7 @@ def parse_gpus(xml: str) -> list[Response]:
 
 
 def _gpu(element: ET.Element) -> Response:
-    """Return a GPU, its faults as text, and how many uncorrectable ECC errors the driver counted."""
+    """Return a GPU's name, memory, faults as text, and number of uncorrectable ECC errors."""
     values = {_REASON.sub("", child.tag): (child.text or "").strip() for child in element.iter()}
     counts = [child for child in element.iterfind("ecc_errors/volatile//*") if "uncorrectable" in child.tag]
     return Response(

@@ -51,7 +51,7 @@ class Process:
         self.log = log
         self.started = time.time()
         self.since = time.monotonic()
-        self.child: subprocess.Popen[bytes] | None = None  # kept, or else Popen would reap the child
+        self.child: subprocess.Popen[bytes] | None = None  # kept, because a deleted Popen reaps its child
         self.error = ""  # why the process could not be started
         self.exit_code: int | None = None
         self.seconds = 0.0

@@ -88,7 +88,7 @@ class Agent:
         self._request = request
         self._folder = folder
         self._node, self._first_node = request.node, request.first_node.node
-        self._poll_s = 0.1 if elastic else 0.25  # short, because no signal reports a worker's note
+        self._poll_s = 0.1 if elastic else 0.25  # shorter if elastic: no signal reports a worker's note
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._samples = Samples(request, folder)
         coordinator_type = ElasticCoordinator if elastic else Coordinator

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 RESTART_GRACE = 1.0
-"""Seconds between TERM and KILL for a rank, unless the file `grace` in the job's folder says otherwise."""
+"""Seconds between TERM and KILL for a rank, if the job's folder has no file `grace` with another number."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
@@ -113,7 +113,7 @@ class Worker:
                 return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def _kill_orphans(self) -> None:
-        """Kill the rank's remaining processes. Each becomes a child of this process when its parent ends."""
+        """Kill the rank's other processes, which become children of this process when their parents end."""
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         end = time.monotonic() + RESTART_GRACE
         while time.monotonic() < end:
@@ -127,7 +127,7 @@ class Worker:
             time.sleep(0.01)
 
     def _note(self, event: str, **fields: Any) -> None:
-        """In one write, append a line to workers.jsonl, which holds the notes of this node's workers."""
+        """Append a line, in one write, to workers.jsonl, which holds the notes of this node's workers."""
         names = {"world_size": "WORLD_SIZE", "restart": "TORCHELASTIC_RESTART_COUNT"}
         numbers = {key: int(os.environ[name]) for key, name in names.items()}
         line = json.dumps({"is": event, "rank": self._rank, **numbers, **fields}) + "\n"

@@ -67,7 +67,7 @@ def parse_response(stdout: bytes, *, request: Request[Answer], node: int, stderr
 
 
 def _response_type(kind: type[Request[Answer]]) -> type[Answer]:
-    """Return the class in a request's type argument, which is from awsddp/model/node_answers.py."""
+    """Return the class (from awsddp/model/node_answers.py) that a request's type argument names."""
     (name,) = kind.__orig_bases__[0].__args__  # type: ignore[attr-defined]
     response: type[Answer] = getattr(node_answers, name.__forward_arg__.rpartition(".")[2])
     return response

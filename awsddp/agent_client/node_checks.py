@@ -261,8 +261,8 @@ def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[C
 def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
     """Return the checks of the connections between nodes; `dials` maps nodes to their responses to `dial`.
 
-    Each failed check is for the node with the most remaining failed pairs, so that as few nodes as possible
-    fail.
+    The node with the most failed pairs gets a failed check, and these pairs then no longer count, so that as
+    few nodes as possible fail.
     """
     failed = {(node, peer): why for node, results in dials.items() for peer, _, why in results if why}
     pairs = {frozenset(pair) for pair in failed}
@@ -310,7 +310,7 @@ _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
 class GroupProgress:
-    """A process group has ranks, and each rank's last reported step, in the order of the ranks' reports."""
+    """The ranks of a process group, and the last step that each rank reported, in the order of reports."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
@@ -331,10 +331,9 @@ class GroupProgress:
 
 
 def group_check(probes: Probes, group: GroupProgress) -> Check:
-    """Return the check of a process group, with the ranks that are furthest behind, and the reason.
+    """Return the check of a process group, which names the ranks that are furthest behind, and their states.
 
-    If all ranks that are furthest behind are on one node, and other ranks are not, the check is about that
-    node.
+    If some ranks are behind the others, and all of them are on one node, the check is about that node.
     """
     if group.gbyte_s is not None:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")

@@ -48,7 +48,8 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class Rank:
     """One of a job's processes.
 
-    `node` is its node's number in the cluster, and `node_rank` is the node's number in the job.
+    `node` is the number of the process's node in the cluster, and `node_rank` is that node's number in the
+    job.
     """
 
     rank: int
@@ -132,7 +133,8 @@ def make_hosts(
 ) -> list[Host]:
     """Return a job's hosts. The keys of `prepared` are node numbers.
 
-    `folder` is the job's project folder, `resume` is the job's checkpoint; both are relative to REMOTE_DIR.
+    `folder` is the path of the job's project folder, and `resume` is the path of the job's checkpoint. Both
+    paths are relative to REMOTE_DIR.
     """
     sources = source_folders(Path(spec.sync.workdir))
     data = tuple(source.name for source in parse_data_sources(spec.data.sources))
@@ -220,8 +222,8 @@ def _select_gpus(text: str | None, gpu_counts: Mapping[int, int]) -> Mapping[int
 def describe_ranks(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
     """Return the number of ranks and the reason for it as text: "4 ranks: 2 nodes x 2 GPUs".
 
-    `gpus` is the number of GPUs per node. `on_ec2` is the number of ranks per node on EC2, which the text
-    mentions if it differs.
+    `gpus` is the number of GPUs per node. `on_ec2` is the number of ranks that each node would run on EC2. If
+    this number differs, the text for nodes without GPUs also has the total on EC2.
     """
     nodes, per_node = ranks[0].nnodes, ranks[0].local_world_size
     options = {f"job.{key}": getattr(job.job, key) for key in ("world_size", "nproc_per_node")}
@@ -303,8 +305,8 @@ def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tup
     """Return the command that runs `script` on a node, and the prefix for the script's path ("./" or "").
 
     The command for a .py file is `python`; for other scripts, it depends on the "#!" line, the suffix .sh and
-    the execute permission. "./" is needed because Python reads "-c.py" as an option. After `job.prefix`,
-    Python is looked up on PATH, because a container has its own Python.
+    the execute permission. The prefix "./" is needed because Python would read a path such as "-c.py" as an
+    option. After `job.prefix`, Python is looked up on PATH, because a container has its own Python.
     """
     command: tuple[str, ...] = (posixpath.basename(python) if spec.job.prefix else python,)
     path = Path(spec.sync.workdir) / script
@@ -324,7 +326,7 @@ def resolve_interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tup
 
 
 def default_environment(local_world_size: int) -> dict[str, str]:
-    """Return torchrun's default variables, which the node's environment overrides, as under torchrun."""
+    """Return the variables that torchrun sets if they are not set in the node's environment."""
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **({"OMP_NUM_THREADS": "1"} if local_world_size > 1 else {}),
@@ -342,8 +344,9 @@ def expand_placeholders(
 ) -> str:
     """Return `text` with the placeholders replaced for `rank`; a doubled brace is a literal brace.
 
-    Raises UsageError for an unknown placeholder, a single brace, {resume} without a checkpoint, {data} unless
-    there is exactly one source, and {init_file} on several nodes, which share no file system.
+    Raises UsageError for an unknown placeholder, for a single brace, for {resume} without a checkpoint, for
+    {data} if there is not exactly one source, and for {init_file} on several nodes, because nodes share no
+    file system.
     """
     environ = rank_environment(rank, rendezvous=rendezvous, folder=folder)
     parts = parse_template(text, nnodes=rank.nnodes, folder=folder, resume=resume, data=data)

@@ -31,13 +31,14 @@ class Architecture:
     last_torch: str = ""
 
 
-# Open modules need Turing or later; Blackwell needs open modules:
+# The open kernel modules support only Turing and later GPUs, and Blackwell supports only open modules:
 # https://github.com/NVIDIA/open-gpu-kernel-modules (issue 19). The last branches are R470 for Kepler and R580
 # for Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/ Capabilities:
-# https://developer.nvidia.com/cuda-gpus. A first branch belongs to the first CUDA release that supports the
-# GPU, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (that of B300 is from NVIDIA's DGX notes, and
-# was not tried). Kepler's last torch is 2.0, because torch 2.4 and later use cuDNN 9, which has no Kepler
-# code, and torch 2.1 to 2.3 with cu118 were never tried.
+# https://developer.nvidia.com/cuda-gpus. A GPU's first branch is the driver branch of the first CUDA release
+# that supports the GPU: https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ The first branch of the B300
+# is from NVIDIA's DGX notes, and was not tried. torch 2.4 and later do not support Kepler, because they use
+# cuDNN 9, which has no code for Kepler. The last torch for Kepler in the table is 2.0, because torch 2.1 to
+# 2.3 with cu118 were never tried.
 ARCHITECTURES = (
     Architecture(
         "3.7", "Kepler", ("K80",), first_driver=367, module="proprietary", last_driver=470, last_torch="2.0"
@@ -55,11 +56,11 @@ ARCHITECTURES = (
 )
 
 # The oldest driver branch that supports a CUDA toolkit. Since CUDA 11, minor-version compatibility determines
-# this branch: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; for older
-# toolkits see table 3 of https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+# this branch: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html For older
+# toolkits, see table 3 of https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 _LEAST_DRIVER = {"13": 580, "12": 525, "11": 450, "10.2": 440, "10.1": 418}
-# The newest capability that a CUDA toolkit compiles for (same release notes). Code for one capability also
-# runs on a later minor version of the same major version: 8.6 on 8.9, 10.0 on 10.3.
+# The newest capability that a CUDA toolkit compiles for, from the same release notes. Code for one capability
+# also runs on later minor versions of it: code for 8.6 runs on 8.9, and code for 10.0 runs on 10.3.
 _NEWEST_CAPABILITY = (
     ((10, 0), "7.5"),
     ((11, 0), "8.0"),
@@ -196,10 +197,11 @@ _G4_TO_P5 = frozenset({"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p
 _K80_TO_A100 = frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"})
 _TO_B200 = _G4_TO_P5 | {"p6-b200"}
 _ARM64 = frozenset({"g5g", "p6e-gb200"})
-# For each torch version: Ubuntu, CUDA, driver branch and families, from the release notes as of 2026-10:
-# https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
-# An older build of the same release may have an older driver. If the notes were not seen, CUDA is "" or the
-# families are (). The row of 2.13 is from the output of `nvidia-smi` and torch on a g6 (2026-08-29).
+# The Ubuntu, CUDA, driver branch and instance families of the image with each torch version. The facts are
+# from the release notes as of 2026-10:
+# https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html An older build of the same
+# release may have an older driver. CUDA is "", or the families are empty, if no release notes with this fact
+# were seen. The row of 2.13 is from the output of `nvidia-smi` and torch on a g6 (2026-08-29).
 _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.13": ("26.04", "13.0", 595, frozenset()),
     "2.12": ("24.04", "13.0", 595, _TO_B200),
@@ -210,9 +212,9 @@ _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.7": ("22.04", "12.8", 570, _TO_B200),
     "2.6": ("22.04", "12.6", 570, _G4_TO_P5),
 }
-# Parts of a GPU need NVIDIA's vGPU driver. The release notes of PyTorch 2.10 on Amazon Linux 2023 list types
-# with parts of a GPU for the build of 20260808, but not for that of 20260418; the notes of images on Ubuntu
-# do not list such types.
+# Types with a part of a GPU need NVIDIA's vGPU driver. The release notes of PyTorch 2.10 on Amazon Linux 2023
+# list such types for the build of 20260808. The notes for the build of 20260418, and the notes for images on
+# Ubuntu, do not list such types.
 _PARTS = frozenset({"g6f", "gr6f"})
 _PARTS_SINCE = "20260808"
 PARTS_IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Amazon Linux 2023) *"
@@ -279,7 +281,7 @@ def ssh_user(image_name: str) -> str:
 
 
 def torch_version(image_name: str) -> tuple[int, ...]:
-    """Return the PyTorch release in a Deep Learning AMI's name, such as (2, 12), or () if it has none."""
+    """Return the PyTorch release in an image's name, such as (2, 12), or () if the name contains none."""
     match = re.search(r"PyTorch (\d+)\.(\d+)", image_name)
     return tuple(int(part) for part in match.groups()) if match else ()
 

@@ -18,7 +18,8 @@ DISK_USD_PER_GB_MONTH = 0.08
 ADDRESS_USD_PER_HOUR = 0.005
 # https://aws.amazon.com/ec2/pricing/on-demand/ (data transfer out to the internet, after 100 GB a month)
 EGRESS_USD_PER_GB = 0.09
-# The price from us-east-1 to most regions, from the same page. Between other regions it can be higher.
+# The price from us-east-1 to most regions, from the same page. Between other regions, the price can be
+# higher.
 REGION_USD_PER_GB = 0.02
 HOURS_PER_MONTH = 730
 
@@ -31,7 +32,8 @@ class GpuType:
     Gbit/s. `efa` is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's
     compute capability ("8.9"), or "" for a type that is not in this table. `price_usd_per_hour` is the
     on-demand list price for Linux in us-east-1 on `price_date` (None: unknown). `store_gb` is the size of the
-    instance store. `share` is the part of a physical GPU that each GPU of the type is (0.125: an eighth).
+    instance store. `share` is the fraction of a physical GPU that each of the type's GPUs has (0.125: an
+    eighth).
     """
 
     name: str
@@ -198,7 +200,8 @@ _STORE_GB = {name: size for size, names in _STORES.items() for name in names.spl
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
-# The fraction of a whole GPU that each GPU is (GpuPartitionSize); the source is the same as for _FAMILIES.
+# Types whose GPUs are fractions of a physical GPU, with the fraction (GpuPartitionSize). The source is the
+# same as for _FAMILIES.
 _SHARES = {"g6f.large": 1 / 8, "g6f.xlarge": 1 / 8, "g6f.2xlarge": 1 / 4}
 _SHARES |= {"g6f.4xlarge": 1 / 2, "gr6f.4xlarge": 1 / 2}
 # Families whose prices are from an earlier version of the price list, with that version's date.
@@ -229,9 +232,9 @@ GPU_TYPES: dict[str, GpuType] = {
     for gpu, memory_gb, capability in [_FAMILIES[family]]
 }
 
-# The dates for p2 and p3 are the days since which no region's DescribeInstanceTypeOfferings has listed them
-# (getmoto/moto, history of moto/ec2/resources/instance_type_offerings). The date for g3 is from AWS's notice
-# (SummitRoute/aws_breaking_changes #114).
+# The dates for p2 and p3 are the first days on which DescribeInstanceTypeOfferings did not list them in any
+# region (getmoto/moto, history of moto/ec2/resources/instance_type_offerings). The date for g3 is from AWS's
+# notice (SummitRoute/aws_breaking_changes #114).
 _RETIRED = {
     "p2": ("K80", "2025-03-30", {"xlarge": 1, "8xlarge": 8, "16xlarge": 16}),
     "p3": ("V100", "2026-05-01", {"2xlarge": 1, "8xlarge": 4, "16xlarge": 8}),
@@ -245,7 +248,7 @@ RETIRED = {
 }
 
 # vCPU quotas by the prefix of a type: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
-# Sources differ on the quota that spot requests for p6 count against, so the table has none.
+# Sources disagree on the quota for spot requests for p6, so the table has no such quota.
 QUOTA_P = ("L-417A185B", "Running On-Demand P instances")
 QUOTA_G = ("L-DB2E81BA", "Running On-Demand G and VT instances")
 QUOTA_STANDARD = ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances")
@@ -277,8 +280,10 @@ def find_quota(instance_type: str, market: Market = "on-demand") -> tuple[str, s
 def find_nearest_types(
     gpus: int, among: Iterable[GpuType], *, price: float = 0.0, excluded: str = ""
 ) -> tuple[GpuType, ...]:
-    """Return the three types nearest in GPUs, then in price, leaving out `excluded`, bare metal and unpriced
-    types.
+    """Return the three types in `among` whose number of GPUs is nearest to `gpus`.
+
+    If several types are equally near, those with a price nearer to `price` come first. The type `excluded`,
+    bare-metal types and types without a price are left out.
     """
 
     def distance(kind: GpuType) -> tuple[float, float, str]:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from awsddp.agent.diagnosis.job_causes import Row
 
-# The first row whose conditions all hold is the cause of a rank's end. These conditions have a value:
+# The first row whose conditions all hold gives the cause of a rank's end. These conditions have a value:
 # - `said`: a pattern that matches the rank's last exception, or else the last lines of the rank's log.
-# - `log`: a pattern that matches the end of the rank's log, as far as it was read.
+# - `log`: a pattern that matches the part of the rank's log that was read, which is the log's end.
 # - `kernel`: a pattern that matches the kernel's log.
 # - `signal`: the signal that ended the rank without an exception.
 # - `code`: the rank's exit code.
-# The conditions without a value are the other names in CONDITIONS.
+# All other names in CONDITIONS are conditions without a value.
 TABLE = rows(r"""
 host_oom: The node ran out of memory, and its kernel killed {victim}.
   killed_for_memory
@@ -201,10 +201,10 @@ signal: The script, or a program or user outside awsddp, sent the signal.
   signalled
 exit:""")
 ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
-"""The kinds of causes that another rank's fault may have led to."""
+"""The kinds of causes that may be the result of another rank's fault."""
 
 _HANDLED = frozenset({"file_not_found", "import_error", "no_metadata", "permission"})
-"""Kinds of exceptions that programs often handle; if another exception follows, they are not the cause."""
+"""Kinds of exceptions that programs often handle. An earlier exception of these kinds is not the cause."""
 _MORE_LINES = 8  # the errors that NCCL and torch.load raise continue after the exception's line
 _PLACE = re.compile(r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _OOM = re.compile(r"Killed process (\d+) \(([^)]*)\).*?anon-rss:(\d+)kB")
@@ -302,7 +302,7 @@ def _search(pattern: str, text: str) -> dict[str, str] | None:
 
 
 def _kernel(evidence: Evidence, pattern: str) -> dict[str, str] | None:
-    """Search the kernel's log if the rank used a GPU or was ended by a signal."""
+    """Match if the rank used a GPU or was ended by a signal, and `pattern` matches the kernel's log."""
     is_relevant = evidence.signal or re.search("CUDA|NCCL|cuda", evidence.error_text)
     return _search(pattern, evidence.kernel()) if is_relevant else None
 

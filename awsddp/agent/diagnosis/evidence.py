@@ -72,9 +72,9 @@ def find_exceptions(text: str) -> list[str]:
     """Return the line of the last exception with a traceback, and of each earlier exception in its chain.
 
     Exceptions that Python ignored are left out. An exception in another thread counts only if the main thread
-    has no exception. Both rules also hold for the exceptions that are chained to such an exception, and for
-    the members of an ExceptionGroup. Python prints the members after the group, with a margin. In a process
-    group, torch puts "[rank2]: " before each line.
+    has no exception. If one of these rules applies to an exception, it also applies to the exceptions in its
+    chain and to the members of its ExceptionGroup. Python prints the members after the group, and marks their
+    lines with a margin. In a process group, torch puts "[rank2]: " before each line.
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)

@@ -28,7 +28,11 @@ _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
 class ProcessState(NamedTuple):
-    """A process's `state` and `stack` (oldest frame first), and the frame `where` with its `source` line."""
+    """The state of a process.
+
+    `stack` has the process's frames, oldest first. `where` is the frame to show, and `source` is its line of
+    code.
+    """
 
     pid: int
     state: str
@@ -67,7 +71,7 @@ class RankState(NamedTuple):
 class Diagnosis(NamedTuple):
     """A diagnosis has the ranks that are `behind` the others, an `explanation`, and the state of all `ranks`.
 
-    Up to its first colon, the explanation is a sentence without lines of code. `moving` is true if a
+    The part of the explanation before the first colon contains no lines of code. `moving` is true if a
     collective began so recently that the job may be slow rather than stuck.
     """
 
@@ -160,7 +164,7 @@ def _frames(thread: str) -> list[Frame]:
     starts = [
         at for at, frame in enumerate(frames) if frame[0].endswith(_BOOTSTRAP) and frame[2] == "_bootstrap"
     ]
-    # The frames before _bootstrap belong to the parent that forked.
+    # The frames before _bootstrap belong to the parent process, which forked this process.
     return frames[starts[-1] + 1 :] if starts else frames
 
 
@@ -194,7 +198,7 @@ def _is_own(path: str, workdir: str) -> bool:
 
 
 def _in_flight(records: Mapping[str, GroupRecords]) -> InFlight | None:
-    """Return the first collective in progress, looking first in the group with the newest collective."""
+    """Return a collective in progress, or None. The group with the newest collective is searched first."""
     for name, group in sorted(records.items(), key=lambda item: item[1].age):
         for call in group.records:
             if not call.over:
@@ -285,7 +289,10 @@ def _judge_by_records(ranks: list[RankState]) -> tuple[list[int], str] | None:
 
 
 def _judge_by_difference(members: list[RankState], group: str) -> tuple[list[int], str] | None:
-    """Find the first collective in which ranks called different operations; the minority counts as wrong."""
+    """Find the first collective in which ranks called different operations.
+
+    Return the ranks whose operation differs from the most frequent operation, and an explanation, or None.
+    """
     calls_of_ranks = [(rank, {call.number: call[1:3] for call in _records(rank, group)}) for rank in members]
     for number in sorted({number for _, numbers in calls_of_ranks for number in numbers}):
         called = [(rank, numbers[number]) for rank, numbers in calls_of_ranks if number in numbers]
@@ -316,7 +323,7 @@ def _records(rank: RankState, group: str) -> Sequence[Collective]:
 
 
 def _judge_by_stacks(ranks: list[RankState]) -> tuple[list[int], str] | None:
-    """Diagnose from the stacks only: if some ranks are in a collective, the ranks outside it are behind."""
+    """Diagnose a job from the stacks only. If some ranks are in a collective, all other ranks are behind."""
     others = [rank for rank in ranks if not _is_waiting(rank)]
     return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 
@@ -332,7 +339,10 @@ def _format_others(ranks: list[RankState], behind: list[RankState]) -> str:
 
 
 def _format_waiting(ranks: list[RankState]) -> str:
-    """Say where ranks wait, with the most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
+    """Return text on where ranks wait, such as "ranks 0-2 wait in all_reduce (collective 12) at ...".
+
+    The collective in which most ranks wait comes first.
+    """
     places: dict[str, list[RankState]] = {}
     for rank in ranks:
         collective = rank.collective

@@ -44,7 +44,7 @@ def _answer(name: str) -> None:
         faulthandler.dump_traceback(file, all_threads=True)
         file.write(f"--\n{_rank()}\n")
         c10d = sys.modules.get("torch._C._distributed_c10d")
-        # The records have no stack traces, because torch holds the GIL for seconds to name their C++ frames.
+        # Stack traces are left out, because torch would hold the GIL for seconds to name the C++ frames.
         for function in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
             if hasattr(c10d, function):
                 file.write(_decode(getattr(c10d, function)()) + "\n")

@@ -87,9 +87,9 @@ expired (retryable): {why}.
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
 """The kinds of causes that mean that a node was lost."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
-"""Kinds for a rank that waited for another rank."""
+"""The kinds of causes for a rank that waited for another rank."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
-"""Kinds for a rank that waited for another rank until a timeout; the other rank may still be running."""
+"""The kinds of causes for a rank that waited until a timeout for a rank that may still be running."""
 
 
 def cause_of(row: Row, values: Mapping[str, str | float]) -> Cause:
@@ -105,18 +105,22 @@ def cause_of_kind(kind: str, **values: str | float) -> Cause:
 
 
 def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | float) -> Cause:
-    """Return a cause from JOB_TABLE that arose on `node`, or on no particular node if `node` is None."""
+    """Return the cause of `kind` from JOB_TABLE, on `node` (None: on no particular node)."""
     return with_node(request, node, cause_of_kind(kind, **values))
 
 
 def with_node(request: Launch, node: int | None, cause: Cause) -> Cause:
-    """Return a copy of the cause with its node and that node's instance."""
+    """Return a copy of the cause that names `node` and its instance (None: no particular node)."""
     launch_node = next((entry for entry in request.nodes if entry.node == node), None)
     return cause._replace(node=node, instance_id=launch_node.instance_id if launch_node else None)
 
 
 def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
-    """Return `cause`, or, for a rendezvous timeout, the first master_unreachable cause in `causes`."""
+    """Return `cause`, unless another cause explains it.
+
+    If `cause` is a rendezvous timeout and `causes` has a master_unreachable cause, return the first such
+    cause with both explanations.
+    """
     unreachable = next((other for other in causes if other.kind == "master_unreachable"), None)
     if cause.kind != "rendezvous_timeout" or unreachable is None:
         return cause

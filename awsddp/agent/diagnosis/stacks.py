@@ -40,7 +40,10 @@ _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 @as_json_list
 class Collective(NamedTuple):
-    """A recorded collective. `number` is its number in its group, and `over` is true if it has ended."""
+    """A recorded collective.
+
+    `number` is the collective's number in its process group, and `over` is true if the collective has ended.
+    """
 
     number: int
     operation: str
@@ -192,14 +195,14 @@ class _StackRequest:
         return True
 
     def signal(self) -> None:
-        """Send SIGUSR2 if the process has a helper and handles the signal, so that it writes its stacks."""
+        """Send SIGUSR2, so that the process writes its stacks, if it has a helper and handles the signal."""
         if self._dump.exists() and _handles_sigusr2(self.process.pid):
             self._dump_start = self._dump.stat().st_size
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR2)
 
     def read_dump(self) -> bool:
-        """Read the stacks that the process writes after SIGUSR2. Return True if they are complete."""
+        """Read the stacks that the process writes after SIGUSR2. Return True if the stacks are complete."""
         if self._dump_start is None:
             return True
         with self._dump.open("rb") as file:

@@ -35,7 +35,11 @@ class CheckpointIndex:
     def update(
         self, documents: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]
     ) -> None:
-        """Update the checkpoint from all nodes' nodeK.json ({} if not read yet) and the rows listed there."""
+        """Update the checkpoint.
+
+        `documents` maps each node to its nodeK.json ({} if it has not been read yet). `files` and `links` are
+        the rows in the lists that these documents name.
+        """
         named_paths = {_path_in_node(links.get(f"node{node}/{LATEST}", "")) for node in documents}
 
         def rank(checkpoint: Mapping[str, Any]) -> tuple[bool, bool, float]:
@@ -92,7 +96,10 @@ def checkpoint_keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
 
 
 def _may_contain(pending: str, folder: str) -> bool:
-    """Return True if pending files may be in `folder`. If `pending` ends with "/", it includes subfolders."""
+    """Return True if files in the folder `pending` may be in `folder`.
+
+    If `pending` ends with "/", its subfolders may contain pending files, too.
+    """
     return f"{pending}/".startswith(folder) or (pending.endswith("/") and folder.startswith(pending))
 
 

@@ -1,7 +1,7 @@
 """Find the checkpoints among results, with the same rules for the client and for S3.
 
-This list has the files that each library writes (transformers 5.23, accelerate 1.15, deepspeed 0.19.8). The
-file that rank 0 writes last is named last.
+This list has the files that each library writes (transformers 5.23, accelerate 1.15, deepspeed 0.19.8). In
+each entry, the file that rank 0 writes last is at the end.
 
 - Hugging Face's Trainer: checkpoint-N/ with optimizer.pt or optimizer.bin (FSDP: optimizer_0/, DeepSpeed:
   global_stepN/, latest), scheduler.pt, trainer_state.json (Trainer._save_checkpoint). The folder of the final
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 SUFFIXES = (".pt", ".pth", ".ckpt", ".tar", ".safetensors")
 """Suffixes of checkpoint files. A *.tar counts if torch.save wrote it (checkpoint.pth.tar)."""
 MARKER_FILES = (".metadata", "trainer_state.json", "random_states_0.pkl", "latest")
-"""Files whose folder is a checkpoint, if the folder has the other files of a checkpoint."""
+"""A folder with one of these files is a checkpoint if it also has the other files of a checkpoint."""
 _INCOMPLETE = "checkpoint-is-incomplete.txt"
-"""The file that marks a checkpoint which Hugging Face's Trainer is still writing at TERM."""
+"""A checkpoint with this file is incomplete, because Hugging Face's Trainer has not finished writing it."""
 LATEST = "run/latest"
 """The preferred checkpoint: a file, a folder, or a link to a file or folder."""
 _PART = re.compile(
@@ -115,8 +115,8 @@ def checkpoint_sort_key(
 ) -> tuple[bool, bool, float]:
     """Return a checkpoint's sort key; the best checkpoint sorts last.
 
-    LATEST, or its target in `named`, is preferred to all others. Next come the checkpoints with an optimizer,
-    and among equals the newest is preferred.
+    LATEST and the checkpoints in `named`, to which it links, are preferred to all others. Next are
+    checkpoints with an optimizer, and then newer checkpoints.
     """
     return name == LATEST or name in named, not is_weights, modified
 
@@ -189,7 +189,10 @@ def _flaw_of_zip(file: BinaryIO) -> str:
 
 
 def _flaw_of_safetensors(file: BinaryIO) -> str:
-    """Compare a file's size with its header, which consists of its own length (8 bytes) and JSON."""
+    """Return "weights" if the file has the size that its header implies, or else "torn".
+
+    The header consists of 8 bytes with the length of the JSON, and the JSON.
+    """
     length = int.from_bytes(file.read(8), "little")
     size = file.seek(0, 2)
     if length > _MAX_BYTES:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 _CLAIM_S = 900.0
-"""How long a claimed name stays claimed if its job never starts."""
+"""How long a name remains claimed by a job that never starts."""
 _ROLE_PAUSES_S = (0.5, 1.0, 2.0)
 """Pauses between requests for the role. If the token is late, botocore sends requests without a token."""
 _ROLE_S = 10.0
@@ -95,7 +95,7 @@ def _claim_with_checks(store: Store, top: S3Uri, order: Mapping[str, Any]) -> di
 
 
 def _claim(store: Store, job_uri: S3Uri, order: Mapping[str, Any]) -> bool:
-    """Claim a job's name, even if a job that never started has it. Return True if the claim succeeded."""
+    """Claim a job's name, even from a job that never started. Return True if the claim succeeded."""
     job = {"job": order["job"], "save": 2, "by": order["by"], "launch": order["launch"]}
     job |= {"state": "claimed", "at": time.time()}
     instead_of = ""
@@ -123,7 +123,7 @@ def _is_old(claimed_at: object) -> bool:
 
 
 def _check_abort(store: Store, top: S3Uri) -> None:
-    """Check the permission to abort uploads, with an upload that does not exist. Raises ClientError."""
+    """Check the permission to abort uploads by aborting an upload that does not exist. Raises ClientError."""
     from botocore.exceptions import ClientError
 
     try:

@@ -47,7 +47,10 @@ _ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # gives node
 
 
 class CopyError(Exception):
-    """Data cannot be copied; the error has the reason and the next step. `code` is S3's code or _CHANGED."""
+    """The error for data that cannot be copied, with the reason and the next step.
+
+    `code` is the error code from S3, or _CHANGED.
+    """
 
     def __init__(self, message: str, why: str = "", next_step: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -100,7 +103,7 @@ class _Progress:
         self._thread.start()
 
     def add(self, count: int) -> None:
-        """Count received bytes; a negative count subtracts."""
+        """Add `count`, which can be negative, to the number of received bytes."""
         with self._lock:
             self.copied += count
 
@@ -205,8 +208,8 @@ def list_objects(
 ) -> tuple[Store, list[S3Object]]:
     """Return a store that is allowed to list `uri`, and the objects at `uri` (at most `most`).
 
-    The store is one that `make_store` returns; for a public bucket, its requests may be unsigned. Raises
-    CopyError.
+    `make_store` returns the store. If S3 refuses a signed request, the store sends unsigned requests, which
+    public buckets allow. Raises CopyError.
     """
     first_refusal: CopyError | None = None
     for unsigned in (False, True):
@@ -416,7 +419,10 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def _remove(top: Path, removed: Mapping[str, int]) -> None:
-    """Remove unchanged copied files that the source no longer has, and then remove empty folders."""
+    """Remove copied files that the source no longer has, and folders that are then empty.
+
+    `removed` maps the files' paths to the sizes that were copied. A file that now has another size is kept.
+    """
     for path, size in removed.items():
         if _has_size(top / path, size):
             (top / path).unlink()

@@ -84,7 +84,11 @@ class Pages:
         return [page.next for page in self._pages if page.next is not None]
 
     def rewrite_missing(self, objects: Mapping[str, tuple[int, str]]) -> None:
-        """Mark pages for the next `write` unless `objects`, {key: (size, ETag)}, contains them as written."""
+        """Mark the pages that the next `write` must write again.
+
+        `objects` maps the keys in S3 to (size, ETag). A page is marked unless its object in S3 is as it was
+        written.
+        """
         for page in self._pages:
             if page.next is not None and objects.get(page.next[0]) != tuple(page.next[1:]):
                 page.is_written = False
@@ -109,7 +113,8 @@ class PageReader:
     def read(self, store: Store, uri: S3Uri, page_list: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
         """Return {kind: {name: row}} from the pages that a document names.
 
-        Raises ObjectChanged if a page was replaced, and ValueError, ClientError or BotoCoreError.
+        Raises ObjectChanged if a page was replaced, ValueError if a page is invalid, and ClientError or
+        BotoCoreError if a request fails.
         """
         previous, self._read = self._read, {}
         rows_by_kind: dict[str, dict[str, Any]] = {}

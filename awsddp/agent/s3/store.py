@@ -66,7 +66,7 @@ class S3Uri(NamedTuple):
 
 
 class S3Object(NamedTuple):
-    """An object in a list has a key, a size in bytes, and an ETag.
+    """A listed object, with the key, the size in bytes, and the ETag that are in the list.
 
     If there is a `digest`, it is the SHA-256 of the first `size` bytes, and the object may have grown since.
     """
@@ -111,7 +111,7 @@ def signature(secret: str, launch: str, name: str, body: bytes) -> str:
 
 
 class ObjectChanged(Exception):
-    """An object is no longer as listed because it was replaced or deleted."""
+    """The error for an object that was replaced or deleted after it was listed."""
 
 
 class Upload(Protocol):
@@ -127,7 +127,7 @@ class Upload(Protocol):
         """
 
     def result(self) -> Any:
-        """Wait for the upload to end. If it failed, raises its error."""
+        """Wait for the upload to end. Raises the upload's error if the upload failed."""
 
 
 def node_session() -> Any:
@@ -220,7 +220,8 @@ class Store:
     def get_region(self, bucket: str) -> str | None:
         """Return a bucket's region, "" if there is no such bucket, or None if S3 returns no region.
 
-        Refusals also contain the region: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+        S3 also returns the region if it refuses the request:
+        https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
         """
         from botocore.exceptions import ClientError
 
@@ -267,7 +268,10 @@ class Store:
     def _get(
         self, parameters: Mapping[str, Any], check: Callable[[Mapping[str, Any]], int]
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Return a response and its first `check(response)` bytes. Retries after a truncated body."""
+        """Return a response and the first bytes of its body. Retries if the body is truncated.
+
+        `check` takes the response, and returns how many bytes to read.
+        """
         from s3transfer.exceptions import RetriesExceededError
         from s3transfer.utils import S3_RETRYABLE_DOWNLOAD_ERRORS
 
@@ -296,9 +300,10 @@ class Store:
     ) -> str | None:
         """Write a document and return its ETag.
 
-        With `instead_of`, write only if it is the document's current ETag ("": only if there is no document),
-        or else return None. `sign` returns the signature for a name and a body. Raises ClientError, or
-        ValueError if the document is too large.
+        If `instead_of` is not None, the document is written only if the current document's ETag is
+        `instead_of` ("": only if there is no current document). If the document is not written, the method
+        returns None. `sign` returns the signature for a name and a body. Raises ClientError, or ValueError if
+        the document is too large.
         """
         from botocore.exceptions import ClientError
 
@@ -324,9 +329,9 @@ class Store:
     def abort(self, uri: S3Uri, *, ended_jobs: Container[str] | None = None) -> None:
         """Abort incomplete uploads under `uri` if AWS permits it. Raises BotoCoreError.
 
-        With `ended_jobs`, `uri` contains jobs and data. Then abort only uploads that are old, or that belong
-        to these jobs or to other jobs that have ended. Age counts because a job that was lost with its
-        cluster remains "running".
+        If `ended_jobs` is not None, `uri` contains the folders of jobs and data. The method then aborts only
+        the uploads of these jobs and of other jobs that have ended, and old uploads. Old uploads are aborted
+        because the state of a job that was lost with its cluster remains "running".
         """
         from botocore.exceptions import ClientError
 
@@ -346,7 +351,7 @@ class Store:
     def _is_abandoned(self, uri: S3Uri, key: str, started: datetime, over: Container[str]) -> bool:
         """Return True if an upload by awsddp will not be continued. Raises ClientError, ValueError.
 
-        An upload of data can take days over a slow connection, so it counts as abandoned after a week.
+        An upload of data can take days over a slow connection, so it counts as abandoned only after a week.
         """
         name, age = key[len(uri.key("")) :].partition("/")[0], datetime.now(started.tzinfo) - started
         if name == DATA_FOLDER:
@@ -441,7 +446,7 @@ class Store:
     def run_each(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> Iterator[_Item]:
         """Call `work` for several items at once. Yield the items in order, each when its call has ended.
 
-        After an error no more calls are started; the error is raised when the running calls have ended.
+        After an error, no more calls are started, and the error is raised when the running calls have ended.
         `work` must not call this store's `run_each`.
         """
         stop = threading.Event()

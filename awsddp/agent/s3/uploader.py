@@ -76,9 +76,9 @@ _OTHER_NODES_S = 90.0
 """How long the first node waits for another node whose list does not change."""
 _SLOWEST_S = 60.0
 _OWN_BEATS, _OTHER_BEATS = 6, 90
-"""How many beats pass before a key is reused, on the first node and on other nodes. On other nodes this is
-the time that a request with all retries can take (store.py), because the first node's copy of their lists can
-be that old."""
+"""How many intervals of `beat_s` pass before a key is reused, on the first node and on other nodes. On
+another node, this is the longest time that a request with all its retries can take (store.py), because the
+first node's copy of the node's list can be that old."""
 _MAX_REMOVED = 1000
 """How many removed files are remembered."""
 _MAX_FOLDERS = 1000
@@ -121,7 +121,11 @@ def _is_alone(folder: JobFolder) -> bool:
 
 
 class _File:
-    """A result. Its `parts` in S3, [key, size, ETag, digest], hold the content that had the stamp `saved`."""
+    """A result.
+
+    `parts` are the result's parts in S3 ([key, size, ETag, digest]), and `saved` is the stamp of their
+    content.
+    """
 
     def __init__(self) -> None:
         self.parts: list[list[Any]] = []
@@ -147,7 +151,7 @@ class _File:
         return f"{name}~{version + 1}" if version or re.search(r"~\d+$", name) else name
 
     def count_sent(self, count: int) -> None:
-        """Count sent bytes; a negative count subtracts."""
+        """Add `count`, which can be negative, to the number of sent bytes."""
         self.sent_bytes += count
 
     def switch_version(self, version: int) -> None:
@@ -696,7 +700,7 @@ class Uploader:
         }
 
     def _verify(self) -> None:
-        """Compare the listed files and the lists with the objects in S3, and resend those that differ."""
+        """Compare the files and lists with the objects in S3, and resend the files and lists that differ."""
         keys_by_result = {result: [part[0] for part in file.parts] for result, file in self._files.items()}
         prefixes = {
             "lists/",
@@ -833,14 +837,15 @@ def _check_parts(stream: BinaryIO, parts: Iterable[Sequence[Any]], result: str) 
 
 
 def _key_prefix(key: str) -> str:
-    """Return the prefix under which a key is listed together with its neighbours."""
+    """Return a key's first folder, or the first two folders of a key in parts/, with a slash at the end."""
     return "/".join(key.split("/")[: 2 if key.startswith("parts/") else 1]) + "/"
 
 
 def _folders(results: Iterable[str]) -> list[str]:
     """Return the files' folders.
 
-    If there are too many, some are replaced by parent folders, which end with "/".
+    If there are more than _MAX_FOLDERS, the deepest folders are replaced by their parent folders, which then
+    end with "/".
     """
     folders = {dirname(result) for result in results}
     while len(folders) > _MAX_FOLDERS:
