@@ -29,7 +29,7 @@ class ExistingCluster:
     """The existing cluster according to its tags, and the settings that this machine last requested.
 
     `image` is the image as requested, and `gpus` is the nodes' `local.gpus`. `spent_usd` is the cost so far
-    (None: unknown), and `rate` is the rate that a budget assumes for all `nodes`. `impaired` are the
+    (None: unknown), and `rate` is the hourly cost that a budget assumes for all `nodes`. `impaired` are the
     instances that fail AWS's status checks, and `others` are clusters with the same name and owner that
     another machine created.
     """
@@ -48,7 +48,8 @@ class ExistingCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconciliation:
-    """The steps, in order. `spec` is the spec for the launch, in `zone` if that is not None.
+    """The steps, in order. `spec` is the spec for the launch; if `zone` is not None, the launch uses only
+    that zone.
 
     `nodes` are the existing nodes that stay; `expires` is the time when all nodes expire; `spent_usd` is the
     cost so far.
@@ -79,10 +80,11 @@ class Reconciliation:
 def plan_reconciliation(
     spec: ClusterSpec, existing: ExistingCluster, *, image_id: str, callers: tuple[str, ...], now: datetime
 ) -> Reconciliation:
-    """Return the steps that reconcile the cluster with `spec`; a setting that is not set stays as it is.
+    """Return the steps that reconcile the cluster with `spec`; a setting that `spec` does not set stays as it
+    is.
 
     `image_id` is the current id of the spec's image, and `callers` are this machine's addresses as CIDRs.
-    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, if Systems Manager could not
+    Raises ConfigError if `network.ssh_cidr` or `cluster.gpus` is invalid, if Systems Manager could not
     connect to a node, or if the budget is spent.
     """
     requested = spec.cluster.nodes if "cluster.nodes" in spec.explicit else existing.nodes
@@ -177,9 +179,9 @@ def is_of_type(spec: ClusterSpec, name: str) -> bool:
 def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_restart: bool) -> datetime:
     """Return when the nodes expire.
 
-    A duration on the command line counts from now, and so does any duration if all nodes start or are new
-    (`is_restart`). Otherwise a duration in the configuration counts from the launch, and never makes the
-    nodes expire earlier.
+    A duration on the command line counts from now. If all nodes start or are new (`is_restart`), a duration
+    in the configuration counts from now, too. Otherwise, it counts from the cluster's launch and never makes
+    the nodes expire earlier.
     """
     term = timedelta(seconds=parse_duration(spec.cluster.expires))
     expires = existing.expires
@@ -194,7 +196,8 @@ def _expiry(spec: ClusterSpec, existing: ExistingCluster, now: datetime, *, is_r
 def _within_budget(
     spec: ClusterSpec, existing: ExistingCluster, now: datetime, nodes: int, expires: datetime
 ) -> tuple[datetime, str]:
-    """Return the expiry and "", or, if all `nodes` spend the budget earlier, that time and the reason.
+    """Return when the nodes expire, and the reason. If `nodes` nodes spend the budget before `expires`, the
+    time when they do so is returned; otherwise, `expires` is returned, and the reason is "".
 
     If no node stays (`nodes` is 0), the launch plan applies the budget.
     """
@@ -225,10 +228,10 @@ def _spent_usd(existing: ExistingCluster, now: datetime) -> float:
 def _cidrs(
     spec: ClusterSpec, opened: tuple[str, ...] | None, callers: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return the blocks and groups to which SSH will be open; None means that the open ones stay.
+    """Return the blocks and groups to which SSH will be open; None means that the rules stay as they are.
 
-    Without `network.ssh_cidr`, these are this machine's current addresses, and the already open blocks and
-    groups that a user configured.
+    Without `network.ssh_cidr`, the result has this machine's current addresses, and those blocks and groups
+    that are already open because a user configured them.
     """
     if spec.network.ssh_cidr or (spec.network.jump and opened is not None):
         return ssh_cidrs(spec, ())
@@ -256,7 +259,9 @@ def _launch_spec(
     cidrs: tuple[str, ...] | None,
     expires_s: int,
 ) -> ClusterSpec:
-    """Return the spec for the launch, in the cluster's own region; new nodes are like existing ones."""
+    """Return the spec for the launch, in the cluster's own region. New nodes get the instance type, image and
+    market of an existing node.
+    """
     cluster = replace(spec.cluster, nodes=requested, expires=f"{max(expires_s, 0)}s")
     capacity = replace(spec.capacity, regions=())
     network = replace(spec.network, ssh_cidr=cidrs or ())

@@ -41,8 +41,8 @@ class EnvironmentPlan(Requirements):
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     packages_from: Literal["node", "client"] | None = None
-    """Which packages this machine sends to the nodes: "client": all, "node": none, None: those from its own
-    folders and from indexes with passwords.
+    """Which packages this machine sends to the nodes: all ("client"), none ("node"), or those from its own
+    folders and from indexes with passwords (None).
     """
     internet: bool | None = None
 
@@ -207,7 +207,7 @@ def _read_ca(env: EnvSection) -> str:
 
 
 def pin_image_packages(packages: Mapping[str, str]) -> tuple[str, ...]:
-    """Return pins for the packages that belong to the image's torch, so that they are not replaced."""
+    """Return pins for the packages that belong to the image's torch, so that they are never replaced."""
     return tuple(
         f"{name}=={version}"
         for name, version in sorted(packages.items())
@@ -233,8 +233,8 @@ _NOT_IN_CHANNEL = re.compile(
 """Messages from conda's solvers: two from libmamba, one from the classic solver, two from rattler."""
 _FOLDER = "or put its wheel into a folder: --find-links FOLDER"
 _OTHERWISE = f"{_FOLDER}\n-o env.packages_from=node   # if the nodes can reach it"
-# A pattern for an installer's messages, awsddp's message and the next step; {name} is the file that lists the
-# packages, {package} is one of these packages.
+# Each row has a pattern for an installer's messages, awsddp's message and the next step. {name} is the file
+# that lists the packages, and {package} is the text that a group in the pattern matched.
 _KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): no packages come from there"),
@@ -298,10 +298,10 @@ _KNOWN_FAILURES = (
 def explain_failure(
     output: str, *, name: str, internet: bool | None = None, packages_from: str | None = None
 ) -> NodeError:
-    """Return the error for a failed installation, made from the last output of pip, uv or conda.
+    """Return the error for a failed installation, based on the output of pip, uv or conda.
 
-    `name` is the file that lists the packages. The error leaves out next steps that set `packages_from` to
-    its current value and, if the nodes have no `internet` access, next steps that need it.
+    `name` is the file that lists the packages. The error omits next steps that set `packages_from` to its
+    current value. If the nodes have no `internet` access, it also omits next steps that need such access.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip() and not _RETRY.search(line)]
     tail = "\n".join(list(dict.fromkeys(lines))[-10:])

@@ -39,7 +39,9 @@ class Indexes:
     ca: str = ""
 
     def with_defaults(self, other: "Indexes") -> "Indexes":
-        """Return these indexes, with missing settings taken from `other`."""
+        """Return these indexes with the lists in `other` appended; other settings that are missing come from
+        `other`.
+        """
 
         def merged(name: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
@@ -60,9 +62,9 @@ class Indexes:
         """The indexes as environment variables for pip, uv and conda's pip, to keep passwords off command
         lines.
 
-        `ca` is left out, since it is a file on each machine, and `no_index` is left out, since uv has no
-        variable for it. uv is set to behave like pip: it uses the best release of all indexes and the
-        machine's own certificates (https://docs.astral.sh/uv/pip/compatibility/).
+        `ca` is left out, since each machine has its own file with the certificates. `no_index` is set only
+        for pip, since uv has no variable for it. uv is set to behave like pip: it uses the best release of
+        all indexes and the machine's own certificates (https://docs.astral.sh/uv/pip/compatibility/).
         """
         extra, links = " ".join(self.extra_index_urls), self.find_links
         variables = {
@@ -124,7 +126,9 @@ def read_pip_indexes() -> Indexes:
 
 
 def _parse(by_key: Mapping[str, str]) -> Indexes:
-    """Return the indexes that pip's configuration keys set; each key has its value as pip writes it."""
+    """Return the indexes that pip's configuration sets; `by_key` maps each key to its value, as pip prints
+    it.
+    """
     values = {key: value.split() for key, value in by_key.items()}
     on = {key for key, value in by_key.items() if value.lower() in ("1", "yes", "true", "on")}
     return Indexes(

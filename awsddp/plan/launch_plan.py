@@ -2,7 +2,7 @@
 
 A plan can be printed, priced, tested and refused before it costs anything. The plan's requests are the ones
 that are sent, but with placeholders for ids, secrets and times that do not exist yet: {"$ref": ...},
-{"$secret": ...} and {"$now": seconds}. `RequestValues` replaces these.
+{"$secret": ...} and {"$now": seconds}. `RequestValues` replaces the placeholders with values.
 """
 
 import math
@@ -34,7 +34,7 @@ from awsddp.util.formatting import duration
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
 _USER = "ubuntu"
-"""The assumed login user for an unknown image, since most images are made from the default image."""
+"""The login user that is assumed for an unknown image, since most images are built from the default image."""
 _HIGHEST = "the highest spot price of the last 7 days"
 _UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
 

@@ -129,7 +129,7 @@ def choose_placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[di
     """Return the nodes' placement group (None: no group) and the reason.
 
     A group reduces latency between nodes. Instances in a reservation or a capacity block have a fixed
-    placement; launching them into a group fails with an error about capacity.
+    placement, so AWS would refuse to launch them into a group and report a lack of capacity.
     """
     nodes = spec.cluster.nodes
     if facts.reservation is not None:

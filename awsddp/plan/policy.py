@@ -1,8 +1,8 @@
 """Pure functions that make the least-privilege IAM policy for a configuration, with conditions on tags.
 
-templates/policy.json has every statement. A list item that is an object, {"spot": "ec2:..."}, depends on the
-fact that it names: the item is repeated for each value of the fact, which replaces the "@". A statement or a
-condition with an empty list is removed. Sources, by statement:
+templates/policy.json has every statement. A list item that is an object, such as {"spot": "ec2:..."}, maps a
+fact to a text. The text is repeated for each value of the fact, and the value replaces the "@" in the text. A
+statement or a condition with an empty list is removed. Sources, by statement:
 - actions, their resources and condition keys:
   https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
 - ${aws:userid} equals the tag `awsddp:owner` for every kind of credentials, including SSO:
@@ -16,12 +16,13 @@ condition with an empty list is removed. Sources, by statement:
 - KeepTagsTrue has "Null", because DeleteTags without keys removes all tags and "ForAllValues" would allow it.
 - SshToOwnNodes and the two statements after it:
   https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
-- arn:* matches every partition (aws-cn, aws-us-gov); an account is in one partition:
+- arn:* matches every partition, such as aws-cn and aws-us-gov; an account belongs to only one of them:
   https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
-  EC2's own name may end in .cn in China, as AWS::URLSuffix says:
+  EC2's service name may end in .cn in China (see AWS::URLSuffix):
   https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/pseudo-parameter-reference.html
 - LookWhetherItMaySave: https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
-- EncryptDisks and the statements next to it; an alias of a key is not a resource, so it is a condition:
+- EncryptDisks and the statements next to it, which name a key's alias in a condition, because an alias is not
+  a resource:
   https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
   https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html
 """
@@ -46,7 +47,7 @@ _NO_JOB = JobSpec()
 def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
     """Return the policy document that allows exactly the calls that the verbs make for this configuration.
 
-    It allows changes only to resources whose tag `awsddp:owner` names the caller's AWS identity.
+    The policy allows changes only to resources whose tag `awsddp:owner` names the caller's AWS identity.
     """
     saved, folders = _save_prefixes(job), []
     if any(source.kind == "folder" for source in parse_data_sources(job.data.sources)):
@@ -150,7 +151,9 @@ def _fill(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
 
 
 def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
-    """Return {fact in the template: its values}; a yes-or-no fact that is true has the value ""."""
+    """Return {fact in the template: its values}. A yes-or-no fact has the value "" if it is true, else no
+    value.
+    """
     access, capacity, network = spec.access, spec.capacity, spec.network
     reserved, kms_key = capacity.reservation, _literal(access.kms_key or "")
     key_scope, _, alias = kms_key.rpartition("alias/")

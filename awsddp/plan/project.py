@@ -18,19 +18,19 @@ SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
 _FOR_NAME it overrides one project's version (https://setuptools-scm.readthedocs.io/en/latest/overrides/).
 """
 UNKNOWN_VERSION = "0+unknown"
-"""The version for a project if only a build could determine it; versioneer uses the same version if there is
-no tag.
+"""The version that a project gets if only a build could determine the real one. Versioneer uses the same
+version if there is no tag.
 """
 _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A project's installation without its code, for a node that gets the project folder by sync.
+    """The files that install a project without its code, for nodes that receive the project folder by sync.
 
-    `info` is the name of its metadata folder. `metadata` and `entry_points` are the files in that folder
-    (core metadata and https://packaging.python.org/en/latest/specifications/entry-points/). `sources` are the
-    folders from which its packages are imported.
+    `info` is the name of the metadata folder. `metadata` and `entry_points` are the texts of the files in
+    that folder (core metadata and https://packaging.python.org/en/latest/specifications/entry-points/).
+    `sources` are the folders from which the project's packages are imported.
     """
 
     info: str
@@ -40,7 +40,7 @@ class Project:
 
     @property
     def has_version(self) -> bool:
-        """True if its version is known without a build."""
+        """True if the project's version is known without a build."""
         return not self.info.endswith(f"-{UNKNOWN_VERSION}.dist-info")
 
 
@@ -58,8 +58,8 @@ def toml_list(table: Any, *keys: str) -> list[Any]:
 def list_dependencies(document: Table, folder: Path, extras: Sequence[str], *, location: str) -> list[str]:
     """Return the requirements in a project's pyproject.toml, including those of the given extras.
 
-    `location` is the line that requests them, which the error names. Raises ConfigError if anything other
-    than [project] determines the requirements.
+    `location` is the line that requests the project; the error message contains it. Raises ConfigError if
+    anything other than [project] determines the requirements.
     """
     if other_source := next(_other_sources(document, folder, extras), ""):
         raise ConfigError(
@@ -110,9 +110,10 @@ def _get(table: Any, *keys: str) -> Any:
 
 
 def read_project(document: Table, folder: Path) -> Project | None:
-    """Return the installation, without code, of the project in `folder`, or None if the project has no name.
+    """Return the files that install the project in `folder` without its code, or None if the project has no
+    name.
 
-    A version that only a build determines is UNKNOWN_VERSION.
+    The version is UNKNOWN_VERSION if only a build could determine it.
     """
     name = _get(document, "project", "name")
     if not isinstance(name, str):
@@ -138,8 +139,8 @@ def read_project(document: Table, folder: Path) -> Project | None:
 
 
 def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]:
-    """Yield candidates for the version, in this order: from pyproject.toml, a file that it names, the
-    environment and an installation. A candidate can be "" or an expression.
+    """Yield candidates for the version: from pyproject.toml, then from files that it names, from environment
+    variables and from an installation. A candidate can be "" or an expression.
     """
     tool = document.get("tool", {})
     for version in (*toml_list(document, "project", "version"), *toml_list(tool, "poetry", "version")):

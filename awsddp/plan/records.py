@@ -66,7 +66,9 @@ class Image:
         return self.tags.get("awsddp:gpus") == "rehearsed"
 
     def as_requested(self, *, rehearse: bool) -> "Image":
-        """Return the image; without `rehearse`, an image that rehearses GPUs only simulates them."""
+        """Return the image; if `rehearse` is False, an image that rehearses GPUs is changed to only simulate
+        them.
+        """
         if rehearse or not self.rehearses:
             return self
         return replace(self, tags={**self.tags, "awsddp:gpus": "pretended"})
@@ -92,7 +94,8 @@ class Image:
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
     """A subnet that instances may be launched into. `route` is its default route's kind (None: unknown).
 
-    `table` is its route table; `reaches_s3` is False only if it was checked and there is no route to S3.
+    `table` is the id of its route table. `reaches_s3` is False only if a check showed that the subnet has no
+    route to S3.
     """
 
     id: str = msgspec.field(name="SubnetId")
@@ -115,10 +118,10 @@ class OwnGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A source in `data.sources`, as its listing shows it: size in bytes and number of files (None: unknown).
+    """A source in `data.sources`, with its size in bytes and its number of files (None: unknown).
 
-    `at_least` is True if the listing was stopped early. `region` is the bucket's region; `why` is the reason
-    why the source could not be listed.
+    `at_least` is True if the listing was stopped early, so that the size and the number are lower bounds.
+    `region` is the bucket's region; `why` is the reason why the source could not be listed.
     """
 
     name: str
@@ -135,8 +138,8 @@ class Data:
 class SaveTarget:
     """The S3 URI that results are saved to, and its bucket's region (None: unknown, "": no such bucket).
 
-    `lacks` are the permissions that saving needs and that the nodes' role does not have; they are () if IAM
-    could not be queried.
+    `lacks` has the permissions that saving needs but the nodes' role does not have; it is () if IAM could not
+    be queried.
     """
 
     uri: str
@@ -145,7 +148,7 @@ class SaveTarget:
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """A capacity reservation, or a capacity block if `reservation_type` says so.
+    """A capacity reservation, or a capacity block if `reservation_type` is "capacity-block".
 
     If `ends` is None, the reservation has no end. Only instances that have its `tenancy`, and whose image has
     its `platform`, can use it.
@@ -173,9 +176,9 @@ class Facts:
     pair ("": unknown). Prices are for one instance, in US dollars per hour: `prices` are the Pricing API's
     on-demand prices on `price_date`, `spot_prices` are the current spot prices by zone, and
     `highest_spot_prices` are the highest in the last 7 days (if spot and a budget are requested). `host` is
-    the client's host name, and `credentials_s` is the number of seconds until its login ends (None: no end).
-    `data` is the data for the nodes, and `saving` is the S3 URI for their results. `role` is the ARN of the
-    nodes' role, "" for an instance profile without a role, or None if unknown.
+    the client's host name, and `credentials_s` is the number of seconds until the AWS login ends (None: no
+    end). `data` is the data for the nodes, and `saving` is the S3 URI for their results. `role` is the ARN of
+    the nodes' role, "" for an instance profile without a role, or None if unknown.
     """
 
     region: str
@@ -291,10 +294,11 @@ class Alternative:
 class Planned:
     """The fields that a plan and its JSON document have in common; prices are for all `nodes` together.
 
-    `why` is the reason why the type was chosen. `placement` is the placement group that is created for the
-    nodes, {"$ref": "name"} (None: no group). SSH goes through the host `jump`, and is allowed from the blocks
-    and groups in `ssh_cidrs`. `steps` reconcile a cluster that `exists`; without steps nothing changes.
-    `budget` is `cluster.budget_usd` with the rate that it assumes, and `data` is the data for each node.
+    `why` is the reason why the type was chosen. `placement` has a placeholder, {"$ref": "name"}, for the name
+    of the placement group that is created for the nodes (None: no group). SSH goes through the host `jump`,
+    and is allowed from the blocks and groups in `ssh_cidrs`. `steps` reconcile a cluster that already
+    `exists`; if there are no steps, such a cluster stays unchanged. `budget` is `cluster.budget_usd` with the
+    rate that it assumes, and `data` is the data for each node.
     """
 
     cluster: str
@@ -371,7 +375,7 @@ class LaunchPlan(Planned):
 
     @property
     def price_usd_per_hour(self) -> float | None:
-        """What all nodes' instances, disks and addresses cost per hour, or None if unknown."""
+        """The price of all nodes' instances, disks and addresses per hour, or None if it is unknown."""
         return self.price.total
 
     @property

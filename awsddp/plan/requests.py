@@ -149,7 +149,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
 
 
 def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[Parameters]:
-    """Return a node's interfaces: one, or, with EFA on several network cards, one for each card.
+    """Return a node's interfaces: one for each network card if EFA uses several cards, otherwise only one.
 
     The first interface has the address; each other card has an EFA-only interface as its device 1:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html

@@ -24,12 +24,13 @@ _LINE = re.compile(r"(?:.*\\\n)*.+")
 """A line with its continuation lines."""
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 _CODING = re.compile(rb"(?:[^\n]*\n)?[ \t]*#[^\n]*?coding[:=][ \t]*([-\w.]+)")
-"""The encoding that a comment in the first two lines names, matched in the same way as by pip (PEP 263)."""
+"""A comment in the first two lines that names the file's encoding (PEP 263); pip matches it in the same way.
+"""
 _NAME_FILE = "name a file that exists: --env FILE"
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
 _EDITABLE = re.compile(r"(-e|--editable)[= ]*(?=[a-z][a-z+]*://(?<!file://))")
-"""The option before a URL, which is removed so that the URL's package is not installed as editable."""
+"""The option -e before a URL. It is removed, so that the URL's package is not installed as editable."""
 _PROJECT = re.compile(r"(?:-e|--editable)?[= ]*([\"']?)\./?(?:\[(?P<extras>[^\]]*)\])?\1")
 _PATH = re.compile(r"-e|--editable|\.{0,2}/|\.|~|.*\bfile:")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -47,7 +48,7 @@ _KEYS_ARE = (
 )
 _OTHER = r"(?:win|osx|not (?:linux|unix))\w*"
 _ELSEWHERE = re.compile(rf"^[ \t]*-[ \t].*#[ \t]*\[ *{_OTHER}(?: or {_OTHER})* *\][ \t]*$", re.MULTILINE)
-"""A line that a comment by conda-build or conda-lock marks as meant for a different system."""
+"""A line that a comment for conda-build or conda-lock limits to other systems."""
 _YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?\s*:", re.MULTILINE)
 
 
@@ -55,8 +56,8 @@ _YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?\s*:", re.MULTILINE)
 class Requirements:
     """Requirement lines for pip, the file and line number of each (`locations`), and the indexes for them.
 
-    `projects` are installed without their code, which is synced. `conda` is what an environment.yml contains
-    for conda, and `variables` are the environment variables that it sets.
+    The `projects` are installed without their code, because sync sends it. `conda` is the part of an
+    environment.yml that conda reads, and `variables` are the environment variables that the file sets.
     """
 
     lines: tuple[str, ...] = ()
@@ -183,7 +184,9 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
 
 
 def _expand_variables(text: str) -> str:
-    """Return a text with environment variables replaced by their values; as in pip, unset ones stay."""
+    """Return a text with environment variables replaced by their values. Variables that are not set are left
+    unchanged, as in pip.
+    """
     return _VARIABLE.sub(lambda match: os.environ.get(match[1]) or match[0], text)
 
 

@@ -33,8 +33,8 @@ _STEP = re.compile(
 )
 _CONCLUSION = ", we can conclude that your requirements are unsatisfiable."
 _BUILD = re.compile(r"^(torch(?:vision|audio)?\b[^+]*)\+[\w.]+")
-"""A torch requirement with a build, such as +cu130. The build is removed: the image's torch stays, whatever
-its build is.
+"""A torch requirement with a build, such as +cu130. The build is removed from the requirement, because the
+image's torch is kept, whatever its build is.
 """
 _NO_EXTRA = re.compile(r"The package `([^`=]+)==\S+ does not have an extra named")
 _BUILT = re.compile("no usable wheels|building from source is disabled|Building source distributions")
@@ -42,7 +42,7 @@ _TO_BUILD = re.compile(r"Failed to (?:build|download and build) `([^`]+)`")
 _CACHE_FILES = 50
 """The maximum number of cached choices."""
 _CACHE_VERSION = 2
-"""The cache's version: choices that an older awsddp made, which considered only wheels, are not used."""
+"""The cache's version, a part of each key: a choice with another version is never used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +104,10 @@ def choose_packages(
     cache: Path,
     read_indexes: Callable[[], Indexes] = read_pip_indexes,
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the pins that meet a plan's lines, leaving out packages that the target has, and "".
+    """Return (pins, ""). The pins meet a plan's lines and leave out packages that the target has.
 
-    The choice is cached in `cache`, so that later nodes get the same versions. Returns None and the reason if
-    uv cannot choose, because no index responds or because a package has to be built to know its dependencies.
+    The choice is cached in `cache`, so that later nodes get the same versions. Returns (None, reason) if uv
+    cannot choose, because no index responds or because a package's dependencies are known only after a build.
     Raises ConfigError for requirements that cannot be met.
     """
     key = hashlib.sha256(
@@ -172,9 +172,9 @@ def _compile(
             for stub in stubs:
                 stub.unlink()  # only the package's own wheel lists its extras' dependencies
 
-    # If limited to wheels, uv silently chooses a years-old release if a newer one, or one of its
-    # dependencies, has no wheel. If the metadata of such a package does not list its dependencies, uv would
-    # run its code.
+    # If uv may use only wheels, it silently chooses a years-old release when a newer release, or one of its
+    # dependencies, has no wheel. If uv may also use source distributions, it would run the code of a package
+    # whose metadata does not list the dependencies.
     output, result, unbuilt = "of-wheels", UvOutput(failure="not run"), None
     if indexes.prefer_binary:
         result = run_compile(output, "--no-build")
@@ -182,7 +182,7 @@ def _compile(
         output = "chosen"
         result = run_compile(output, "--no-build-isolation")
         unbuilt = _TO_BUILD.search(result.failure)
-    if unbuilt:  # even without its dependencies, the requirements may be in conflict
+    if unbuilt:  # the requirements may conflict even without the package's dependencies
         result = run_compile("of-wheels", "--no-build")
         if not result.failure or _BUILT.search(result.failure):
             return None, f"a node must build {CREDENTIALS.sub('//', unbuilt[1])}"

@@ -47,7 +47,7 @@ def list_attempts(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Ma
 
 
 def choose_type(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> tuple[GpuType, str]:
-    """Return the type for one of the attempts, and the reason for the choice.
+    """Return the instance type for an attempt (`name` and `market`), and the reason for the choice.
 
     Raises CloudError or ConfigError if no type fits.
     """
@@ -91,7 +91,7 @@ class GpuRequest:
         """Return True if a type has these GPUs.
 
         Advertised sizes of memory are compared: an A10G's 22.4 GiB count as 24 GB. A fraction of a GPU
-        matches only if the request specifies the memory: "L4-3GB" is an eighth.
+        matches only if the request specifies the memory: "L4-3GB" is an eighth of an L4.
         """
         return (
             kind.gpu.lower() == self.name.lower()
@@ -184,7 +184,8 @@ def _cheapest(
         and _comparable_price(kind, facts, market) is not None
         and (gpus is not None or not is_family_unlisted(kind, facts.image.name))
     ]
-    # If the image supports none of these types, the plan raises the error about the image.
+    # If the image supports none of these types, all of them are kept, and the plan then raises the error
+    # about the image.
     fitting = [kind for kind in candidates if not find_image_problem(kind, facts.image.name)] or candidates
     offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
@@ -293,7 +294,7 @@ def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, marke
 
 
 def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market: Market) -> str:
-    """Return the command for the most GPUs that the quota allows, with its price.
+    """Return the command that launches the most GPUs that the quota allows, with the price as a comment.
 
     The command has at most the requested number of nodes. Among equal choices, a requested type is preferred,
     then more nodes, then the lower price.
@@ -322,13 +323,15 @@ def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
 def choose_subnets(
     spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int
 ) -> tuple[Subnet, ...]:
-    """Return a subnet in each zone to try: in the spec's order, or else by spot price, then by name."""
+    """Return one subnet for each zone to try. The zones have the spec's order, or else are sorted by spot
+    price and then by name.
+    """
     offered = facts.offers.get(kind.name, ())
     if facts.reservation is not None:
         offered = (facts.reservation.zone,)
     allowed = _allowed_zones(spec, facts, kind, offered)
     subnets = [subnet for subnet in facts.subnets if subnet.zone in allowed]
-    # If no subnet is reachable, the plan raises the error about the route.
+    # If no subnet is reachable, all of them are kept, and the plan then raises the error about the route.
     subnets = [subnet for subnet in subnets if is_reachable(spec, subnet)] or subnets
     with_room = [subnet for subnet in subnets if subnet.free_addresses >= nodes]
     if with_room:

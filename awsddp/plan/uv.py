@@ -14,12 +14,14 @@ _TIMEOUT_S = 300.0
 _ERROR = re.compile(r"^(?:error:|\s*\u00d7).*", re.MULTILINE | re.DOTALL)
 """The error in uv's output, which follows the warnings."""
 _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
-"""The characters that uv draws around its text, which depend on uv's release."""
+"""The characters and labels that uv puts around the text of an error; they depend on uv's release."""
 
 
 @dataclass(frozen=True)
 class UvOutput:
-    """uv's output as lines, its stderr, and its `failure` as one line ("": no failure)."""
+    """The lines of uv's stdout, the text of its stderr, and the error as one line in `failure` ("": no
+    failure).
+    """
 
     lines: tuple[str, ...] = ()
     stderr: str = ""
@@ -58,8 +60,8 @@ def run_uv(
 def write_python_without_builds(folder: Path) -> str:
     """Write to `folder` a program that runs as Python but cannot build packages, and return its path.
 
-    The first thing that uv runs with a Python is uv's own command that inspects the interpreter. This program
-    runs that command and fails for all later commands, which would run a package's code.
+    The first command that uv runs with a Python is uv's own, and inspects the interpreter. The program runs
+    that command and fails for all later commands, because they would run a package's code.
     """
     folder_of_python = Path(tempfile.mkdtemp(dir=folder))
     program, marker = folder_of_python / "python", shlex.quote(str(folder_of_python / "was-asked"))

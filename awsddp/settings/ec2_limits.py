@@ -1,6 +1,6 @@
 """EC2's documented limits on requests, which the plan and the local cloud check.
 
-Lengths are in characters unless the limit's name says bytes. Pure.
+Lengths are in characters, unless the limit's name contains BYTES. The functions are pure.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Load settings: options override AWSDDP_* variables, which override awsddp.toml, which overrides defaults.
 
-For an existing cluster, its own settings replace those in awsddp.toml (`with_cluster_settings`).
+An existing cluster's own settings replace those in awsddp.toml (`with_cluster_settings`).
 """
 
 import contextlib
@@ -43,9 +43,13 @@ ONE_COMMAND_KEYS = frozenset(
 _MOMENTARY = ONE_COMMAND_KEYS.union(
     ("cluster.nodes", "cluster.profile", "cluster.region", "env.variables", "env.secrets")
 )
-"""Keys that apply to one command or one job, or for which the cluster's record has other fields."""
+"""Keys that are not among a cluster record's settings: they apply to one command or one job, or the record
+has other fields for them.
+"""
 _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
-"""Keys that apply to one command even if awsddp.toml sets them: limits, consent and the login."""
+"""Keys whose values in awsddp.toml also apply to an existing cluster, because they belong to the command:
+limits, consent and the login.
+"""
 EXCLUSIVE_KEYS = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
 _TABLES = (*SECTIONS, "tags")
@@ -60,12 +64,12 @@ def load(
     overrides: Mapping[str, OptionValue] = {},
     labels: Mapping[str, str] = {},
 ) -> tuple[ClusterSpec, JobSpec]:
-    """Read the settings for the cluster `name`.
+    """Return the settings of the cluster `name` and of its jobs.
 
-    `file` is the awsddp.toml to read, which need not exist. `overrides` maps "section.key" to the value, and
-    `labels` maps it to the key ("--nodes"), both as the user typed them. Raises ConfigError, which names the
-    key as it was typed, if a key is unknown, a value or the cluster's name is invalid, or the file is not
-    TOML.
+    `file` is the awsddp.toml to read, which need not exist. `overrides` maps "section.key" to the value that
+    the user typed, and `labels` maps "section.key" to the option that the user typed ("--nodes"). Raises
+    ConfigError if a key is unknown, if a value or the cluster's name is invalid, or if the file is not TOML.
+    The message has the key as the user typed it.
     """
     check_name(name)
     sections: dict[str, Section] = {section: kind() for section, kind in SECTIONS.items()}
@@ -134,7 +138,7 @@ def with_cluster_settings(spec: _Any, cluster_settings: Mapping[str, OptionValue
 
 
 def find_differences(spec: ClusterSpec, cluster_spec: ClusterSpec) -> dict[str, tuple[Value, Value]]:
-    """Return {key: both values} for each key whose value in awsddp.toml differs from the cluster's value.
+    """Return {key: (value in awsddp.toml, cluster's value)} for each key for which these two values differ.
 
     `cluster_spec` is the spec that `with_cluster_settings` returned for `spec`. Keys that cannot be combined
     with an option or a variable that is set are omitted.

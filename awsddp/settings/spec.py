@@ -31,11 +31,11 @@ FILE = "awsddp.toml"
 OPTION = "option"
 """The source of a setting that the command line sets."""
 SSM = "ssm"
-"""The value that, in `network.jump`, selects AWS Systems Manager instead of a host."""
+"""The value of `network.jump` that selects AWS Systems Manager instead of a host."""
 Value = str | int | float | tuple[str, ...] | dict[str, str] | None
 """The type of a key's value."""
 OptionValue = Value | Sequence[object]
-"""The type that a key's value has before its conversion: a string, or any TOML or JSON value."""
+"""The type of a key's value before the conversion: a string, or any TOML or JSON value."""
 _Kind = TypeVar("_Kind")
 
 
@@ -438,7 +438,7 @@ class _Spec(Frozen):
         return frozenset(key for key in self.sources if not key.startswith(("sync.", "data.", "job.")))
 
     def label(self, key: str) -> str:
-        """Return a key as the user wrote it: --nodes, AWSDDP_CLUSTER_NODES, a line in a file."""
+        """Return a key as the user wrote it, such as --nodes, AWSDDP_CLUSTER_NODES or a line in a file."""
         return key if self.sources.get(key, "cluster") == "cluster" else self.labels.get(key, key)
 
 
