@@ -15,7 +15,7 @@ Change = Callable[[bytes], bytes]
 class DelayProxy:
     """Listens on `near` and forwards to `target`; `turns` counts how often a client waited for a response.
 
-    `change` is called with each piece of data from the target, and the proxy forwards its result.
+    Each piece of data from the target is passed to `change`, and the proxy forwards the result.
     """
 
     def __init__(
@@ -101,8 +101,9 @@ class Distance:
 
     The client uses the endpoint `url` in place of AWS. In the endpoint's responses, the address of each node
     is replaced by an address of this machine at which a proxy to the node's sshd listens. Both addresses have
-    the same length, so that no response changes its length. Two local clouds have different addresses.
-    `at_launch` is the result of `count` at the last response to RunInstances.
+    the same length, so that the length of a response does not change. The nodes of two local clouds have
+    different addresses, and so have the proxies. `at_launch` is the result of `count` at the last response to
+    RunInstances.
     """
 
     def __init__(self, endpoint: str, *, delay_s: float) -> None:
@@ -118,7 +119,8 @@ class Distance:
     def count(self) -> dict[str, int]:
         """Return the round trips so far under "AWS" and "a node".
 
-        "a node" is the node with the most round trips; only its figure includes those that open connections.
+        "a node" is the node with the most round trips. The figure for this node includes the round trips that
+        open connections; the figure for AWS does not.
         """
         nodes = [node.turns + node.connections for node in self._nodes.values()]
         return {"AWS": self._aws.turns, "a node": max(nodes, default=0)}

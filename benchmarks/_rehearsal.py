@@ -1,4 +1,4 @@
-"""A local cloud for a benchmark, and `awsddp` on it."""
+"""Start a local cloud for a benchmark, and run `awsddp` in it."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ class Rehearsal:
         )
 
     def keys(self) -> dict[str, str]:
-        """Return the variables with which an EC2 client connects to the local cloud."""
+        """Return the environment variables with which an EC2 client connects to the local cloud."""
         status: dict[str, Any] = json.loads(self.run("local", "status", "--json"))
         return {
             "AWS_ENDPOINT_URL": status["endpoint"],
@@ -75,7 +75,7 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def rehearsal(*start: str, tree: Path | None = None) -> Iterator[Rehearsal]:
-    """Yield a local cloud started with the options `start`; it is removed afterwards."""
+    """Yield a Rehearsal whose local cloud was started with the options `start`; stop the cloud afterwards."""
     with tempfile.TemporaryDirectory(prefix="awsddp-bench-") as folder:
         lab = Rehearsal(Path(folder), tree=tree)
         lab.run("local", "start", *start)

@@ -2,10 +2,10 @@
 
     python benchmarks/data.py [--nodes 2 8 16] [--mb 300] [--times 3]
 
-Needs root for the nodes of the local cloud. The bytes are counted with and without a bucket. The bytes to the
-nodes are those that this machine sends to the nodes' SSH servers, as counted by nftables. The bytes to the
-bucket are the sizes of the bucket's new objects. The seconds are those of a program that ends at once, with
-and without --data, interleaved. Nodes and client share the cores of this machine.
+Needs root for the nodes of the local cloud. The bytes are counted with and without a bucket. nftables counts
+the bytes that this machine sends to the nodes' SSH servers. The bytes to the bucket are the sizes of the
+bucket's new objects. The seconds are those of a `train` whose program ends at once; runs with and without
+--data are interleaved. Nodes and client share the cores of this machine.
 """
 
 import argparse

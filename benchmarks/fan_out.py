@@ -1,4 +1,4 @@
-"""`awsddp exec` and an unchanged `awsddp sync` on many nodes, compared with ssh and rsync on all at once.
+"""`awsddp exec` and an unchanged `awsddp sync` on many nodes, compared with ssh and rsync to all at once.
 
     python benchmarks/fan_out.py [--nodes 32] [--times 3]
 
@@ -6,8 +6,8 @@ The nodes are those of a local cloud without root (--loopback: SSH hosts on this
 in through the cluster's ssh_config, with the key exchange that awsddp's SSH library has. Both sides are
 interleaved, and the ratio is that of the median times. The machine must be idle, because client and nodes
 share its cores. Each host runs the shell of this user and reads ~/.bashrc, whose time counts on both sides. A
-~/.bashrc that takes a lock, as pyenv's does, hides the difference; root can hide the file (`unshare -m`, then
-`mount --bind` an empty file).
+~/.bashrc that takes a lock, for example pyenv's, hides the difference. In this case, run as root and replace
+the file by an empty one (`unshare -m`, then `mount --bind`).
 """
 
 import argparse

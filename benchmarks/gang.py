@@ -1,4 +1,4 @@
-"""Seconds of `awsddp train` before the first lines of the ranks and after the last rank, and of torchrun.
+"""Seconds of `awsddp train` and of torchrun before the ranks' first lines and after the last rank's end.
 
     python benchmarks/gang.py [--pairs 15] [--ranks 16] [--imports torch]
 
@@ -9,8 +9,8 @@ once, over open SSH connections, with the script already on the nodes.
     begins    the time from the call to the first line of user code on all ranks
     ends      the time from the end of the last rank to the end of the command
 
-A ratio is the median of the pairs. The script does not import torch, because this import is not part of
-awsddp. With `--imports`, the script's first line is timed after the import, as in a real program.
+Each ratio is the median of the pairs' ratios. The script does not import torch, because this import is not
+part of awsddp. With `--imports`, the script's first line is timed after the import, as in a real program.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SCRIPT = """
 import sys, {modules}
 began = time.time()
 time.sleep(4)
-# One write: torchrun runs Python with -u, where print() writes each part by itself, and lines of ranks mix.
+# One write: torchrun runs Python with -u, where print() writes each part separately, and lines of ranks mix.
 sys.stdout.write(f"began {{began}} ended {{time.time()}}\\n")
 """
 NODES = 2
@@ -39,7 +39,8 @@ Seconds = tuple[float, float]
 
 
 def measure_launch(ranks: int, start: Callable[[], Sequence["subprocess.Popen[str]"]]) -> Seconds:
-    """Return the seconds from the call to the latest first line, and from the last rank's end to the end."""
+    """Return the seconds from the call to all ranks' first lines, and from the last rank's end to the
+    exit."""
     called = time.time()
     output = "".join(process.communicate(timeout=300)[0] for process in start())
     over = time.time()

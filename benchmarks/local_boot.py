@@ -2,9 +2,9 @@
 
     python benchmarks/local_boot.py [--nodes 2 8] [--times 3]
 
-Needs root. Each line has the figures for one number of nodes: the seconds from the call to the end of the
-last node's `ssh ... true`, which checks the host key from the user data strictly, and the memory (PSS) of a
-node's processes.
+Needs root. Each line has two figures for one number of nodes: the seconds from the call until `ssh ... true`
+has ended on every node, and the memory (PSS) of a node's processes. ssh checks the host key from the user
+data strictly.
 """
 
 import argparse

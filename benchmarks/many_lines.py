@@ -3,11 +3,11 @@
     python benchmarks/many_lines.py [--rounds 5] [--nodes 8] [--ranks 16] [--lines 100000]
 
 The nodes are those of a local cloud without root (--loopback: SSH hosts on this machine). The job has ended
-and no log has been fetched, so that `logs` reads every file from its node, over new connections. So does the
-reference, with one `ssh` process per node, all at once, and with the key exchange that awsddp's SSH library
-has. Both sides are interleaved. The seconds, the CPU seconds of the processes on the client, and the bytes
-are compared; the bytes of `logs` are compared without the labels. The exit code is 1 if the bytes of a rank
-differed from the rank's log in a round.
+and no log has been fetched, so that `logs` reads every file from its node, over new connections. The
+reference reads the same files, also over new connections: one `ssh` process per node, all at once, with the
+key exchange of awsddp's SSH library. Both sides are interleaved. The seconds, the CPU seconds of the
+processes on the client, and the bytes are compared; the bytes of `logs` are compared without the labels. The
+exit code is 1 if, in any round, a rank's bytes differed from the rank's log.
 """
 
 import argparse

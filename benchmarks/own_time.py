@@ -1,8 +1,9 @@
-"""The time of awsddp itself from the end of the boot to the user's first line, and in a second `train`.
+"""The time that awsddp takes from the end of the boot to the user's first line, and in a second `train`.
 
     python benchmarks/own_time.py [ROUNDS]
 
-Needs root for two nodes of the local cloud, each a real host. The client uses the local cloud as AWS. Rows:
+Needs root for two nodes of the local cloud, each a real host. The client uses the local cloud in place of
+AWS. Rows:
 
     first job       the time from the end of the later node's boot (cloud-init's last stage, as recorded on
                     the node) to the first line of user code; the promise is at most 3 s
@@ -12,10 +13,10 @@ Needs root for two nodes of the local cloud, each a real host. The client uses t
     beyond ranks    the same, less the time of the longest rank, which only imports torch; this figure is more
                     precise on a busy machine
 
-Then the same is measured with 100 ms each way to AWS and to the nodes. The round trips are counted from the
-response to RunInstances to the first visible line, and in the whole second `train`. For AWS, the calls are
-counted: connections stay open, as with AWS, and a call on a new connection takes two round trips. For the
-node with the most round trips, those that open connections and those for responses are counted.
+The measurements are then repeated with a delay of 100 ms each way to AWS and to the nodes. The round trips
+are counted from the response to RunInstances to the first visible line, and in the whole second `train`. For
+AWS, calls are counted: connections stay open, as they do with AWS, and a call on a new connection takes two
+round trips. For the node with the most round trips, the count includes the round trips that open connections.
 
 No promise applies at this distance, where a round trip takes 0.2 s. The second `train` waits for 14 round
 trips in sequence: five to log in, three for the first response (claim and jobs), two for AWS (in parallel
@@ -59,7 +60,8 @@ JOB = ("first.py", "--world-size", "2", "-q")
 
 
 class Far:
-    """Runs `awsddp` at a distance from its cloud. `trips` has the round trips of each `train`, by kind."""
+    """Runs `awsddp` with delayed connections to the cloud. `trips` has the round trips of each `train`, by
+    kind."""
 
     def __init__(self, lab: Rehearsal, keys: dict[str, str], distance: Distance) -> None:
         self._lab = lab
@@ -82,7 +84,7 @@ class Far:
         return float(min(rank["began"] for rank in ranks) - max(rank["booted"] for rank in ranks))
 
     def second_train(self) -> tuple[float, float]:
-        """Return the seconds of `train` without a change, and those of its longest rank."""
+        """Return the seconds of a `train` without a change, and the seconds of the longest rank."""
         before, began = self._distance.count(), time.perf_counter()
         document = json.loads(self.run("train", "--json", *JOB))
         taken = time.perf_counter() - began
@@ -101,7 +103,7 @@ class Far:
 
 @contextlib.contextmanager
 def far(lab: Rehearsal, *, delay_s: float) -> Iterator[Far]:
-    """Yield `awsddp` at a distance of `delay_s` from the local cloud."""
+    """Yield a Far whose connections to the local cloud are delayed by `delay_s` each way."""
     keys = lab.keys()
     distance = Distance(keys["AWS_ENDPOINT_URL"], delay_s=delay_s)
     try:

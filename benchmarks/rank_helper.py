@@ -2,8 +2,8 @@
 
     python benchmarks/rank_helper.py [PAIRS]
 
-Two gloo ranks train each network with and without the helper, interleaved. The networks are the one for the
-digits, and resnet18 on random images of 64 x 64 pixels. The figures are CPU times, because wall times mean
+Two gloo ranks train each network with and without the helper, interleaved. The networks are the digits
+network, and resnet18 on random images of 64 x 64 pixels. The figures are CPU times, because wall times mean
 nothing on a shared machine. Needs torch and torchvision.
 """
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _pair(measure, settings: dict[str, str], number: int) -> tuple[float, float]:  # type: ignore[no-untyped-def]
-    """Return one measurement with and one without the helper; which comes first alternates."""
+    """Return one measurement with and one without the helper; their order alternates with `number`."""
     if number % 2:
         without = measure({})
         return measure(settings), without

@@ -3,10 +3,10 @@
     python benchmarks/rehearsed_gpu.py [--all]
 
 Each case is an expression that is evaluated on the GPU and, in another process, in a rehearsal. The tensor
-`x` is on the GPU, the tensor `h` on the host. Cases of two ranks (on one GPU) and those that corrupt CUDA's
-context have separate processes. The output shows the cases that differ. Then it counts the cases with the
-same answer, those that both refuse, and those that only one refuses. Exceptions are compared by their class,
-not by their message.
+`x` is on the GPU, the tensor `h` on the host. Cases with two ranks (on one GPU) and cases that corrupt CUDA's
+context run in separate processes. The output shows the cases that differ, and then the numbers of cases with
+equal answers, of cases that the GPU and the rehearsal both refuse, and of cases that only one of them
+refuses. Exceptions are compared by their class, not by their message.
 """
 
 import argparse
@@ -241,7 +241,7 @@ begin("cpu:gloo,cuda:nccl"), dist.all_reduce(h)
 
 
 def describe(value: Any) -> str:
-    """Return a value as text: the device, type and shape of a tensor, the class of a module."""
+    """Return a text that describes a value: a tensor's device, type and shape, or a module's class."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(describe, value))}]"
     if hasattr(value, "is_cuda"):
@@ -250,7 +250,7 @@ def describe(value: Any) -> str:
 
 
 def evaluate(case: str, names: dict[str, Any]) -> list[str]:
-    """Return "answers" and the value, or "refuses" with the class of the exception, and its message."""
+    """Return "answers" and the value as text, or "refuses: CLASS" and the message of the exception."""
     try:
         if "begin(" not in case and "initialized" not in case:
             names["x"], names["h"] = names["fresh"]()
@@ -299,7 +299,7 @@ def read_results(process: "subprocess.Popen[str]", cases: list[str], limit_s: fl
 
 
 def evaluate_cases(facts: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the result of every case, by the case."""
+    """Return {case: result} for every case."""
     cases, alone = CASES.splitlines(), ALONE.splitlines()
     running = [start(cases, facts), *(start([case], facts) for case in alone)]
     results = dict(zip(cases, read_results(running[0], cases), strict=True))

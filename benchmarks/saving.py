@@ -3,15 +3,15 @@
     python benchmarks/saving.py [step] [saver] [fetch] [data] [--pairs 4] [--rounds 3]
         [--small 20000] [--medium 200] [--large 2000] [--sets small medium large] [--limit 900]
 
-Needs root and an idle machine with a free core for the saver, because the local S3, unlike that of AWS, runs
-on the cores of this machine.
+Needs root, and an idle machine with a free core for the saver, because the local S3 runs on the cores of this
+machine, unlike the S3 of AWS.
 
 - step: one node of the local cloud trains resnet18 on one core for 300 steps and writes a checkpoint of 90 MB
-  every 100 steps. Jobs with and without --save-to are interleaved. `median` and `mean` are those of the times
-  of a job's steps; `mean` also shows the time to write checkpoints. The promise is a ratio of at most 1.03.
+  every 100 steps. Jobs with and without --save-to are interleaved. `median` and `mean` summarize the times of
+  a job's steps; only `mean` shows the time to write checkpoints. The promise is a ratio of at most 1.03.
 - saver: a job writes its files at its end. The figure is the seconds from the program's end until `ended` is
-  true in saving.json on the node, compared with `aws s3 sync` of a folder with such files, on the same node,
-  with the same role and to the same bucket. The promise is a ratio of at most 1.2.
+  true in saving.json on the node. It is compared with `aws s3 sync` of a folder with such files on the same
+  node, with the same role and to the same bucket. The promise is a ratio of at most 1.2.
 - fetch: the seconds of `awsddp fetch s3://...` of such a job into an empty folder, compared with
   `aws s3 sync` of the same prefix, both on this machine.
 - data: the seconds that `--data s3://...` adds to a `train` that ends at once, compared with `aws s3 sync` of
@@ -177,7 +177,7 @@ class Files:
         return taken
 
     def copy_data(self, number: int) -> float:
-        """Return the seconds that the files as --data add to a job that ends at once."""
+        """Return the seconds that --data with these files adds to a job that ends at once."""
         words = ("train", "ends.py", "-q", "--nproc-per-node", "1")
         data = ("--data", f"{self.job(number)}={PLACE}/copy-{self.job(0)}")
         without, with_data = (_seconds(lambda more=more: self._lab.run(*words, *more)) for more in ((), data))

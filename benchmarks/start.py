@@ -2,14 +2,14 @@
 
     python benchmarks/start.py [ROUNDS] [--nodes N ...]
 
-Both programs are timed from the start of the process to the describe call that shows all nodes running. They
-are interleaved, in records mode with 100 ms added to each call. The bare program uses only boto3, and the
-time includes its import. It makes only the longest sequence of dependent calls: the image's parameter, the
-image, the group, the group's rules, the launch, the describe. It sends the requests of the plan, and gets the
-results of the other calls of `up` (identity, existing resources, types, prices, quotas, subnets, the key, the
-placement group) as input. The promise is at most 1.20 times the bare program's time, with ratios for 2, 8 and
-64 nodes that differ by at most 10 %. The ratios are compared because the local cloud takes longer to launch
-and to describe 64 nodes, for both programs.
+Both programs are timed from the start of the process to the describe call that shows all nodes running. The
+programs are interleaved. The local cloud has no hosts, and adds 100 ms to each call. The bare program uses
+only boto3, whose import is part of the time. It makes only the longest sequence of dependent calls: the
+image's parameter, the image, the group, the group's rules, the launch, the describe. It sends the requests of
+the plan, and gets the results of the other calls of `up` (identity, existing resources, types, prices,
+quotas, subnets, the key, the placement group) as input. The promise is at most 1.20 times the bare program's
+time, with ratios for 2, 8 and 64 nodes that differ by at most 10 %. Ratios are compared, not times, because
+the local cloud itself takes longer to launch and to describe 64 nodes.
 """
 
 import argparse
@@ -63,7 +63,7 @@ DELAY_S = 0.1
 
 
 def run_timed(lab: Rehearsal, words: list[str], keys: dict[str, str], **more: Any) -> tuple[float, str]:
-    """Return the start time and the stdout of a program; each of its calls takes DELAY_S longer."""
+    """Run a program with DELAY_S added to each of its calls; return the start time and the stdout."""
     lab.run("local", "fault", "add", "*", "delay", "--seconds", str(DELAY_S))
     began = time.time()
     done = subprocess.run(

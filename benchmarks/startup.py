@@ -2,7 +2,8 @@
 
     python benchmarks/startup.py [ROUNDS]
 
-The promise is at most 1.5 times. Whole processes are timed; the least and the median time are shown.
+The promise is at most 1.5 times the time of the import. Whole processes are timed; the least and the median
+time are shown.
 """
 
 import argparse

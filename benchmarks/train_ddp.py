@@ -2,10 +2,10 @@
 
     python benchmarks/train_ddp.py                     # about 8 minutes; --only resnet18 | digits | settings
 
-Each measurement runs two processes with one thread each; the cases are interleaved. A pair of processes on
-two cores can be 10 % slower than another pair for as long as it runs. Therefore there are several pairs, and
-three ratios are printed: that of the least times of all pairs, which other programs disturbed least, that of
-the median times, and that of the median CPU times of both processes.
+Each measurement runs two processes with one thread each; the cases are interleaved. One pair of processes on
+two cores can be 10 % slower than another pair, and stays slower until it ends. Therefore there are several
+pairs, and three ratios are printed: of the least times of all pairs (which other programs disturbed least),
+of the median times, and of the median CPU times of both processes.
 
     resnet18    a step of batch 32 at 224 pixels: DDP against two independent processes
     digits      epochs of the digits recipe: train/main.py's whole Trainer (logging, agreement about SIGTERM,
@@ -51,7 +51,8 @@ SIZES = {"resnet18": (3, 224), "digits-net": (1, 8)}
 def interleave(runs: Mapping[str, Run], rounds: int) -> dict[str, Tensor]:
     """Return [rounds, 2] for each run: seconds of the slower process, CPU seconds of both.
 
-    Both processes begin a run together; every other round is in reverse order; the first round warms up.
+    Both processes begin a run at the same time. Every other round takes the runs in reverse order. The first
+    round is a warm-up and is not counted.
     """
     times: dict[str, list[list[float]]] = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -80,7 +81,7 @@ def report(title: str, over: Tensor, under: Tensor) -> None:
 def make_step(
     name: str, *, batch: int, ddp: bool = True, channels_last: bool = True, fused: bool = True, **more: bool
 ) -> Run:
-    """Return a training step of the model `name` with the settings of train/main.py, or others."""
+    """Return a training step of the model `name`. The default settings are those of train/main.py."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = models.MODELS[name](10).to(memory_format=layout)
     if ddp:
@@ -142,7 +143,7 @@ CHANGED: dict[str, dict[str, bool]] = {
 
 
 def settings(world: group.World) -> dict[str, Run]:
-    """Return steps of both networks as they are, and with one setting changed."""
+    """Return steps of both networks with the settings of train/main.py, and with one setting changed."""
     runs = {}
     for name, batch, times in (("resnet18", 4, 5), ("digits-net", 32, 200)):
         for title, changed in {"as it is": {}, **CHANGED}.items():

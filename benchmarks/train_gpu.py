@@ -1,11 +1,11 @@
-"""Images a second of train/main.py on the GPUs of this machine, with its data and without (synthetic).
+"""Images a second of train/main.py on the GPUs of this machine, with a data set and with synthetic images.
 
     python train/data.py make stl10 /tmp/made --train 5000
     python benchmarks/train_gpu.py --data-dir /tmp/made
 
-The network is resnet18 at 224 pixels, for each precision, eager and compiled. Training with synthetic images
-and whole training take turns. A figure is the median of the rows that main.py logs in the second half of a
-run. The ratio of whole to synthetic training is the median of the ratios of the rounds.
+The network is resnet18 at 224 pixels, for each precision, eager and compiled. Training on synthetic images
+and whole training (on the data set) alternate. A figure is the median of the rows that main.py logs in the
+second half of a run. The ratio of whole to synthetic training is the median of the rounds' ratios.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ BATCH = 32
 
 
 class Published(Dataset[tuple[Any, int]]):
-    """Returns samples as torchvision.datasets.STL10 does, but does not check the checksums of the files."""
+    """Returns the same samples as torchvision.datasets.STL10, but does not check the files' checksums."""
 
     def __init__(self, images: image_files.Images, transform: Callable[[Any], Any]) -> None:
         self.pixels = images.pixels(images.gather(torch.arange(len(images)))).numpy()

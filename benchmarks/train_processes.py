@@ -3,11 +3,12 @@
     python benchmarks/train_processes.py --to curves.svg                    # made data, about 3 minutes
     python benchmarks/train_processes.py --to curves.svg --data-dir data    # where data.py put MNIST
 
-It trains train/mnist_convnet.py undistributed and with 1, 2 and 4 processes, interleaved. All cases train on
-the same images in the same order, and the batch of 128 is divided among the processes. It prints the seconds
-of training (the median of the rounds) and the distance between each loss curve and the undistributed curve:
-the largest difference of the mean loss of 40 batches, as a fraction of the loss at the start. The plot shows
-the mean curve of the rounds, with one point for every 10 batches.
+The benchmark runs train/mnist_convnet.py undistributed and with 1, 2 and 4 processes, interleaved. All cases
+train on the same images in the same order, and the batch of 128 is divided among the processes. The benchmark
+prints the seconds of training (the median of the rounds) and the distance of each loss curve from the
+undistributed curve. This distance is the largest difference between the mean losses of 40 batches, as a
+fraction of the loss at the start. The plot shows the mean curve of the rounds, with one point for every 10
+batches.
 
     float64      without dropout: no randomness
     float32      without dropout: the effect of rounding
@@ -46,7 +47,7 @@ def train_silently(local_rank: int, args: argparse.Namespace, environ: dict[str,
 
 
 def run(processes: int, data: Path, *flags: str, seed: int = 0) -> tuple[float, Curve]:
-    """Return the seconds of training, and the loss of each 10 batches after that of the first."""
+    """Return the seconds of training, and the losses: of the first batch, then of every 10 batches."""
     words = f"--num-processes {processes} --batch-size {BATCH // max(1, processes)} --seed {seed}"
     args = mnist_convnet.arguments([*words.split(), "--data-dir", str(data), *flags])
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -62,7 +63,7 @@ def run(processes: int, data: Path, *flags: str, seed: int = 0) -> tuple[float, 
 
 
 def gap(ours: Curve, theirs: Curve) -> float:
-    """Return the largest difference of the means of 40 batches, as a fraction of the loss at the start."""
+    """Return the largest difference between means of 40 batches, as a fraction of the loss at the start."""
     apart = [a - b for a, b in zip(ours, theirs, strict=True)]
     return max(abs(statistics.mean(apart[i : i + 4])) for i in range(1, len(apart), 4)) / theirs[0]
 

@@ -2,10 +2,11 @@
 
     python benchmarks/two_trees.py TREE [--rows exec logs ...] [--rounds 5] [--shortest]
 
-Each tree runs with its own home, local cloud and project; bytecode is compiled first. Both trees are
-interleaved with the reference of a row, if the row has one: ssh or rsync on all of this tree's nodes at once,
-with the key exchange that awsddp's SSH library has. The first round of a row is not counted. The output shows
-the median times and the median of the rounds' ratios, with the middle half of the ratios in brackets.
+Each tree runs with its own home, local cloud and project; bytecode is compiled first. The measurements of
+both trees are interleaved, and so is the reference of a row, if the row has one. A reference is ssh or rsync
+to all of this tree's nodes at once, with the key exchange of awsddp's SSH library. The first round of a row
+is not counted. The output shows the median times and the median of the rounds' ratios, with the middle half
+of the ratios in brackets.
 
     exec       `exec true`, 32 hosts                                        compared with ssh
     sync       `sync` of 200 files, nothing changed, 32 hosts               compared with rsync
@@ -47,7 +48,8 @@ from own_time import far
 HERE = Path(__file__).resolve().parents[1]
 DELAYS_S = {"train": 0.0, "far-train": 0.1}
 Turn = Callable[[Any, int], float]
-"""One measurement in one tree, in s; its argument is the number of the round."""
+"""A function that makes one measurement in one tree, and returns seconds. It takes the tree's Rehearsal or
+Far, and the number of the round."""
 UP = ("up", "--local", "-o", "local.gpus=off", "-o", "cluster.max_price_usd=10000", "-y", "-q", "--nodes")
 WRITES = """
 import os, sys
@@ -92,7 +94,7 @@ class Pair:
             (lab.project / name).write_text(text)
 
     def compare(self, row: str, turn: Turn, reference: Sequence[Sequence[str]] = ()) -> None:
-        """Measure a row if it was requested, and print it. The reference's commands run all at once."""
+        """Measure a row if it was requested, and print it. The reference's commands run at the same time."""
         if row not in self.args.rows:
             return
         turns = {name: partial(turn, lab) for name, lab in self.labs.items()}
@@ -168,7 +170,7 @@ def results(pair: Pair) -> None:
 
 
 def fetch(row: str, files: int, size: int, lab: Rehearsal, number: int) -> float:
-    """Write the files by a new job, and return the seconds of their `fetch`."""
+    """Run a new job that writes the files, and return the seconds of `fetch` for these files."""
     name = f"{row}{number}"
     words = ("--world-size", "2", "--detach", "-q", "--", str(files), str(size))
     lab.run("train", "writes.py", "--name", name, *words)
@@ -227,8 +229,10 @@ ROWS = [row for rows in GROUPS.values() for row in rows]
 
 
 def compile_tree(tree: Path) -> Path:
-    """Compile a checkout's bytecode, so that no start of awsddp has to. Raises SystemExit if another awsddp
-    would run."""
+    """Compile a checkout's bytecode, so that the first start of awsddp is not slower.
+
+    Raises SystemExit if Python would import awsddp from another folder.
+    """
     command = [sys.executable, "-c", "import awsddp; print(awsddp.__file__)"]
     environ = os.environ | {"PYTHONPATH": str(tree)}
     imported = subprocess.check_output(command, cwd="/", env=environ, text=True).strip()

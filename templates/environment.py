@@ -7,7 +7,7 @@ Reads a JSON object from stdin and writes lines of JSON: {"at": text} for progre
      "projects": [{"info", "metadata", "entry_points", "sources": []}],
      "environ": {}: variables of all commands, "install": {}: of package installers, "ca", "miniforge": URL}
 
-    {"ready": bool, "python": path, "facts": {}, "platform": {}}     "platform": not if ready
+    {"ready": bool, "python": path, "facts": {}, "platform": {}}     no "platform" if ready
     {"failed": step, "said": its last lines}
 
 An environment is in ~/awsddp/env/STAMP, and it is complete once it has a ready.json. An interrupted build is
@@ -126,7 +126,8 @@ def run_step(step, argv, env=None, cwd=None):
 
 
 def read_output(step, process):
-    """Return the lines that a command prints until it ends. Processes that it started may still write later.
+    """Return the lines that a command prints until it ends. Processes that the command started may still
+    write later.
 
     Raises SystemExit if the client has disconnected.
     """
@@ -214,7 +215,7 @@ def read(path):
 def record_build(**fields):
     """Record the state of this build for clients that wait for it."""
     BUILD.update(fields)
-    with contextlib.suppress(OSError):  # if the disk is full, the command reports that
+    with contextlib.suppress(OSError):  # if the disk is full, the build's commands report it
         write(ENVIRONMENTS / "build.json", json.dumps(BUILD))
 
 
@@ -289,8 +290,8 @@ def link_programs(prefix, folders):
 def add_projects(prefix, request):
     """Add the metadata, entry points and .pth file that an installation of the synced projects would add.
 
-    The .pth file takes effect after the ranks' PYTHONPATH, because the ranks' project folder may differ from
-    WORK.
+    In sys.path, the folders of the .pth file come after the ranks' PYTHONPATH. This order is needed, because
+    the ranks' project folder may differ from WORK.
     """
     for packages in prefix.glob("lib/python3*/site-packages") if request["projects"] else ():
         for project in request["projects"]:
@@ -302,7 +303,8 @@ def add_projects(prefix, request):
 
 
 def make_overlay(prefix, request, env):
-    """Create a venv and add the image's packages, because a venv of a venv sees only the base's packages."""
+    """Create a venv and add the image's packages: a venv made from a venv sees only the base Python's
+    packages."""
     python = prefix / "bin/python"
     if not python.exists():
         run_step("making the environment", [request["image"], "-m", "venv", "--without-pip", prefix])
@@ -425,16 +427,17 @@ def ready_file(request):
 
 
 def find_ready(request):
-    """Return the python and facts of the environment, or None if it or its setup is incomplete."""
+    """Return the environment's Python path and facts, or None if the environment or its setup is
+    incomplete."""
     ready = read(ready_file(request))
     if ready:
-        os.utime(str(ready_file(request)))  # `remove_old` removes the least recently used
+        os.utime(str(ready_file(request)))  # `remove_old` begins with the least recently used environment
     done = read(ENVIRONMENTS / ("setup-" + request["setup_stamp"])) or 0
     return ready if ready and done == len(request["setup"]) else None
 
 
 def build(request):
-    """Create the environment, run its setup, and return the python and the facts."""
+    """Create the environment, run its setup, and return the environment's Python path and facts."""
     ready, env = ready_file(request), installer_environ(request)
     prefix, environment = ready.parent, None
     if prefix == ENVIRONMENTS:

@@ -44,7 +44,8 @@ INSTALL = {
 GPUS_POLL_S = 1.0
 # CUDA's error contains this text until nvidia-fabricmanager has set up the NVSwitches.
 NOT_YET = "system not yet initialized"
-# Reads torch's version from a file, because importing torch takes seconds. Only counting GPUs imports torch.
+# This program reads torch's version from a file, because importing torch takes seconds. It imports torch only
+# to count the GPUs.
 TORCH_FACTS = """
 import importlib.util, json, os, sys
 spec = importlib.util.find_spec("torch")
@@ -69,8 +70,8 @@ print(json.dumps(facts))
 
 
 def is_rootless():
-    """Return True if ROOT is an ordinary user's folder. In this case there are no root rights and no other
-    users."""
+    """Return True if ROOT is an ordinary user's folder: this program then has no root rights, and there are
+    no other users."""
     return str(ROOT) != "/"
 
 
@@ -176,8 +177,11 @@ def rekey():
 
 
 def find_interface(address, rank0):
-    """Return the interface that has the route to rank 0; on rank 0 itself, the interface that has its
-    address."""
+    """Return the network interface that has the route to rank 0's node.
+
+    On rank 0's node, return the interface that has the node's address. Return None if there is no such
+    interface.
+    """
     if address == rank0:
         for line in run("ip", "-4", "-o", "addr", "show")[1].splitlines():
             fields = line.split()
@@ -216,9 +220,9 @@ def fabric_state():
 
 
 def count_gpus(python, wanted, patience_s):
-    """Return the number of GPUs that torch finds, and the evidence if there are too few.
+    """Return {"gpus": number of GPUs that torch finds}, with "gpus_said": evidence, if there are too few.
 
-    Waits only for the NVSwitches to be set up, because CUDA cannot be initialized before that.
+    Waits only until the NVSwitches are set up, because CUDA cannot be initialized before.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -259,7 +263,7 @@ def driver_version():
 
 
 def inspect(request):
-    """Prepare the node as far as possible, and return its facts."""
+    """Prepare the node as far as possible, and return facts about the node."""
     home = Path("~" if is_rootless() else "~" + request["user"]).expanduser()
     nic = find_interface(request["address"], request["rank0"])
     for folder in (home / "awsddp", home / "awsddp/work"):

@@ -8,8 +8,8 @@ has:
     out:  NUL, changed <path> NUL ... , unsure <sha256> <path> NUL ... , missing <path> NUL ...
 
 The version of a client's file changes with every write, even if size and mtime do not. A file that has the
-same size and mtime is listed as unsure, unless it was sent with that version and the node has not written it
-since.
+same size and mtime is listed as unsure, unless an earlier sync sent that version and no program on the node
+has written the file since.
 
 With the second argument `change`, the program reads three parts separated by NUL NUL: paths to remove,
 records of paths that equal the client's (both lists separated by NUL), and records that are each followed by
@@ -20,7 +20,7 @@ can be interrupted and repeated.
 
 # No contextlib, because its import takes 2 ms on each node.
 # ruff: noqa: SIM105
-# No pathlib, because file names are bytes, which it does not support.
+# No pathlib, because file names are bytes, which pathlib does not support.
 # ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208, PTH123, PTH211
 
 import os
@@ -30,7 +30,7 @@ import sys
 HOME = os.path.expanduser(b"~")
 FOLDER = os.fsencode(sys.argv[1])
 WORK = os.path.join(HOME, b"awsddp", FOLDER)
-SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # this is outside the folder, which jobs use
+SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside WORK, because jobs write to WORK
 # No data set has this name, because data sets' names do not begin with a dot.
 VERSIONS = os.path.join(os.path.dirname(WORK), b"." + os.path.basename(WORK) + b".versions")
 MOST_BYTES = 4 << 30
@@ -58,7 +58,7 @@ def read(file, fields):
 
 
 def write(file, entries):
-    """Replace a file that contains records atomically."""
+    """Replace a file by a file with the records `entries`, atomically."""
     with open(file + b".new", "wb") as stream:
         for path in sorted(entries):
             stream.write(b" ".join(entries[path] + (path,)) + b"\0")
@@ -132,7 +132,7 @@ def compare(wanted):
     if updated != sent:
         write(SENT, updated)
     stale = [path for path in changed if path in versions]
-    # Stale paths are sent next, and with an old stamp they would look as if the node had changed them.
+    # Stale paths are sent next. If they kept their old stamps, the node would seem to have changed them.
     for path in stale:
         del versions[path]
     if stale:

@@ -70,7 +70,7 @@ class Observer:
         return getattr(getter, "__code__", None) is code
 
     def _is_end(self, frame: FrameType) -> bool:
-        """Return True if the verb sends its decisive request: to AWS, or the launch of the first rank."""
+        """Return True if the frame sends the verb's decisive request: a call to AWS, or a rank's launch."""
         if frame.f_code.co_qualname == "AwsClient.call":
             return self._verb == "up" or frame.f_locals["operation"] == "TerminateInstances"
         messages = frame.f_locals.get("messages") if frame.f_code.co_name == "request" else None
@@ -91,7 +91,7 @@ class Observer:
         return (back is not None and self._file(back)) or "a thread"
 
     def show(self) -> None:
-        """Print the jumps by file, and the two figures."""
+        """Print the jumps by file, and the numbers of files and of returns."""
         files: dict[str, list[str]] = {}
         for caller, target in self.jumps:
             file, _, function = target.partition(":")

@@ -25,7 +25,7 @@ _NO_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Return the number of lines of a module that have code; a string statement is a docstring."""
+    """Return the number of a module's lines that have code; each string statement counts as a docstring."""
     lines = {
         line
         for token in tokenize.generate_tokens(io.StringIO(source).readline)

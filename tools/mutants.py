@@ -1,7 +1,8 @@
 """Mutation tests: `python tools/mutants.py [WORD ...]` applies rows of mutants.toml to a copy of the tree.
 
-The test of a row must fail with its mutation. A WORD selects the rows whose file name contains it. The exit
-code is 1 if a mutation survives, if its text is no longer in the file, or if a test fails without a mutation.
+The test of a row must fail when the row's mutation is applied. A WORD selects the rows whose file name
+contains it. The exit code is 1 if a mutation survives, if the text that a mutation changes is no longer in
+its file, or if a test fails without a mutation.
 """
 
 import os

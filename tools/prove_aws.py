@@ -177,13 +177,15 @@ class Proof:
         return uri, name
 
     def train(self, name: str, *args: str, save: tuple[str, ...] = ()) -> None:
-        """Train on all nodes, with arguments of the script and options of `train`, and check the results."""
+        """Train on all nodes, with the script's arguments `args` and the options `save`; check the
+        results."""
         with self.step(name):
             job = self.awsddp("train", "steps.py", "--nproc-per-node", "1", *save, "--", *(args or "3"))
             self.results(job)
 
     def killed_client(self) -> None:
-        """Kill a client that follows a job; the job goes on, and another client fetches its results."""
+        """Kill the client that follows a job; the job must go on, and another client must fetch the
+        results."""
         with self.step("train, its client killed"):
             name = "orphaned"
             argv = [sys.executable, "-m", "awsddp", *self.options, "-y"]

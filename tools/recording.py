@@ -3,8 +3,8 @@
 python tools/recording.py
 
 Writes docs/recording-{light,dark}.svg in three minutes. The animation takes 20 s, because waits are
-shortened; no line is changed. CSS in the file sets the colors and the motion. A viewer who prefers reduced
-motion sees a still of the hang.
+shortened; no line is changed. CSS in the file sets the colors and the motion. If the viewer's browser prefers
+reduced motion, it shows a still picture of the hang.
 """
 
 import json
@@ -31,7 +31,8 @@ LONGEST_WAIT_S, SHORTEST_FRAME_S, TYPING_S = 0.5, 0.12, 0.6
 
 @dataclass(frozen=True)
 class Scene:
-    """A command and its title. It is played for `seconds`, of which `read` seconds are after its end."""
+    """A command and its title. The scene takes `seconds`, of which `read` seconds follow the command's
+    end."""
 
     title: str
     command: str
@@ -103,7 +104,7 @@ Screen = tuple[Row, ...]
 
 
 class Recorder:
-    """Run scenes in a folder, and store the frames of their terminals: (title, still, screen, seconds)."""
+    """Runs scenes in a folder, and stores the frames of their terminals: (title, still, screen, seconds)."""
 
     def __init__(self, folder: Path, environ: dict[str, str]) -> None:
         self._folder, self._environ = folder, environ
@@ -148,8 +149,10 @@ class Recorder:
 
 
 def _shorten(states: list[tuple[float, Screen]], seconds: float) -> Iterator[tuple[Screen, float]]:
-    """Yield screens and their durations, at most `seconds` in all; long waits are cut, then all are
-    scaled."""
+    """Yield screens and their durations, which add up to at most `seconds`.
+
+    Long waits are shortened first; then all durations are scaled.
+    """
     waits = [(screen, min(end - start, LONGEST_WAIT_S)) for (start, screen), (end, _) in pairwise(states)]
     scale = min(1.0, seconds / max(sum(wait for _, wait in waits), 0.01))
     frame_s = 0.0

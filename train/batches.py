@@ -60,7 +60,8 @@ class Transform:
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         if self.size is None:
             return self._normalise(pixels)
-        # Either order is correct. A CPU is fastest if it resizes bytes; a GPU has no kernel to resize bytes.
+        # Images can be normalised before or after the resize. On a CPU it is faster to resize the bytes
+        # first; a GPU has no kernel to resize bytes.
         if pixels.is_cuda:
             return F.interpolate(self._normalise(pixels), (self.size, self.size), mode="bilinear")
         return self._normalise(F.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True))
@@ -90,7 +91,7 @@ def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
 
 
 class Batches:
-    """The batches of one rank, epoch by epoch. The same sampler position yields the same batch.
+    """The batches of one rank, epoch by epoch. A position of the sampler always yields the same batch.
 
     This process gathers the images without a loop over samples. If a set does not fit into memory, `workers`
     DataLoader processes can gather the images instead. On a GPU, the next batch is pinned and copied while
@@ -128,7 +129,8 @@ class Batches:
         return len(self.batch_sampler)
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return how many of this rank's images are in the step (`passes` batches) with batch `number`."""
+        """Return the number of this rank's images in the step (`passes` batches) that contains batch
+        `number`."""
         first = (number - 1) // passes * passes * self.batch_sampler.batch_size
         return min(passes * self.batch_sampler.batch_size, len(self.sampler) - first)
 
@@ -220,7 +222,7 @@ class Synthetic:
         return self.steps
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return how many images the step (`passes` batches) that contains batch `number` has."""
+        """Return the number of images in the step (`passes` batches) that contains batch `number`."""
         first = (number - 1) // passes * passes
         return min(passes, self.steps - first) * len(self.images)
 
@@ -248,7 +250,8 @@ class Inputs:
 def build_inputs(args: argparse.Namespace, world: World, device: torch.device) -> Inputs:
     """Return the data that `args` names, for this rank.
 
-    Raises image_files.DataError if the data set is missing or wrong.
+    Raises image_files.DataError if the data set is missing or wrong, and LaunchError if a rank would have no
+    image.
     """
     parts, global_batch = world.size * args.accumulate, args.global_batch or 0
     size = args.batch_size or global_batch // parts

@@ -79,7 +79,8 @@ def load(paths: list[Path]) -> State | None:
     if content:
         dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=source)
     try:
-        # weights_only: a pickle can run code. "cpu": otherwise rank 1 would load tensors onto rank 0's GPU.
+        # weights_only is set because a pickle can run code. Without map_location, rank 1 would load tensors
+        # onto rank 0's GPU.
         return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     except Exception as error:  # a damaged file can cause any error: EOFError, KeyError...
         raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {error}") from error

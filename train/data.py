@@ -1,4 +1,4 @@
-"""Get a data set from where it is published, or make a small one for a rehearsal.
+"""Download a published data set, or make a small one for a rehearsal.
 
     python train/data.py get stl10 data      # stl10 | cifar10 | mnist: download, check, unpack into data/
     python train/data.py make stl10 data     # random patterns in exactly that format, marked as synthetic

@@ -7,9 +7,9 @@
     awsddp exec -- env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 4 \\
         --max-restarts 3 --rdzv-backend c10d --rdzv-id job1 --rdzv-endpoint HOST:29400 train/elastic.py
 
-HOST is node 0's address, reachable from the others (`awsddp status`). TORCH_DISABLE_SHARE_RDZV_TCP_STORE
-gives each generation of workers its own store. Without this variable, all generations share one store, in
-which new workers find the addresses of dead workers (torch 2.13;
+HOST is an address of node 0 that the other nodes can reach (see `awsddp status`).
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE gives each generation of workers its own store. Without this variable, all
+generations share one store, in which new workers find the addresses of dead workers (torch 2.13;
 https://github.com/pytorch/pytorch/issues/135712).
 
 After a failure, torchrun starts the workers again. There may be fewer workers, and their ranks may differ.

@@ -23,9 +23,9 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class World:
-    """Describes the job's ranks, and which of them this process is.
+    """Describes the job's ranks, and the position of this process among them.
 
-    "Local" means among its machine's ranks.
+    `local_rank` and `local_size` count only the ranks on this machine.
     """
 
     rank: int
@@ -85,8 +85,8 @@ def _check(world: World) -> World:
 def choose_device(name: str, world: World) -> torch.device:
     """Return this rank's device. `name` is cpu, cuda, or auto (cuda if there is a GPU).
 
-    A rank uses the GPU with the number LOCAL_RANK. With "cuda", all ranks on a machine would share GPU 0.
-    Raises LaunchError if that GPU does not exist.
+    A rank uses the GPU with the number LOCAL_RANK, because with the device "cuda" all ranks on a machine
+    would share GPU 0. Raises LaunchError if the rank's GPU does not exist.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not gpus):
@@ -102,7 +102,7 @@ def choose_device(name: str, world: World) -> torch.device:
 def divide_cores(world: World) -> None:
     """Divide the machine's cores among its ranks, unless OMP_NUM_THREADS is set.
 
-    By default each rank has as many threads as there are cores, and waiting threads keep their cores busy.
+    By default torch starts one thread per core in each rank, and a thread keeps a core busy while it waits.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -145,7 +145,8 @@ def leave() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process; if it failed and so has not left the group, end it at once.
+    """End this process with exit code `code`; end it at once if it failed and is therefore still in the
+    group.
 
     After a failure gloo's threads may abort a regular exit, or block it forever (seen with torch 2.13).
     """
@@ -195,8 +196,8 @@ def is_broken(error: RuntimeError) -> bool:
 def spawn(run: Callable[[list[str]], int], ranks: int, argv: list[str]) -> int:
     """Start `ranks` processes on this machine that call `run(argv)`; return the first nonzero exit code.
 
-    SIGTERM is passed on to these processes. They are spawned, because a fork keeps locks that other threads
-    held.
+    SIGTERM is passed on to these processes. The processes are spawned, not forked, because a forked process
+    keeps locks that other threads held.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -42,7 +42,7 @@ class Format:
 
     @property
     def record(self) -> int:
-        """How many bytes a record has."""
+        """The number of bytes in a record."""
         channels, height, width = self.shape
         return self.header + channels * height * width
 
@@ -58,7 +58,7 @@ COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 100
 
 @dataclass(frozen=True)
 class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Half a data set.
+    """The training or the held-out part of a data set.
 
     It has `records` [n, format.record] uint8 for each file, and `labels` [N] int64, which begin at 0.
     """
@@ -139,7 +139,7 @@ def _made_counts(root: Path) -> list[int] | None:
 def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
     """Map a file, without its first `offset` bytes, as [records, size] uint8.
 
-    Raises DataError if its length is wrong.
+    Raises DataError if the file's length is wrong.
     """
     expected = offset + records * size
     if not path.exists() and (packed := path.with_name(path.name + ".gz")).exists():
@@ -197,7 +197,7 @@ READERS = {"stl10": _stl10, "cifar10": _cifar10, "mnist": _mnist}
 
 
 def _digits(train: bool) -> Images:
-    """Return half of the UCI digits.
+    """Return the training or the held-out part of the UCI digits.
 
     Two of every eleven digits are held out, because the digits repeat with a period of ten.
     """

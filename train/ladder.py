@@ -6,9 +6,9 @@
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/ladder.py ddp    # I = 0, 1
     awsddp train train/ladder.py --world-size 4 -- ddp
 
-All three train on the same batches and print the same losses: each rank of DDP takes its part of a batch.
-The next steps are elastic.py, for workers that fail, and parameter_server.py, for tasks that DDP does not
-fit.
+All three ways train on the same batches and print the same losses, because each rank of DDP takes a part of
+each batch. The next steps are elastic.py, for workers that fail, and parameter_server.py, for tasks that DDP
+does not fit.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
     awsddp train --world-size 16 -- --recipe stl10-resnet18                  # on a cluster
 
 Results: config.json, metrics.jsonl, loss.svg and checkpoints/ in $AWSDDP_RUN_DIR, else in runs/local-<time>.
-With the same folder, or with --resume FOLDER, training continues from the newest checkpoint in it.
+If this folder has a checkpoint, or with --resume FOLDER, training continues from the newest checkpoint.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM after a checkpoint (start again).
 """
 
@@ -186,7 +186,7 @@ class Trainer:
         self.meters.add(loss, logits, batch.labels)
 
     def update_weights(self) -> None:
-        """Let the optimiser take one step."""
+        """Take one step of the optimiser, with clipped gradients if --clip-norm is set."""
         if self.args.clip_norm:
             self.scaler.unscale_(self.optimizer)  # the norm of scaled gradients is meaningless
             nn.utils.clip_grad_norm_(self.net.parameters(), self.args.clip_norm)
@@ -242,7 +242,7 @@ class Trainer:
         rng = checkpoint.gather_rng(self.device)
         if self.world.rank != 0:
             return
-        # The state is net's, because the names of ddp's parameters begin with "module.".
+        # The state is taken from `net`, because the names of `ddp`'s parameters begin with "module.".
         state = checkpoint.state(self.args.model, net=self.net, optimizer=self.optimizer, scaler=self.scaler)
         state |= {"at": asdict(self.position), "rng": rng}
         checkpoint.save_step(state, self.folder / "checkpoints", step=self.position.step, is_best=is_best)
@@ -254,9 +254,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Return loss, top-1 and top-5 accuracy on the held-out images. This is a collective call.
 
-    Each of the W ranks takes every W-th image. The images are not padded, so no image counts twice, but a
-    rank may have one batch fewer than others. `net` is the network without DDP, because DDP's forward pass
-    waits for all ranks.
+    Each of the W ranks takes every W-th image. No images are repeated to make the shares equal, so a rank may
+    have one batch fewer than others. `net` is the network without DDP, because DDP's forward pass waits for
+    all ranks.
     """
     assert inputs.test_set is not None
     net.eval()

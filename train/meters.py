@@ -21,7 +21,7 @@ def results_folder() -> Path:
 
 
 def count_hits(logits: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return how many labels have the highest of their `logits` [B, classes], and how many a top-5 logit."""
+    """Return how many labels are the top class in `logits` [B, classes], and how many are in the top 5."""
     hits = logits.topk(5).indices == labels[:, None]
     return [hits[:, 0].sum(), hits.sum()]
 
@@ -50,7 +50,7 @@ class Meters:
         return [torch.zeros((), device=self.device)] * len(self.names)
 
     def data_ready(self) -> None:
-        """Note that the batch has arrived."""
+        """Record how long this process waited for the batch."""
         self.data_s = time.perf_counter() - self.batch_start
         self.data_total_s += self.data_s
 
@@ -64,7 +64,7 @@ class Meters:
         self.window_images += self.batch_images
 
     def batch_done(self) -> None:
-        """Note that the work on the batch has ended."""
+        """Record how long the batch took, including the wait for it."""
         now = time.perf_counter()
         self.batch_s, self.batch_start = now - self.batch_start, now
         self.batches += 1

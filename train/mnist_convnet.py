@@ -18,7 +18,7 @@ With awsddp, which starts the program once per node and sets MASTER_ADDR and MAS
         --num-machines {world_size} --machine-id {rank} --num-processes 2 --batch-size 32
 
 With twice as many processes, halve --batch-size: a step then has as many images as before, and the loss falls
-in the same way. Every 10 batches process 0 of each machine prints the mean loss of all processes since the
+in the same way. Every 10 batches, process 0 of each machine prints the mean loss of all processes since the
 last line. The losses are also in loss-MACHINE.csv in $AWSDDP_RUN_DIR.
 """
 

@@ -47,8 +47,9 @@ PUBLISHED = {
 def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
     """Download the data set `name` into `folder`, check its MD5 and unpack it, unless it is already complete.
 
-    `mirror` is a base URL that serves the same files. If several processes on one node call this, they take
-    turns. Raises image_files.DataError if the download fails or if the file is not the published one.
+    `mirror` is a base URL that serves the same files. Processes on one node that call this function at the
+    same time take turns. Raises image_files.DataError if the download fails or if the file is not the
+    published one.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,10 @@ def _progress(name: str, before: int, done: int, total: int) -> None:
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """Unpack the folder in a .tar.gz as `target`, or a .gz into it; use another name until it is complete."""
+    """Unpack the folder in a .tar.gz as `target`, or the file in a .gz into the folder `target`.
+
+    Until it is complete, the unpacked folder or file has another name.
+    """
     aside = target.with_name(target.name + ".aside")
     target.parent.mkdir(parents=True, exist_ok=True)
     if archive.name.endswith(".tar.gz"):
@@ -132,8 +136,8 @@ def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: in
     """Write a small, learnable set in `name`'s format into `folder`, marked as synthetic, for rehearsals.
 
     For mnist, the images are enlarged UCI digits at random positions; otherwise each class is a random
-    pattern with noise. `train` must be a multiple of 5. Raises image_files.DataError rather than overwrite a
-    real set.
+    pattern with noise. `train` must be a multiple of 5. Raises image_files.DataError if the folder has a real
+    set, which is never overwritten.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     if target.is_dir() and any(target.iterdir()) and not (target / image_files.MADE).exists():

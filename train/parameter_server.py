@@ -32,7 +32,10 @@ def network() -> nn.Module:
 
 
 def digits(*, train: bool) -> tuple[Tensor, Tensor]:
-    """Return the UCI digits' pixels [N, 64] from 0 to 1 and labels; every seventh digit is held out."""
+    """Return the pixels [N, 64], from 0 to 1, and the labels of UCI digits.
+
+    Every seventh digit is held out from training; these digits are returned if `train` is False.
+    """
     text = gzip.decompress((Path(__file__).resolve().parent / "digits.csv.gz").read_bytes()).decode()
     rows = torch.tensor([[int(value) for value in line.split(",")] for line in text.split()])
     rows = rows[(torch.arange(len(rows)) % 7 < 6) == train]
@@ -89,7 +92,7 @@ def train(server: rpc.RRef[Server], trainer: int, trainers: int, epochs: int) ->
 
 
 def main() -> None:
-    """On rank 0: start the server and the trainers. The other ranks wait for calls."""
+    """Start the server and the trainers on rank 0; the other ranks wait for calls."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.1)

@@ -21,7 +21,7 @@ class Recipe:
     epochs: int
     lr: float
     weight_decay: float
-    batch_size: int | None = None  # images of one process in one pass; otherwise set:
+    batch_size: int | None = None  # images of one process in one pass, or None if global_batch is set
     global_batch: int | None = None  # images of all processes in one step
     momentum: float = 0.9
     lr_drop_every: int = 0  # epochs after which the learning rate is divided by 10, or 0 for never

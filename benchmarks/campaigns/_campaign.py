@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @contextlib.contextmanager
 def cluster(nodes: int, scripts: dict[str, str], *options: str) -> Iterator[Rehearsal]:
-    """Yield a local cluster with this many `nodes`, launched with `options`, and a project with `scripts`."""
+    """Yield a Rehearsal with a cluster of `nodes` nodes, launched with `options`, and the files `scripts`."""
     with rehearsal() as lab:
         for name, text in scripts.items():
             (lab.project / name).write_text(text)

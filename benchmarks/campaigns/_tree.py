@@ -3,8 +3,8 @@
     python tree.py SEED LABEL FILES [SECONDS]
 
 The names at the top level contain LABEL. All other names, and the content of all files, are drawn from SEED.
-FILES is the number of small files. For SECONDS seconds, files change and a log is rotated five times per
-second.
+FILES is the number of small files. For SECONDS seconds, files are changed and a log is rotated, both five
+times per second.
 """
 
 import os
@@ -50,7 +50,7 @@ NAMES = (
 
 
 class Tree:
-    """A tree in the run folder and in the project folder of a job; some links lead to `outside`."""
+    """A tree of files and links in a job's run folder and project folder. Some links lead to `outside`."""
 
     def __init__(self, seed: str, label: str, run: Path, work: Path, outside: Path) -> None:
         self.dice = random.Random(seed)
@@ -78,7 +78,8 @@ class Tree:
         os.link(made[0], work / "hard link")
 
     def change(self, seconds: float) -> None:
-        """Rewrite files, some in place with unchanged size and time; rename some; rotate a log."""
+        """For `seconds`, rewrite files (some in place, with unchanged size and time), rename some, and rotate
+        a log."""
         for number in range(round(5 * seconds)):
             self._rotate(number)
             files = sorted(path for top in self.tops for path in top.rglob("*.p[tT]") if path.is_file())

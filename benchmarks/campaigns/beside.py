@@ -1,11 +1,11 @@
-"""Two commands on one cluster at the same time: each must end as it would alone, or name the other one.
+"""Run two commands on one cluster at once: each must end as if it ran alone, or name the other command.
 
     python -m benchmarks.campaigns.beside [--seed N] [--runs N] [--parallel N] [--state FILE]
 
 Needs root for the nodes of the local cloud. The runs take the pairs in `PAIRS` in turn. Both commands use the
-same AWSDDP_HOME, or the second command uses its own, with a copy of the cluster's folder. The second command
-starts at a moment that is drawn. A pair with `down` or `stop` gets its own cluster of one node; all other
-pairs share a cluster of two or three nodes.
+same AWSDDP_HOME, or the second command uses another AWSDDP_HOME that has a copy of the cluster's folder. The
+second command starts at a random moment. A pair with `down` or `stop` gets its own cluster of one node; all
+other pairs share a cluster of two or three nodes.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, rehearsal
 
 LATEST_S = 4.0
-"""The longest delay of the second command after the first."""
+"""The longest time between the starts of the two commands."""
 ENDS_S = 150.0
 SCRIPT = """\
 import os, time
@@ -55,7 +55,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 FIRSTS = ("train", "up", "down", "fetch", "exec --node 0")
 ENDING = ("down", "stop")
-# Two homes have no common lock. If each command requests a different size, the later command decides.
+# Commands that use two homes share no lock: if they request different sizes, the later request applies.
 LEFT_OUT = (("up", "up", 2),)
 PAIRS = tuple(pair for pair in itertools.product(FIRSTS, VERBS, (1, 2)) if pair not in LEFT_OUT)
 
@@ -71,7 +71,7 @@ NAMED = re.compile(
 
 @dataclass
 class Command:
-    """A command of a pair with its verb, output and exit code, which is None if the command did not end."""
+    """One command of a pair. `code` is its exit code, or None if the command did not end."""
 
     verb: str
     process: "subprocess.Popen[str]"
@@ -96,7 +96,8 @@ class Command:
             self.code = None
 
     def problem(self, other: str) -> str:
-        """Return what is wrong with the end of the command while `other` ran, or "" if nothing is wrong."""
+        """Return what is wrong with the command's end, or "" if nothing is; `other` is the other command's
+        verb."""
         if self.code is None:
             return f"{self.verb} did not end"
         if match := NEVER.search(self.output):
@@ -115,7 +116,7 @@ class Command:
         ):
             return True
         if other in ENDING and self.verb in ("plan", "doctor") and "no AWS region configured" in self.output:
-            return True  # the region was that of the cluster, which has ended
+            return True  # the region came from the cluster, which has ended
         if (
             self.verb == "fetch"
             and other.startswith("train")
@@ -125,7 +126,7 @@ class Command:
         ended = re.search(r"cancelled|Job \S+: interrupted", self.output)
         if self.verb.startswith("train") and other in ("cancel", *ENDING) and ended:
             return True
-        # The record of a second home still has the node that `up` from the first home has ended.
+        # The record in a second home still has the node that `up` from the first home has terminated.
         return bool(NAMED.search(self.output)) or (other == "up" and "is gone" in self.output)
 
 

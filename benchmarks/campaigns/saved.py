@@ -3,8 +3,8 @@
     python -m benchmarks.campaigns.saved [--seed N] [--runs N] [--state FILE]
 
 Needs root for its two nodes of the local cloud. The bundled program runs with --save-to and a checkpoint
-every 61 steps of 0.06 to 0.15 s. At a step that is drawn, the client is killed, and node 0, node 1 or both
-are terminated. Then `down --discard`, `up` and `train --resume s3://...` run. Columns:
+every 61 steps of 0.06 to 0.15 s. At a random step, the client is killed, and node 0, node 1 or both are
+terminated. Then `down --discard`, `up` and `train --resume s3://...` run. Columns:
 
     due       the step of the last checkpoint that was written at least 4 s before the loss
     listed    the step of the newest checkpoint in job.json, which torch.load reads from its parts in S3; this
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EVERY, EPOCHS, PASSES = 61, 100, 46  # 92 batches, so 2 steps per epoch
 STEPS = 2 * EPOCHS
-SAVED_S = 4.0  # two scans of 1 s, an upload, and a shared machine
+SAVED_S = 4.0  # two scans of 1 s and an upload, on a shared machine
 LOST = ((0,), (1,), (0, 1))
 UP = (
     *("up", "--local", "--nodes", "2", "-y"),
@@ -109,7 +109,7 @@ def listed_step(s3: Any, name: str) -> int:
 
 
 def run(lab: Rehearsal, whole: Any, number: int, dice: random.Random) -> Row:
-    """Run one loss, and return its row; `whole` are the parameters of a run without a loss."""
+    """Lose the nodes of one run, resume it and return the row; `whole` has a complete run's parameters."""
     lost, name = LOST[number % len(LOST)], f"lost{number}"
     lab.run(*UP)
     nodes, ec2 = instances(lab), lab.client("ec2")

@@ -2,8 +2,9 @@
 
     python -m benchmarks.campaigns.saves [--seed N] [--runs N] [--state FILE]
 
-Needs root for its two nodes of the local cloud. At a drawn moment of the job, the runs take these kinds in
-turn: both nodes expire, one node is powered off or rebooted from inside, or `awsddp stop` stops the cluster.
+Needs root for its two nodes of the local cloud. The shutdown is at a random moment of the job. The runs take
+these kinds of shutdown in turn: both nodes expire, one node is powered off or rebooted from inside, or
+`awsddp stop` stops the cluster.
 """
 
 import json

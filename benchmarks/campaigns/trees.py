@@ -1,4 +1,4 @@
-"""Random trees of results: what is fetched from nodes and from S3 must be equal in names and bytes.
+"""Fetch random trees of results from nodes and from S3: the names and the bytes must be equal.
 
     python -m benchmarks.campaigns.trees [--seed N] [--runs N] [--state FILE] [--parallel N]
     python -m benchmarks.campaigns.trees --nodes ...          # real nodes; needs root
@@ -6,9 +6,9 @@
 Each run draws a tree (_tree.py). A tree has names that are special for file systems, shells and programs,
 equal names in the run folder and the project folder, and links to files and folders inside and outside the
 tree. 5 times per second, files are rewritten in place with unchanged size and time, or renamed, and a log is
-rotated. Every sixth tree has 3,000 small files. Without --nodes, the files that a node lists are copied as
-`fetch` would copy them, and compared with what awsddp's reader downloads after awsddp's uploader has saved
-the files. With --nodes, `fetch JOB`, `fetch s3://...` and `down` must fetch the same tree.
+rotated. Every sixth tree has 3,000 small files. Without --nodes, the files that a node lists are copied with
+the code of `fetch`, and compared with the files that awsddp's uploader saves and awsddp's reader then
+downloads. With --nodes, `fetch JOB`, `fetch s3://...` and `down` must fetch the same tree.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def difference(first: Tree, second: Tree) -> str:
 
 
 def fetch(job: Job, folder: Path) -> None:
-    """Fetch the results that the node lists, as `fetch` does, but copy the files locally."""
+    """Fetch the results that the node lists with the code of `fetch`, but copy the files locally."""
 
     def look(_: object = None) -> dict[tuple[int, str], ResultFile]:
         return {(0, file.path): file for file in listed().files}
@@ -136,7 +136,7 @@ def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0,
 
 
 def run_on_nodes(lab: Rehearsal, number: int, seed: str, *, seconds: float = 2.0, many: int = MANY) -> Row:
-    """Draw a tree in two jobs on two nodes; fetch it by `fetch`, from S3, and by `down`; return the row."""
+    """Draw the same tree in two jobs; fetch it with `fetch`, from S3, and with `down`; return the row."""
     files, runs = many if number % 6 == 5 else 20, lab.project / "runs"
 
     def draw(label: str, *options: str) -> None:
@@ -153,7 +153,7 @@ def run_on_nodes(lab: Rehearsal, number: int, seed: str, *, seconds: float = 2.0
     shutil.rmtree(runs / saved)
     lab.run("fetch", f"{SAVE_TO}/{saved}")
     wrong = difference(fetched, tree_at(runs / saved, saved))
-    draw(unsaved)  # later: its files are new in the project folder of both
+    draw(unsaved)  # not earlier, because its files would then count as results of both jobs
     assert not list((runs / unsaved).glob("node*")), "down has nothing to bring"
     lab.run("down", "-y")
     wrong = wrong or difference(fetched, tree_at(runs / unsaved, unsaved))

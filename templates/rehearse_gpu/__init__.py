@@ -2,9 +2,9 @@
 
 A .pth file next to this package calls `pretend`. Uses only the standard library and torch, which is patched
 when the script imports it. All computation runs on the CPU. Each tensor created from Python records the GPU
-that it would be on. The errors of a real node are therefore raised, for example for a GPU that the node does
-not have, a tensor that was not moved, NCCL with a CPU tensor, or two ranks on one GPU. Calls that cannot be
-simulated raise an error.
+that it would be on. Therefore a script gets the same errors as on a real node, for example for a GPU that the
+node does not have, a tensor that was not moved, NCCL with a CPU tensor, or two ranks on one GPU. Calls that
+cannot be simulated raise an error.
 """
 
 import importlib.machinery
@@ -13,10 +13,12 @@ import sys
 import types
 
 GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
-"""The node's identical GPUs. `used`: this process has used a GPU; `forked`: its parent had, at the fork."""
+"""The node's identical GPUs. `used`: this process has used a GPU. `forked`: the parent process had used a GPU
+before the fork."""
 ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # a rank's child processes inherit this, so that they do not repeat notes
 PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
-"""pip sets one of these in builds, depending on pip's version. With CUDA, builds would need its compiler."""
+"""pip sets one of these in builds, depending on pip's version. If torch found GPUs, builds would need CUDA's
+compiler."""
 
 
 def pretend(**facts):

@@ -1,4 +1,4 @@
-"""torch.cuda and torch.accelerator, simulated as they are on a node with GPUs."""
+"""Simulate torch.cuda and torch.accelerator of a node with GPUs."""
 
 import functools
 import os
@@ -27,7 +27,10 @@ def visible_gpus():
 
 
 def gpu_index(device):
-    """Return the number of the GPU that `device` names, None for other devices. Raises if it is invalid."""
+    """Return the number of the GPU that `device` names, or None for another device.
+
+    Raises RuntimeError if the GPU does not exist, or if this process cannot use GPUs because of a fork.
+    """
     if isinstance(device, int) and not isinstance(device, bool):
         number = device
     elif isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cuda":
@@ -63,7 +66,7 @@ def set_device(device):
 
 
 class _DeviceType(type):
-    """The metaclass of the class that replaces torch.device and interprets a plain number as a GPU."""
+    """The metaclass of the replacement for torch.device, which interprets a plain number as a GPU."""
 
     original = torch.device
 
@@ -84,7 +87,7 @@ class _DeviceType(type):
 
 
 def patch_device():
-    """Make `torch.device(1)` the second GPU, as torch does with an accelerator."""
+    """Make `torch.device(1)` mean the second GPU, which it means in torch if there is an accelerator."""
     torch.device = _DeviceType("device", (), {"__module__": "torch"})
 
 
@@ -153,7 +156,7 @@ class Event:
 
 
 def _missing(name):
-    """Raise for functions in torch.cuda that are not simulated, in place of torch._C's __getattr__."""
+    """Replace torch._C's __getattr__: raise AttributeError, with refusal_text() for a function of CUDA."""
     message = f"module 'torch._C' has no attribute '{name}'"
     raise AttributeError(refusal_text(f"torch._C.{name}") if name.startswith("_cuda") else message)
 

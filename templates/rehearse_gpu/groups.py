@@ -36,7 +36,8 @@ class Groups:
             raise RuntimeError("No backend type associated with device type cpu")
 
     def connect(self, gpu, group):
-        """Raise the errors of NCCL's first use: for a wrong interface, and for two ranks on one GPU."""
+        """Raise the errors that NCCL raises at its first use in a group: a wrong interface, two ranks on one
+        GPU."""
         group = group or self.core._get_default_group()
         if "nccl" not in self.backends(group) or group in self.connected:
             return
@@ -242,7 +243,8 @@ def delay_destroy(distributed):
 def matching_interfaces(pattern):
     """Return this node's interfaces that match a value of NCCL_SOCKET_IFNAME.
 
-    A value has prefixes separated by commas. After `=` they are exact names, and after `^` they are excluded.
+    A value is a list of prefixes separated by commas. A `=` before the list turns the prefixes into exact
+    names. A `^` at the beginning of the value excludes the interfaces that match.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     excluding = pattern.startswith("^")
@@ -257,7 +259,7 @@ def matching_interfaces(pattern):
 
 
 def _check_interface(distributed):
-    """Raise if NCCL_SOCKET_IFNAME matches no interface. NCCL ignores values that have a single letter."""
+    """Raise if NCCL_SOCKET_IFNAME matches no interface. NCCL ignores a value that has a single character."""
     pattern = os.environ.get("NCCL_SOCKET_IFNAME", "")
     if len(pattern) > 1 and not matching_interfaces(pattern):
         interfaces = " ".join(name for _, name in socket.if_nameindex())

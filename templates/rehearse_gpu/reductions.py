@@ -1,6 +1,6 @@
 """NCCL's reductions and data types on gloo, with conversions for those that gloo does not support.
 
-The types and the error texts are those in NCCL and in torch's checks around it
+The types and the error texts come from NCCL and from torch's checks before calls to NCCL
 (torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp, nccl's src/enqueue.cc).
 """
 
@@ -26,7 +26,7 @@ _NAMES = {
     "complex128": "ComplexDouble",
     **{f"uint{bits}": f"UInt{bits}" for bits in (16, 32, 64)},
 }
-"""The names that other types have in torch's C++ code."""
+"""The names of unsupported types in torch's C++ code."""
 
 
 def refuse_type(dtype):
@@ -44,9 +44,9 @@ def as_bytes(tensor):
 
 
 class Reduction:
-    """An NCCL reduction: it has gloo's `op`, and converts tensors before and after it.
+    """An NCCL reduction on gloo: `op` is gloo's operation, and tensors are converted before and after it.
 
-    If `is_later`, `after` must be called when gloo has ended.
+    If `is_later` is True, `after` must be called when gloo's operation has ended.
     """
 
     def __init__(self, distributed, op, dtype, ranks):
@@ -67,7 +67,8 @@ class Reduction:
 
     @torch.no_grad()
     def before(self, tensor, keeps):
-        """Return the tensor that gloo reduces: `tensor` or a copy. If `keeps`, `tensor` is not changed."""
+        """Return the tensor that gloo reduces: `tensor` or a copy. If `keeps` is True, `tensor` is not
+        changed."""
         sent = tensor.to(self._dtype) if self._is_converted else tensor
         if self._factor is None:
             return sent.clone() if keeps and sent is tensor else sent
@@ -80,7 +81,7 @@ class Reduction:
     @torch.no_grad()
     def after(self, tensor, sent):
         """Convert the result in `sent`, which gloo wrote, and write it to `tensor`."""
-        if self._ranks is not None:  # NCCL sums in this type and then divides toward zero
+        if self._ranks is not None:  # NCCL sums integers, then divides and rounds toward zero
             sent.div_(self._ranks, rounding_mode="trunc")
         if sent is not tensor:
             tensor.copy_(sent)
@@ -91,7 +92,7 @@ class Reduction:
 
 
 def real_type(dtype):
-    """Return a complex type's real type, in which torch passes complex numbers to NCCL."""
+    """Return the real type in which torch passes a complex type to NCCL; return other types unchanged."""
     return torch.empty(0, dtype=dtype, device="cpu").real.dtype if dtype.is_complex else dtype
 
 

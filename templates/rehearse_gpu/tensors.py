@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rehearse_gpu.devices import current_device, gpu_index
 
 GPU_ATTRIBUTE = "_rehearsed_on"
-"""The storage attribute that has the storage's GPU number, or None if Python created it on the host."""
+"""The attribute of a storage: its GPU's number, or None if Python created the storage on the host."""
 Tensor = torch.Tensor
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _functorch = torch._C._functorch
@@ -86,7 +86,7 @@ def _move(tensor, gpu):
     return tensor if gpu_of(tensor) == gpu else _Move.apply(tensor, gpu)
 
 
-# These replace Tensor's methods. Each is called with the original method and the call's arguments.
+# The following functions replace Tensor's methods. Each takes the original method and the call's arguments.
 
 
 def _to(method, tensor, *args, **kwargs):
@@ -105,7 +105,10 @@ def _to(method, tensor, *args, **kwargs):
 
 
 def _type(method, tensor, kind=None, *args, **kwargs):
-    """Replace Tensor.type, which returns the type's name, or converts to a name, a class or a dtype."""
+    """Replace Tensor.type, which returns the name of a tensor's type, or converts the tensor to a type.
+
+    The type `kind` is a name, a class or a dtype.
+    """
     if kind is None:
         name = method(tensor)
         return name if gpu_of(tensor) is None else name.replace("torch.", "torch.cuda.")
@@ -196,8 +199,8 @@ _STRICT = {
     *(_aten.linear, _aten.convolution, _aten.embedding, _aten.nll_loss_forward, _aten.nll_loss2d_forward),
     *(_aten.mse_loss, _aten.binary_cross_entropy, _aten.binary_cross_entropy_with_logits),
 }
-# Operations to which C++ may pass a tensor that it created without a GPU, as it may to all pointwise
-# operations. Some of them do not exist in all releases.
+# Operations that C++ code may call with a tensor that it created without a GPU. C++ code may also call all
+# pointwise operations with such a tensor. Some of these names do not exist in all releases of torch.
 _LENIENT = {
     getattr(_aten, name, None)
     for name in (
@@ -211,7 +214,7 @@ _INDEXED = {_aten.index, _aten.index_put, _aten.index_put_}
 
 
 class FakeCudaTensorMode(TorchDispatchMode):
-    """Runs every operation on the CPU, and sets its results' GPU."""
+    """Runs every operation on the CPU, and sets the GPU of the results."""
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = dict(kwargs) if kwargs else {}
@@ -267,7 +270,7 @@ def _refuse_mixed_devices(op, pairs):
 
 
 def with_mode(function):
-    """Return a function that first enters the mode, because a mode applies to a single thread."""
+    """Return a function that enters the mode and calls `function`; a mode applies to a single thread."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
