@@ -23,16 +23,17 @@ def cancel(session: Session, *, job: str | None = None) -> JobDocument:
     """End the job that `resolve_name` finds (by default, the last running job); return its `train` document.
 
     A job that has ended is returned unchanged. Results stay on the nodes until they are fetched. Unreachable
-    nodes are reported; the other nodes end the job. Raises NotFoundError if the job is unknown or no job
-    runs, and NoReachableNodes if no node is reachable.
+    nodes are reported, and the job is ended on all other nodes. Raises NotFoundError if the job is unknown or
+    no job runs, and NoReachableNodes if no node is reachable.
     """
     return cancel_jobs(session, [] if job is None else [job])[0]
 
 
 def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
-    """End several jobs as `cancel` does, waiting jobs first; "all" means all running and waiting jobs.
+    """End several jobs in the same way as `cancel`. "all" in `names` means all running and waiting jobs.
 
-    Raises the errors of `cancel`; an unknown name is refused before any job is ended.
+    Waiting jobs are ended first. Raises the errors of `cancel`. An unknown name is refused before any job is
+    ended.
     """
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
         jobs = list_jobs_on_nodes(connected, partial=True)
@@ -49,7 +50,7 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
                 refuse_unlaunched_job(name, unlaunched)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []
-        # Waiting jobs first, newest to oldest, so that no waiting job starts because another job ends.
+        # End waiting jobs first, from newest to oldest, so that none of them starts because another job ends.
         for job in sorted({job.job: job for job in reversed(chosen)}.values(), key=_is_running):
             ended = end_job(connected, job)
             session.folder.save_jobs(ended)

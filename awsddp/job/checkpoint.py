@@ -12,7 +12,10 @@ from awsddp.util.shipped_files import is_bundled
 
 
 def find_checkpoint_to_resume(session: Session) -> Checkpoint | None:
-    """Return the checkpoint for `job.resume`, or None if it is not set. Raises ConfigError or UsageError."""
+    """Return the checkpoint that `job.resume` selects, or None if that key is not set.
+
+    Raises ConfigError or UsageError.
+    """
     if session.job_spec.job.resume is None:
         return None
     requested = session.job_spec.job.resume

@@ -25,9 +25,10 @@ _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def explain_cause(session: Session, job: JobRecord) -> JobRecord:
-    """Return the job. If this machine's files explain the cause, the reason and a next step are added.
+    """Return the job. If this machine's files explain the cause, add the reason and a next step to the cause.
 
-    Covers modules, packages, files and variables that the nodes lack, and the limits of a rehearsal.
+    The function explains missing modules, packages, files and variables, and failures that only a rehearsal
+    has.
     """
     cause = job.cause
     if cause is None:
@@ -54,7 +55,7 @@ def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
     from awsddp.plan.project import source_folders
 
     module = cause.values.get("module", "")
-    if not _MODULE.fullmatch(module):  # text from the node would go into a command that the user copies
+    if not _MODULE.fullmatch(module):  # a node's text must not get into a command that the user copies
         return cause
     top = module.partition(".")[0]
     project, listing = (
@@ -67,7 +68,7 @@ def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
     for path in _find_modules(project, top):
         folder = Path(path).parent.as_posix()
         if folder in (*source_folders(project), Path(job.script or "").parent.as_posix()):
-            return cause  # Python searches the script's own folder
+            return cause  # Python already searches this folder
         advice = _rerun_command(session, job, {"env.variables.PYTHONPATH": folder})
         return _extend(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
     if module != top:  # Python names the whole path only if it found the package
@@ -111,7 +112,7 @@ def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    """Explain why the file in the cause is missing, or else name job data that is not synced."""
+    """Explain why the file in the cause is missing, or else report job data that is not synced."""
     from awsddp.job.script_paths import find_mentioned_data
 
     explained_cause = _explain_path(session, job, cause)
@@ -126,7 +127,10 @@ def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
-    """Explain why a path in the cause is missing on the nodes; with `files`, only local files count."""
+    """Explain why a path in the cause is missing on the nodes.
+
+    With `files`, only paths of files on this machine are explained.
+    """
     from awsddp.nodes.project_files import UNRESOLVABLE_LINK, list_project_files
 
     listing = list_project_files(session.job_spec, awsddp_home=session.home)
@@ -165,7 +169,10 @@ def _explain_variable(session: Session, job: JobRecord, cause: Cause) -> Cause:
 
 
 def _explain_unsynced(session: Session, job: JobRecord, cause: Cause, entry: tuple[str, str]) -> Cause:
-    """Add that a path is not synced, which `entry` (path, file or key) excludes it, and how to send it."""
+    """Return the cause with the reason why a path is not synced and how to send it.
+
+    `entry` is the path that is excluded, and the file or key that excludes it.
+    """
     path, source = entry
     folder = path.rpartition("/")[0]
     include = f"!/{folder}/**" if folder and not path.endswith("/") else f"!/{path}"

@@ -1,4 +1,4 @@
-"""fetch: download a job's results, verify them, then release the nodes, which may then terminate.
+"""fetch: download and verify a job's results, then release the nodes, so that they may terminate.
 
 Files that stay on the nodes are reported with the reason and the next step.
 """
@@ -74,12 +74,12 @@ def fetch(
     """Fetch the results of the job that `resolve_name` finds (by default, the last job); return the `fetch`
     document.
 
-    No node is needed for results that are already fetched, unless `refetch` is set. `start` is called to
-    start nodes that stopped with results (it raises an exception to refuse); the document then has the field
-    `started`. Results are fetched from S3 if S3 has all of them, the job has no nodes any more, or its nodes
-    are lost during the fetch. If a part is missing, the other parts are fetched, then NodeError (or, from S3,
-    FilesChanged) is raised with the document as its `result`. Raises NoReachableNodes, or NotFoundError for
-    an unknown job.
+    No node is needed for results that are already fetched, unless `refetch` is set. If the results are on
+    stopped nodes, `start` is called to start the nodes, and the document then has the field `started`. To
+    refuse, `start` raises an exception. Results are fetched from S3 if the nodes cannot be reached but S3 has
+    all results, if the job has no nodes any more, or if its nodes are lost during the fetch. If a part is
+    missing, the other parts are fetched. Then NodeError (or, for S3, FilesChanged) is raised, and the error's
+    `result` is the document. Raises NoReachableNodes, or NotFoundError for an unknown job.
     """
     if is_s3_uri(job):
         return _fetch_saved(session, job)
@@ -207,11 +207,11 @@ def fetch_from_nodes(
 ) -> dict[int, NodeFiles]:
     """Fetch a job's results from the reachable nodes, verify them, then release the nodes.
 
-    job.json in the results folder lists the missing nodes. A lock lets only one client on this machine fetch
-    results at a time. If the results exceed job.results_limit, `session.confirms` decides. With
-    `wait_for_uploads`, the nodes of a job that saves to S3 are released after the job's last upload. Raises
-    Unfetched if files of the job stay on the nodes, NodeError if a node does not send a file that it listed,
-    or ConfigError if the disk is full or the folder belongs to another job.
+    job.json in the results folder lists the missing nodes. Because of a lock, only one client on this machine
+    fetches results at a time. If the results exceed job.results_limit, `session.confirms` decides. With
+    `wait_for_uploads`, the nodes of a job that saves to S3 are released only after the job's last upload.
+    Raises Unfetched if files of the job stay on the nodes, NodeError if a node does not send a file that it
+    listed, or ConfigError if the disk is full or the folder belongs to another job.
     """
     refuse_other_job(connected.session, job)
     lost = find_unfetched_parts(connected, job)
@@ -239,8 +239,7 @@ def _fetch_and_release(
     selected = select_results(connected, job, nodes, folder)
 
     def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
-        # A file that differs from its description counts as growing while the job runs, otherwise as
-        # unfetched.
+        # A file that differs from its description counts as growing if the job runs, or else as unfetched.
         rerun = f"awsddp fetch {job.job}   # again, once nothing writes to it"
         pending = selected.growing if job.state in ACTIVE else selected.unfetched
         why = "it changed while it was fetched"
@@ -276,7 +275,7 @@ def _fetch_and_release(
             if wait_until_saved(connected, job):
                 abort_uploads(connected.cluster, [job])
         with session.folder.lock("train", part="tags", wait_s=TAG_CHANGE_S) as free_s:
-            # A file's timestamp may be up to 10 ms late.
+            # The lock file's timestamp may be up to 10 ms late.
             is_fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
             older = list_older_jobs(connected, tagged.result())
             release(
@@ -290,7 +289,7 @@ def _fetch_and_release(
 
 
 class UnfetchedFile(NamedTuple):
-    """Has an unfetched file's path on its node, its size in bytes, the reason, and the next step."""
+    """Holds an unfetched file's path on its node, its size in bytes, the reason, and the next step."""
 
     node: int
     path: str
@@ -301,9 +300,9 @@ class UnfetchedFile(NamedTuple):
 
 @dataclass(kw_only=True)
 class Selected:
-    """Has the files and links to fetch, by node, and the files that will stay unfetched.
+    """The files and links to fetch, by node, and the files that will stay unfetched.
 
-    `growing` files are those that the running job was writing or has removed: they are fetched later.
+    `growing` has the files that the running job was writing or has removed. These files are fetched later.
     """
 
     wanted: dict[int, list[ResultFile]]
@@ -318,10 +317,10 @@ class Unfetched(NodeError):
 def select_results(
     connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path
 ) -> Selected:
-    """Request each node's list of results; return the files to fetch into `target` and the rest.
+    """Request each node's list of results, and return the files to fetch into `target` and all other files.
 
-    If the results exceed job.results_limit, `session.confirms` decides. Skipped files are reported by name;
-    of those that job.exclude matches, only the number is reported. If a node does not list its results, all
+    If the results exceed job.results_limit, `session.confirms` decides. The names of skipped files are
+    reported, but only the number of files that job.exclude matches. If a node does not list its results, all
     its results count as unfetched. Raises NodeError if no node lists its results.
     """
     manifests, failures = _query_manifests(connected, job, nodes)
@@ -367,7 +366,7 @@ def report_growing_files(session: Session, job: JobRecord, growing: Sequence[Unf
 
 
 class Ephemeral(NodeError):
-    """Results are on instance store, which a stop erases."""
+    """Unfetched results are on instance store, which a stop erases."""
 
 
 def refuse_ephemeral_results(connected: ConnectedCluster, jobs: Sequence[JobRecord]) -> None:
@@ -393,7 +392,7 @@ def refuse_ephemeral_results(connected: ConnectedCluster, jobs: Sequence[JobReco
 def _unfetched_error(
     job: JobRecord, unfetched: Sequence[UnfetchedFile], lost: Mapping[int, str]
 ) -> Unfetched:
-    """Return the error that lists the unfetched files, the next steps, and why parts are `lost`."""
+    """Return the error for unfetched files, with the next steps and with the reasons in `lost`."""
     sizes = [file.size for file in unfetched if file.path != ALL_RESULTS]
     parts = [files_text(len(sizes), sum(sizes))] if sizes else []
     parts += [f"everything on {node_name(file.node)}" for file in unfetched if file.path == ALL_RESULTS]
@@ -429,7 +428,7 @@ def _query_manifests(
 
 
 def make_manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
-    """Return the request for the list of a job's results; `more` has further fields of messages.Manifest."""
+    """Return the request for the list of a job's results. `more` sets further fields of messages.Manifest."""
     job_settings = session.job_spec.job
     ranks = [(rank.rank, rank.node) for rank in job.ranks]
     exclude = exclude_patterns(job_settings.exclude)
@@ -460,7 +459,7 @@ def _apply_limit(
 
 
 def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
-    """Add `files` to `selected`: to `growing` if a running job is writing them, or else to `wanted`."""
+    """Add each file to `selected.growing` if a running job is writing it, or else to `selected.wanted`."""
     for file in files:
         if job.state in ACTIVE and file.writing:
             selected.growing.append(UnfetchedFile(file.node, file.path, file.size, ""))
@@ -469,7 +468,10 @@ def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -
 
 
 def _report_skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[UnfetchedFile]:
-    """Report files that stay on the nodes (excluded files only by number); return the job's own files."""
+    """Report the files that stay on the nodes, and return the job's own files.
+
+    Only the number of excluded files is reported.
+    """
     files = sum(manifest.excluded.files for manifest in manifests.values())
     if files:
         size = sum(manifest.excluded.size for manifest in manifests.values())

@@ -35,9 +35,11 @@ SILENT_S = 12.0
 HINT_S = 300.0
 """A job that prints nothing for this long is reported as silent."""
 EXTRA_PATIENCE_S = 60.0
-"""How much longer than `job.heartbeat_timeout` to try to reconnect, because agents notice a break later.
+"""How much longer than `job.heartbeat_timeout` awsddp tries to reconnect, because agents notice a break
+later.
 
-If a node's sshd refuses connections and another node has reported the job's end, this is the whole time."""
+If a node's sshd refuses connections and another node has reported the job's end, awsddp tries to reconnect
+only for this time."""
 _CONNECT_S = 5.0
 _RETRY_S = 10.0  # the pause between two attempts while other nodes are followed
 _CHECK_S = 1.0
@@ -45,14 +47,16 @@ _GONE = ("terminated", "stopped")
 _FRUITLESS = 30  # how many consecutive streams a node may end without sending data
 FETCH_INTERVAL_S = 30.0
 BYTES_PER_SECOND = 100e3
-"""The average rate limit for fetching event files: after 16 MB, nothing is fetched for 160 s."""
+"""The limit on the average rate at which event files are fetched. For example, after 16 MB nothing is fetched
+for 160 s."""
 MAX_LISTING_SHARE = 0.05
 """The maximum share of a node's time that is spent on listing event files."""
 
 
 def make_merger(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
-    """Return the merger for a job's logs: it writes all lines to files and returns those from the ranks in
-    `shown`.
+    """Return the merger for a job's logs.
+
+    The merger writes all lines to files, and returns the lines from the ranks in `shown`.
 
     Raises ConfigError if the files belong to another job.
     """
@@ -69,8 +73,8 @@ def map_ranks_to_nodes(job: JobRecord) -> dict[int, int]:
 def fetch_followed_job(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
     """Fetch the results of a followed job and return its `train` document.
 
-    Records the job's state first. If fetching fails, the error has the document as its `result`. If the job
-    did not succeed, missing results are only reported: the job has its own cause of failure.
+    Records the job's state first. If fetching fails, the error's `result` is the document. If the job did not
+    succeed, missing results are only reported, because the document already has the cause of the failure.
     """
     session = connected.session
     try:
@@ -131,7 +135,7 @@ class _Interruption(Exception):
 class JobFollower:
     """Follows a job to its end over connections that may break at any time.
 
-    After the job was interrupted, `connected` has the nodes as EC2 describes them. `merger` has the output
+    Once the job is marked as interrupted, `connected` has the nodes' states from EC2. `merger` has the output
     received so far. `to_the_end` has the same meaning as in `messages.Follow`.
     """
 
@@ -189,7 +193,7 @@ class JobFollower:
     def _mark_interrupted(self, job: JobRecord) -> JobRecord:
         """Return the job, marked as interrupted if EC2 reports that all of its nodes are gone.
 
-        In that case, `connected` is also updated with the nodes as EC2 describes them.
+        In that case, `connected` is also updated with the nodes' states from EC2.
         """
         from awsddp.agent.diagnosis.job_causes import cause_of_kind
 
@@ -234,7 +238,7 @@ class JobFollower:
                 self._connect()
 
     def _stream(self) -> Mapping[int, str]:
-        """Follow the connected nodes until one is lost or all have ended; return why nodes were lost."""
+        """Follow the connected nodes until one is lost or all have ended, and return {lost node: reason}."""
         nodes = [
             node for node in self._followed if node not in self._lost_at and not self.merger.has_ended(node)
         ]
@@ -314,7 +318,11 @@ class JobFollower:
                 self._give_up(node)
 
     def _patience(self, node: int) -> float:
-        """Return how many seconds a node may be lost: fewer if sshd refuses connections and the job ended."""
+        """Return how many seconds a node may be lost before it is given up.
+
+        The time is shorter if the node's sshd refuses connections and another node has reported the job's
+        end.
+        """
         refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
         has_ended = any(document.state not in ACTIVE for document in self.merger.documents.values())
         return EXTRA_PATIENCE_S if refuses and has_ended else self._patience_s
@@ -355,7 +363,7 @@ def _end_of(node: Node) -> tuple[str, str]:
 
 
 class BackgroundFetch:
-    """Fetches event files that have grown, every 30 s, and reports when uploads to S3 stop.
+    """Fetches event files that have grown, at most every 30 s, and reports if uploads to S3 stop.
 
     Errors are suppressed.
     """
@@ -374,7 +382,7 @@ class BackgroundFetch:
             yield
         finally:
             self._ended.set()
-            with self._writing:  # files that are still being listed are no longer written
+            with self._writing:  # wait for a write in progress; no file is written after this
                 record_fetch_cost(self._connected.cluster, self._job.job, self._fetched)
 
     def _run(self) -> None:
@@ -382,7 +390,7 @@ class BackgroundFetch:
         while not self._ended.wait(wait_s):
             began, before = time.monotonic(), self._fetched
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
-                self.fetch_event_files()  # reading logs reports and reopens a broken connection
+                self.fetch_event_files()  # the thread that reads logs reports and reopens a broken connection
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
                 self.report_uploads()
             took = time.monotonic() - began

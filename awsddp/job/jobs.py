@@ -71,13 +71,14 @@ def make_jobs_document(
 
 
 def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | None = None) -> JobsDocument:
-    """Return the `jobs` document for `names` or, if empty, for all jobs that this machine or the nodes know.
+    """Return the `jobs` document for the jobs `names`, or for all known jobs if `names` is empty.
 
-    The oldest job comes first; `since` has the same meaning as in `make_jobs_document`. Unreachable nodes are
-    reported, and so is an ended cluster. If an error prevents the nodes from reporting, it is raised with the
-    document as its `result`. Raises UsageError, and NotFoundError if this machine has no such job or has
-    never created a cluster with this name. For the name `default` without a record on this
-    machine, NotFoundError is raised only if there are no jobs either.
+    All known jobs are the jobs in this machine's files and the jobs that the nodes report. The oldest job
+    comes first. `since` has the same meaning as in `make_jobs_document`. Unreachable nodes and an ended
+    cluster are reported. If an error prevents the nodes from reporting their jobs, the error is raised with
+    the document as its `result`. Raises UsageError, and NotFoundError if this machine has no such job or has
+    never created a cluster with this name. If the cluster's name is `default` and the cluster has no record
+    on this machine, NotFoundError is raised only if there are also no jobs.
     """
     bill = None
     if names and all(map(is_s3_uri, names)):

@@ -26,13 +26,13 @@ def logs(
     last: int | None = None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Pass the lines from a job's `ranks` (if empty, all ranks) to `on_lines`, and return the `train`
-    document.
+    """Pass the lines of a job's `ranks` (all ranks if empty) to `on_lines`, and return the `train` document.
 
     `last` is the maximum number of earlier lines to pass. With `follow`, continue to the job's end and fetch
-    its results. For a fetched job, no node is needed; if a part is missing, the reachable nodes send their
-    lines. Raises NotFoundError for an unknown job or rank, NoReachableNodes if no node is reachable, and the
-    errors of `fetch_followed_job`. A note with the job's state is added to a KeyboardInterrupt.
+    its results. The lines of a fetched job are read on this machine. If a part of them is missing, the
+    reachable nodes send their lines. Raises NotFoundError for an unknown job or rank, NoReachableNodes if no
+    node is reachable, and the errors of `fetch_followed_job`. A note with the job's state is added to a
+    KeyboardInterrupt.
     """
     fetched = download_saved_job(session, job)[0] if is_s3_uri(job) else None
     job = fetched.job if fetched else JobRegistry(session).resolve_name(job)
@@ -79,7 +79,10 @@ def logs(
 
 
 def _check_ranks(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
-    """Return `ranks`, or None if it is empty. Raises NotFoundError for ranks that the job does not have."""
+    """Return `ranks`, or None if `ranks` is empty.
+
+    Raises NotFoundError for ranks that the job does not have.
+    """
     missing = [f"rank {rank}" for rank in ranks if rank not in (nodes := map_ranks_to_nodes(job))]
     if missing:
         node_names = ", ".join(map(node_name, sorted(set(nodes.values()))))

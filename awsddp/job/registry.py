@@ -24,7 +24,8 @@ class JobView(Frozen):
     """A job with its results folder and its cluster's history (None if no ledger names the job).
 
     `launched` is the launch time in ISO format. `reported` is True if the nodes have just reported the job.
-    `share` is the job's share of its nodes' price: below 1.0 if other jobs ran on the nodes at the same time.
+    `share` is the part of the nodes' price that the job pays. It is below 1.0 if other jobs ran on the nodes
+    at the same time.
     """
 
     job: JobRecord
@@ -36,7 +37,7 @@ class JobView(Frozen):
 
     @property
     def seconds(self) -> float | None:
-        """The job's run time by its record (until now if it is running), or None if it has not started."""
+        """The job's run time in seconds (until now if it is running), or None if the job has not started."""
         return elapsed_seconds(self.job.started, self.job.ended)
 
     @property
@@ -99,7 +100,7 @@ class JobRegistry:
     def jobs_of_cluster(self, history: ClusterHistory) -> list[JobView]:
         """Return a cluster's jobs, oldest first.
 
-        A job that was last seen active on a cluster that has ended was interrupted.
+        If a job was last seen active and its cluster has ended, the job was interrupted.
         """
         reported = self._reported if history.folder == self._session.folder.path else {}
         seen = {job.job: job for job in history.record.jobs} if history.record else {}
@@ -138,10 +139,10 @@ class JobRegistry:
     def resolve_name(self, text: str | None, *, also_reported: Iterable[str] = ()) -> str | None:
         """Return the job's name for `text` (its name, a unique part of its name, or an S3 URI).
 
-        Returns None if `text` is None or "last". A name that matches as a whole is preferred to a name that
-        contains `text`. Jobs that nodes have reported, jobs in `also_reported` and jobs in the project's
-        results folder are preferred to this machine's other jobs. For a job in S3, downloads its record, logs
-        and metrics. Text that matches no job is returned unchanged. Raises UsageError if several names
+        Returns None if `text` is None or "last". A name that equals `text` is preferred to a name that
+        contains it. Jobs that nodes have reported, jobs in `also_reported` and jobs in the project's results
+        folder are preferred to this machine's other jobs. If `text` is an S3 URI, downloads the job's record,
+        logs and metrics. Text that matches no job is returned unchanged. Raises UsageError if several names
         contain `text`, and the errors of `open_saved_job`.
         """
         if text is None or text == "last":
@@ -187,7 +188,10 @@ class JobRegistry:
 
 
 def _has_run(history: ClusterHistory, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
-    """Return True if a job ran on this cluster's instances and, if `seen` is set, on that job's instances."""
+    """Return True if a job ran on this cluster's instances.
+
+    If `seen` (the job as last seen) is set, the job must have run on exactly the instances of `seen`.
+    """
     return (
         job.nodes == seen.nodes
         if seen
@@ -196,7 +200,7 @@ def _has_run(history: ClusterHistory, job: JobRecord, *, seen: JobRecord | None 
 
 
 def _mark_interrupted(job: JobRecord, history: ClusterHistory) -> JobRecord:
-    """Return a job that was last seen active as interrupted, if its cluster has ended."""
+    """Return the job, marked as interrupted if it was last seen active and its cluster has ended."""
     ended = bill.ended if job.state in ACTIVE and (bill := history.bill) else None
     return replace(job, state="interrupted", ended=optional_utc(ended)) if ended is not None else job
 

@@ -11,7 +11,7 @@ from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.state import TAG_CHANGE_S
 
 LEASE_S = 60
-"""How long other clients are kept from starting a job if this client dies while it releases nodes."""
+"""How long other clients cannot start a job if this client is killed while it releases nodes."""
 
 
 def describe_client(verb: str) -> str:
@@ -30,11 +30,11 @@ def release_saved_jobs(connected: ConnectedCluster, jobs: Iterable[JobRecord]) -
 
 
 def release_unlaunched_jobs(connected: ConnectedCluster, reported: Iterable[JobRecord]) -> set[str]:
-    """Release the connected nodes from jobs that were never launched; return these jobs' names.
+    """Release the connected nodes from jobs that were never launched, and return these jobs' names.
 
-    This happens if a client was killed between tagging the nodes and launching the job. `reported` are the
-    jobs that the nodes report. Nothing is released while another client may be about to launch. Raises
-    CloudError, NodeError.
+    Such jobs exist if a client was killed after it tagged the nodes and before it launched the job.
+    `reported` are the jobs that the nodes report. Nothing is released while another client may be about to
+    launch. Raises CloudError, NodeError.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import call_nodes, call_nodes_in_sequence
@@ -69,7 +69,7 @@ def release_unlaunched_jobs(connected: ConnectedCluster, reported: Iterable[JobR
 def release_unknown_jobs(
     cluster: LocatedCluster, nodes: Sequence[Node], names_by_node: Mapping[int, Iterable[str]]
 ) -> set[str]:
-    """Release nodes from jobs that are in their tags but not on the nodes; return these jobs' names.
+    """Release nodes from jobs that are in the nodes' tags but not on the nodes; return these jobs' names.
 
     `names_by_node` has the jobs that each node reported while no other client could launch one. Raises
     CloudError.

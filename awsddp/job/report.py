@@ -32,7 +32,7 @@ _SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
 
 
 def write_report(session: Session, *, job: str | None = None) -> JobReport:
-    """Write a job's page, runs/JOB/report.html (by default, for the last job), and return the job's document.
+    """Write the page runs/JOB/report.html of a job (default: the last job), and return the job's document.
 
     Uses the fetched results and the cluster's ledger, and sends no requests. Raises NotFoundError if this
     machine does not know the job, or ConfigError if the page cannot be written.
@@ -70,7 +70,7 @@ def _make_document(
 
 
 def _read_rows(view: JobView) -> Iterator[dict[str, Any]]:
-    """Yield all ranks' metrics; a row without a rank gets its node's first rank."""
+    """Yield the rows of all ranks' metrics. A row without a rank gets the first rank of its node."""
     for node, ranks in group_ranks_by_node(view.job).items():
         for row in read_metrics_with_loss(view.folder, node):
             yield {"rank": ranks[0]} | row

@@ -69,7 +69,7 @@ def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
 
 
 def prepare_local_saving(cluster: LocatedCluster) -> LocatedCluster:
-    """If the job saves to S3, add an instance profile to a cluster in the local cloud; return the cluster.
+    """Return the cluster. If the job saves to S3 from the local cloud, the cluster gets an instance profile.
 
     A missing profile or bucket is created and reported. Raises ConfigError or CloudError.
     """
@@ -117,7 +117,7 @@ def _refuse_loopback(target: Target, save_to: str) -> None:
 
 
 def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: list[str]) -> None:
-    """If job.save_to is set, let the first node claim the job's name there.
+    """If job.save_to is set, make the first node claim the job's name at that S3 URI.
 
     Adds the uploads to the launch requests. Raises NameTaken after adding the taken names to `refused`,
     ConfigError if the node cannot write to job.save_to, or NodeError.
@@ -162,7 +162,7 @@ def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], 
 def _try_claim(
     connected: ConnectedCluster, node: int, python: str, order: Mapping[str, Any]
 ) -> NameClaimResult:
-    """Let a node claim the name; the claim uses every right that uploads need. Raises NodesFailed."""
+    """Make a node claim the name. The claim needs every right that uploads need. Raises NodesFailed."""
     from awsddp.nodes.environments import run_programs
 
     program = node_program(python, UPLOADER_MODULES, {**order, "do": "claim"})
@@ -233,10 +233,10 @@ def _retryable_error(code: str, *, node_label: str, save_to: str, reason: str, r
 
 
 def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
-    """Wait for an ended job's last upload, and return True if all its results are saved.
+    """Wait for an ended job's last upload, and return True if all of the job's results are saved.
 
-    All results are saved if the reachable nodes report so and S3 has the files that they list. If not, or if
-    uploads make no progress, the reason is reported.
+    All results are saved if the reachable nodes report this and S3 has the files that these nodes list. If
+    results are missing, or if uploads make no progress, the reason is reported.
     """
     session = connected.session
     saving, counts, until = None, None, time.monotonic() + _STILL_S

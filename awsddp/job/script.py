@@ -15,8 +15,8 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 def check_script(workdir: Path, script: str, *, module: bool) -> None:
     """Raise UsageError if the project folder does not have the script.
 
-    A module is refused only if the project folder has the module's package, but not the module. The nodes may
-    have packages that are not in the project folder.
+    A module is refused only if the project folder has the module's package, but not the module, because the
+    nodes may have packages that are not in the project folder.
     """
     pattern = _PLACEHOLDER.sub("*", script.replace("[", "[[]"))
     patterns = [pattern]
@@ -48,7 +48,7 @@ def find_similar_files(folder: Path, path: str) -> list[str]:
 
 
 def _any_file(folder: Path, pattern: str) -> bool:
-    """Return True if a file in `folder` matches; False for a pattern that no name can match."""
+    """Return True if a file in `folder` matches `pattern`, and False if `pattern` is invalid."""
     try:
         return not Path(pattern).is_absolute() and any(path.is_file() for path in folder.glob(pattern))
     except (OSError, ValueError, NotImplementedError):

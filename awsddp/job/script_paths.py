@@ -15,7 +15,7 @@ _NO_DATA = frozenset(
 )
 """The usual names of folders that programs write to."""
 ARGUMENTS = "the command line"
-"""The name of the source of a path that is in the script's arguments."""
+"""The source that is named for a path in the script's arguments."""
 _MOST_MODULES = 200
 
 
@@ -123,7 +123,11 @@ def find_source(mentions: Mapping[str, str], path: str) -> str:
 
 
 def match_mentions(data: Mapping[str, str], mentions: Iterable[str]) -> list[str]:
-    """Return the paths of `data` that equal or contain a mention, and mentioned folders with such paths."""
+    """Return the data paths that a job mentions.
+
+    These are the paths in `data` that equal or contain a path in `mentions`, and the folders in `mentions`
+    that contain a path in `data`.
+    """
     tops = {Path(path).parts[0] for path in data}
     matches = {
         f"{mention}/" if path.startswith(f"{mention}/") else path

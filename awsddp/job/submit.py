@@ -93,7 +93,7 @@ def _launch_alone(
             except NameTaken:
                 if session.job_spec.job.name is not None or attempt == MAX_NAME_TRIES:
                     raise
-        if (first := min(fleet.nodes)) not in launches:  # a launch on it would have ended the claim
+        if (first := min(fleet.nodes)) not in launches:  # a launch on this node would have ended the claim
             with contextlib.suppress(AwsddpError):
                 call_nodes(fleet, {first: messages.Unclaim()})
     return nodes, launches
@@ -120,7 +120,10 @@ def _make_record(session: Session, launch: Launch, ranks: Sequence[Rank], nodes:
 
 
 def _save_job(session: Session, job: JobRecord) -> None:
-    """Add a started job to the ledger and the record. An AwsddpError gets the running job's next steps."""
+    """Add a started job to the ledger and the record.
+
+    If this raises an AwsddpError, the error's next steps also include the commands for the running job.
+    """
     name, home = job.job, str((session.results / job.job).absolute())
     try:
         session.folder.append_event("train", job=name, world_size=job.world_size, home=home)
@@ -140,7 +143,7 @@ def _launch_on_nodes(
 ) -> tuple[list[Node], dict[int, Launch]]:
     """Start the job under a name that is not in `refused`; return its nodes and their launch requests.
 
-    Raises NameTaken, after adding the name to `refused`, if a node already has a job with that name.
+    If a node already has a job with that name, adds the name to `refused` and raises NameTaken.
     """
     connected, launches, sending = _make_requests(connected, ranks, listing, checkpoint, refused)
     nodes = [node for node in connected.cluster.nodes if node.node in launches]
@@ -178,8 +181,8 @@ def _make_requests(
 ) -> tuple[ConnectedCluster, dict[int, Launch], Callable[..., object]]:
     """Return the cluster with the job's environment, the launch requests by node, and the file sender.
 
-    First claims the right to start jobs and queries all nodes for running jobs and taken names. The claim is
-    on the cluster's first node, and lasts until that node launches the job or receives Unclaim.
+    The function first claims the right to start jobs, and queries all nodes for running jobs and taken names.
+    The claim is on the cluster's first node, and lasts until that node launches the job or receives Unclaim.
     """
     from awsddp.nodes.sync import push
 
@@ -235,7 +238,7 @@ def _claim_and_query(fleet: "Fleet", requests: Mapping[int, messages.Slots]) -> 
     """Claim the right to start jobs, and return the answers to `requests` under this claim. Raises InUse.
 
     The claim and the requests share one round trip. The requests are sent again if another client held the
-    claim in between, if a node does not answer, or if a job runs that some nodes may not have reported yet.
+    claim in between, if a node did not answer, or if a job is running that some nodes may not have reported.
     """
     first, began, claimant = min(fleet.nodes), time.monotonic(), describe_client("train")
     turns: dict[int, list[messages.Request[Any]]] = {node: [request] for node, request in requests.items()}
@@ -254,7 +257,8 @@ def resolve_after(session: Session, answers: Mapping[int, Slots]) -> tuple[str, 
     """Return the jobs to wait for: the job in `job.after`, and all jobs that occupy the nodes now.
 
     `answers` are the nodes' answers to `messages.Slots`. Raises InUse if `job.after` is not set and a job
-    occupies the nodes, and UsageError or NotFoundError if `job.after` does not name one job of the nodes.
+    occupies the nodes, and UsageError or NotFoundError if `job.after` does not name exactly one job on the
+    nodes.
     """
     requested = session.job_spec.job.after
     blocking = {job: nodes for slots in answers.values() for job, nodes in slots.jobs.items() if nodes}
@@ -317,7 +321,7 @@ def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -
 
 
 def _with_script(cluster: LocatedCluster, spec: JobSpec) -> JobSpec:
-    """Return the job's spec; if it has no script, the bundled program becomes its script."""
+    """Return the job's spec. If the job has no script, the bundled program becomes the job's script."""
     if spec.job.script is not None:
         return spec
     script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
@@ -351,8 +355,8 @@ def _describe_folder(session: Session, name: str) -> str:
 def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused: Collection[str]) -> str:
     """Return the configured job name, or else the script's name with the next free number.
 
-    The name is not in `refused`, and not used on the nodes, in their tags, in the cluster's record or in the
-    results folder. Raises UsageError if the configured name is taken.
+    A numbered name is not in `refused`, and no job has it on the nodes, in the nodes' tags, in the cluster's
+    record or in the results folder. Raises UsageError if the configured name is taken.
     """
     requested, results = cluster.session.job_spec.job.name, cluster.session.results
     if requested is not None:
@@ -372,7 +376,7 @@ def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused
 def _why_taken(cluster: LocatedCluster, name: str, answers: Mapping[int, Slots]) -> str:
     """Return why a job name is taken, or "" if the name is free.
 
-    A name is taken if a job on a node, the tag of a node that did not answer, or a results folder has it.
+    A name is taken if a job on a node, a tag of a node that did not answer, or a results folder has the name.
     """
     nodes = [node_name(node) for node, answer in sorted(answers.items()) if name in answer.jobs]
     if nodes:

@@ -79,7 +79,8 @@ def _is_saved(job: JobRecord) -> bool:
 def check_job(session: Session, *, detach: bool) -> None:
     """Raise UsageError or ConfigError for a job that cannot start, before anything costs money.
 
-    Checks the script, name, placeholders and secrets and, without `detach`, that results can be written.
+    Checks the script, the name, the placeholders and the secrets. Without `detach`, also checks that results
+    can be written.
     """
     requested = session.job_spec.job
     launch_requests.check_spec(session.job_spec, nodes=1)
@@ -118,7 +119,7 @@ def check_ranks(session: Session, plan: "LaunchPlan") -> None:
 def _check_results_dir(session: Session, *, is_used: bool) -> None:
     """Raise ConfigError if the results path is not UTF-8 or, with `is_used`, not writable.
 
-    The check is made before the job starts, because the results are written only at its end.
+    The path is checked before the job starts, because results are written only at the job's end.
     """
     folder = session.results.absolute()
     try:

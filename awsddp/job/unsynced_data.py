@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 _MOST_FILES = 20_000
-"""The maximum number of files counted in a folder, so that a question appears at once."""
+"""The maximum number of files that are counted in a folder. The limit lets a question appear without
+delay."""
 LARGE_BYTES = 1e6
 _MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
 _CHECK_S = 20.0
@@ -81,7 +82,8 @@ def ask_about_unsynced_data(session: Session) -> Session:
 def describe_ignored_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
     """Return the git-ignored folders at the top of the project, each with its description.
 
-    Leaves out folders that are smaller than LARGE_BYTES. Raises ConfigError for a folder that cannot be sent.
+    Folders that are smaller than LARGE_BYTES are left out. Raises ConfigError for a folder that cannot be
+    sent.
     """
     listing = list_project_files(job, awsddp_home=home)
     data = list_ignored_data(listing, job)
@@ -92,7 +94,7 @@ def describe_ignored_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
 def _find_local_files(mentions: Mapping[str, str], root: Path, outputs: Collection[str]) -> list[str]:
     """Return the mentioned paths that exist locally as files or, for arguments, as files or folders.
 
-    Leaves out `outputs`, the folders that programs write to.
+    The folders `outputs`, to which programs write, are left out.
     """
     paths = []
     for path, source in mentions.items():
@@ -105,7 +107,7 @@ def _find_local_files(mentions: Mapping[str, str], root: Path, outputs: Collecti
 
 
 def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[str, str]:
-    """Return why a local path is not sent and how to send it; ("", "") if it is sent."""
+    """Return why a local path is not sent and how to send it, or ("", "") if the path is sent."""
     copy = f"{shlex.join(['cp', '-r', path, '.'])}, and use the path of the copy"
     if Path(path).is_absolute():
         is_mine = is_argument and Path(path).is_relative_to(Path.home())
@@ -120,7 +122,7 @@ def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[st
 
 
 def _include_advice(entry: tuple[str, str]) -> str:
-    """Return how to send an excluded path. Of an ignored folder, only the whole folder can be included."""
+    """Return how to send an excluded path. An ignored folder can only be sent as a whole."""
     return (
         f"remove {entry[0]} from {entry[1]}" if entry[1] == "sync.ignore" else f"!/{entry[0]} in {entry[1]}"
     )
@@ -129,7 +131,7 @@ def _include_advice(entry: tuple[str, str]) -> str:
 def _describe(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:
     """Return how many bytes of `data` are at or under `path`, and a description.
 
-    Counts at most _MOST_FILES files, and no links.
+    At most _MOST_FILES files are counted. Links are not counted.
     """
     tops = [root / entry for entry in data if entry.startswith(path)]
     trees = ([top] if top.is_symlink() or top.is_file() else top.rglob("*") for top in tops)

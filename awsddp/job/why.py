@@ -28,7 +28,7 @@ STACKS_S = 8.0
 
 
 def why(session: Session, job: str | None = None) -> WhyDocument:
-    """Report where each of a job's ranks is and which ranks are behind; by default, for the last started job.
+    """Return where each of a job's ranks is, and which ranks are behind. The default is the last started job.
 
     If the job is not running, the document has the job's end as `result`, and the ranks' last stacks if nodes
     wrote them. Raises NotFoundError or NodeError.

@@ -1,9 +1,8 @@
-"""The URLs that nodes may request from the package mirror, and the names under which nodes request these
-URLs.
+"""The URLs that nodes may request from the package mirror, and the host names that replace the URLs' hosts.
 
-Each granted host has a generated name under `awsddp.invalid` (RFC 6761). Nodes request a file that an index
-page links to by a link that this machine signed. All grants come from the user's configuration or from the
-constants in this file.
+Each granted host has a generated name under `awsddp.invalid` (RFC 6761). If an index page links to a file,
+nodes request the file with a link that this machine signed. All grants come from the user's configuration or
+from the constants in this file.
 """
 
 import base64
@@ -37,9 +36,9 @@ _CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
 
 
 class Catalog:
-    """The grants for one installation. If `everything` is set, all of the nodes' downloads are granted;
-    otherwise only local folders and URLs with a login are. `key` signs links. The key does not change, so
-    that a file keeps its URL and nodes can cache the file.
+    """The grants for one installation. If `everything` is set, all of the nodes' downloads are granted.
+    Otherwise only local folders and URLs with a login are granted. `key` signs links. The key does not
+    change, so that a file keeps its URL and nodes can cache the file.
     """
 
     def __init__(self, *, everything: bool, key: bytes) -> None:
@@ -69,7 +68,8 @@ class Catalog:
         return self.sign_link(plain, is_named=True) if kind == "file" else self.rewrite_url(plain)
 
     def rewrite_location(self, location: str, kind: Kind) -> str:
-        """Grant a URL or folder that the mirror serves; return its URL for nodes, or else `location`."""
+        """Grant `location` and return its URL for nodes; return `location` if the mirror does not serve
+        it."""
         is_served = _LOGIN.match(location) or (self.everything and _URL.fullmatch(location))
         if not (is_served and host_port(location)) and not exists_locally(location):
             return location
@@ -79,11 +79,11 @@ class Catalog:
         return self.grant(kind, path.as_uri() + "/" * path.is_dir())
 
     def rewrite_index(self, location: str) -> str:
-        """Grant a package index, and return the same as `rewrite_location`."""
+        """Grant a package index, and return the result of `rewrite_location`."""
         return self.rewrite_location(location, "index")
 
     def rewrite_links_page(self, location: str) -> str:
-        """Grant a page or a folder with links, and return the same as `rewrite_location`."""
+        """Grant a page or a folder with links, and return the result of `rewrite_location`."""
         return self.rewrite_location(location, "page")
 
     def rewrite_requirement(self, line: str) -> str:
@@ -137,7 +137,7 @@ class Catalog:
         return text
 
     def sign_link(self, url: str, *, is_named: bool) -> str:
-        """Return a signed link to a URL. `is_named`: the URL's host may have a private address."""
+        """Return a signed link to a URL. If `is_named` is set, the URL's host may have a private address."""
         payload = ("+" if is_named else "-") + url
         text = base64.urlsafe_b64encode(payload.encode()).decode().rstrip("=")
         return f"http://{FILES_HOST}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
@@ -166,7 +166,7 @@ def find_urls(text: str) -> list[str]:
 
 
 def signing_key(folder: Path) -> bytes:
-    """Return the key that signs links; it is created in `folder` if it does not exist."""
+    """Return the key that signs links. If the key does not exist, it is created in `folder`."""
     file = folder / "mirror.key"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not file.exists():

@@ -26,7 +26,8 @@ from awsddp.nodes.node_failures import NodeFailure, find_program, tail
 from awsddp.util.formatting import node_name
 from awsddp.util.parallel import ignore_event, run_in_thread
 
-# Without a handler Python prints each failed handshake that paramiko logs. awsddp's own errors report them.
+# Without a handler, Python prints each failed handshake that paramiko logs. awsddp reports these failures
+# itself.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _DIAL_S = 4.0  # short, because a booting node drops packets and TCP retransmits slowly
@@ -34,7 +35,7 @@ _HANDSHAKE_S = 15.0
 _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
 _PRECONNECT_S = 15.0
-_LOGIN_PATIENCE_S = 5.0  # at boot sshd may start before the account exists
+_LOGIN_PATIENCE_S = 5.0  # during the boot, sshd may start before the user's account exists
 # sshd 9.8 and later versions add a penalty of 5 s for each login that PAM refuses, and drop clients with a
 # penalty of more than 15 s (PerSourcePenalties in https://man.openbsd.org/sshd_config). With these pauses,
 # and 5 s after each later attempt, the penalty is at most 14 s.
@@ -51,7 +52,7 @@ _FORWARD_WINDOW = 64 * 1024  # small, because there are many connections with sm
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """An authenticated SSH transport to a node; `host_key` is the public key that verified it."""
+    """An authenticated SSH transport to a node. `host_key` is the public key that verified the node."""
 
     endpoint: Endpoint
     node_socket: NodeSocket
@@ -102,7 +103,7 @@ class Connection:
 
 
 Preconnect = dict[Endpoint, Future[Connection]]
-"""Connections that are being opened, by endpoint. A connection that is used is removed."""
+"""Connections that are being opened, by endpoint. A connection is removed when it is used."""
 
 
 def load_key(path: Path) -> paramiko.PKey:
@@ -156,10 +157,11 @@ def connect(
 ) -> Connection:
     """Connect to a node; retry until the deadline while it boots.
 
-    Raises NodeFailure immediately for a host key that is not accepted, after a few seconds for a refused
-    login, and otherwise at the deadline with the last cause. Raises JumpFailure if the jump host refuses the
-    connection. An image may have other host keys until cloud-init installs the launch's temporary key, so a
-    mismatch is retried while only that key is accepted. No login is sent before the key matches.
+    Raises NodeFailure immediately if the host key is not accepted, after a few seconds if the login is
+    refused, and otherwise at the deadline with the last cause. Raises JumpFailure if the jump host refuses
+    the connection. Until cloud-init installs the launch's temporary key, an image may have other host keys.
+    While only the temporary key is accepted, the function therefore retries after a mismatch. No login is
+    sent before the host key matches.
     """
     began = time.monotonic()
     refused_since: float | None = None
@@ -189,7 +191,7 @@ def connect(
 
 
 class _LoginClosed(NodeFailure):
-    """The node closed the connection during the login, as pam_nologin does while "System is booting up"."""
+    """The node closed the connection during the login. pam_nologin does this while "System is booting up"."""
 
 
 def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
@@ -198,7 +200,7 @@ def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
 
 
 def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
-    """Start connecting to all nodes at once at their last known addresses, with one attempt per node.
+    """Start one connection attempt to each node at the node's last known address, all at once.
 
     The caller adds `close_when_connected` as a callback to futures that it does not use. Raises ConfigError
     for an invalid login key.
@@ -257,7 +259,7 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> NodeSocket:
         raise endpoint.failure("no route", "unreachable", why) from error
     connected.setsockopt(
         socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # without this each command waits 40 ms for an ACK
+    )  # without this option, each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, fail if the peer acknowledges nothing
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
     return NodeSocket(connected)

@@ -1,8 +1,8 @@
 """Fetch results by rsync or from S3 into a staging folder, and move each complete file to its final path.
 
 Nodes are untrusted. File names are validated when a response is parsed (model/node_answers.py). A file is
-accepted once rsync has verified it and its node still lists it unchanged. Nothing is written through a
-symbolic link, and links are created last.
+accepted once rsync has verified it and the file's node still lists the file unchanged. Nothing is written
+through a symbolic link, and links are created last.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ from awsddp.util.formatting import files_text, node_name, size_text
 from awsddp.util.parallel import ignore_event, results_or_raise, run_on_nodes
 
 STAGING_FOLDER = ".part"
-"""The staging folder in the results folder; if a fetch is interrupted, the next one resumes from it."""
+"""The staging folder in the results folder. After an interrupted fetch, the next fetch resumes from this
+folder."""
 DEDUPLICATE_FROM_BYTES = 1 << 20
 """A file that is at least this large is fetched as a delta if a local file is probably identical to it."""
 SAMPLED_BYTES = 128 << 10
@@ -54,13 +55,14 @@ def pull(
 ) -> dict[int, NodeFiles]:
     """Fetch several nodes' files into the folder `target`, from all nodes at once.
 
-    A fetched file replaces an existing file once the fetched file is complete, and the list that `list_files`
+    A fetched file replaces an existing file if the fetched file is complete and the list that `list_files`
     returns after the transfer shows no change. Up-to-date files are skipped, and identical content is
-    transferred once. `matches_sample` compares a local file's sampled blocks with its description; if
-    `accept_grown` is set, a file may be longer than described. Incomplete files stay in `target`/.part, and
-    the next call resumes them. Files that change during the transfers are left out. `last_files` is called
-    with these changed files after all transfers, and returns small files, which are written last. Then .part
-    is removed. Raises NodesFailed for lost nodes, and ConfigError if the disk has too little space.
+    transferred once. `matches_sample` compares a local file's sampled blocks with the file's description. If
+    `accept_grown` is set, a file may be longer than its description says. Incomplete files stay in
+    `target`/.part, and the next call resumes them. Files that change during the transfers are left out. After
+    all transfers, `last_files` is called with these changed files, and returns small files, which are written
+    last. Then .part is removed. Raises NodesFailed for lost nodes, and ConfigError if the disk has too little
+    space.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
     results = _Results(target, transfer, wanted, begins=matches_sample, grown=accept_grown)
@@ -95,10 +97,9 @@ def rsync_transfer(ssh_config: Path) -> Transfer:
     def transfer(
         files: Sequence[ResultFile], staging: Path, progress: rsync.Progress, stop: threading.Event
     ) -> None:
-        # Transfer contents and mtimes only: no devices, owners or modes, and links are followed. A partial
-        # file of an interrupted fetch is updated in place, block by block. --ignore-times is needed because a
-        # file may have been rewritten on the node without a change to its mtime, and then the staged file
-        # looks complete.
+        # Transfer only contents and mtimes, without devices, owners or modes, and follow links. A partial
+        # file of an interrupted fetch is updated in place, block by block. --ignore-times is needed because
+        # the staged file looks complete if the file was rewritten on the node without a change to its mtime.
         args = ["-tL", "--modify-window=-1", "--ignore-times", "--inplace", "--no-implied-dirs"]
         args += rsync.SPARSE if any(file.sparse for file in files) else ()
         try:
@@ -119,8 +120,10 @@ def rsync_transfer(ssh_config: Path) -> Transfer:
 
 
 def _try_to_write(path: Path) -> None:
-    """Raise OSError if this machine cannot write a file at `path`, so that the node is not the reason why the
-    file is missing."""
+    """Raise OSError if this machine cannot write a file at `path`.
+
+    The node is then not the reason why the file is missing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(4096))
     path.unlink()
@@ -130,8 +133,8 @@ class _Results:
     """The folder `top` with a job's results, and its staging folder `part`.
 
     `missing`: files to download, by node. `similar`: files that probably equal a local file or a file in
-    `missing`; they are downloaded last, as a delta against it. `links`: symbolic links to create. `changed`:
-    files that changed during the transfer.
+    `missing`, and are downloaded last, as a delta against the equal file. `links`: symbolic links to create.
+    `changed`: files that changed during the transfer.
     """
 
     def __init__(
@@ -164,7 +167,7 @@ class _Results:
                 self.missing[file.node].append(file)
 
     def make_room(self, *, clear: bool) -> None:
-        """Create `part`; if `clear` is set, remove an earlier call's files that this call does not need.
+        """Create `part`. If `clear` is set, remove earlier calls' files that this call does not need.
 
         Raises OSError, and ConfigError if the disk has too little space.
         """
@@ -248,7 +251,7 @@ class _Results:
         return is_longer and self._grown and self._begins(path, file)
 
     def make_links(self) -> None:
-        """Create the links; a link replaces a link or file that has the same name. Raises OSError."""
+        """Create the links. A link replaces an existing link or file with the same name. Raises OSError."""
         for relative, target in self.links:
             path = self._folder(relative.parent) / relative.name
             if path.is_symlink() or path.is_file():
@@ -276,10 +279,10 @@ class _Results:
         path.replace(folder / Path(relative).name)
 
     def _seems_downloaded(self, file: ResultFile) -> bool:
-        """Return True if the results folder probably has this file already; a log may be longer than listed.
+        """Return True if the results folder probably has this file already.
 
-        For a file larger than SAMPLED_BYTES only a matching recorded version is certain. A path through a
-        symbolic link does not count.
+        A log may be longer than listed. A file that is larger than SAMPLED_BYTES is certainly the same only
+        if its recorded version matches. A path through a symbolic link does not count.
         """
         path = self.top / file.home
         size = _size(path)
@@ -292,11 +295,11 @@ class _Results:
         return is_downloaded(path, file, self._begins)
 
     def versions(self) -> dict[str, bytes]:
-        """Return {path: content} for the versions file, or {} if there are no versions."""
+        """Return {path: content} of the versions file, or {} if there are no versions."""
         return {VERSIONS: json.dumps(self._versions).encode()} if self._versions else {}
 
     def _folder(self, path: Path) -> Path:
-        """Create the folder `path` in the results folder and return it; links in its path are removed."""
+        """Create the folder `path` in the results folder and return it. Links in `path` are removed."""
         folder = self.top
         for name in path.parts:
             folder /= name

@@ -55,12 +55,14 @@ def ensure_environments(
     cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
-    """Return each node's environment; create the environments that do not exist. This takes one round trip if
-    all environments exist.
+    """Return each node's environment, and create the environments that do not exist.
+
+    If all environments exist, one round trip is enough.
 
     `pythons`: {node: the image's Python}. `cache`: the folder for resolved versions. `send_files` syncs the
-    project folder, in which the `env.setup` commands run. Raises ConfigError, and NodeError if nodes fail
-    (each with its last lines of output) or differ. Events are reported by the fleet's `on_event`.
+    project folder, in which the `env.setup` commands run. Raises ConfigError. Raises NodeError if nodes
+    differ, or if nodes fail; the error then has each failed node's last lines of output. Events are reported
+    by the fleet's `on_event`.
     """
     looks = {node: _request(plan, "look", pythons[node]) for node in fleet.nodes}
     environments = _run(fleet, plan, looks, _LOOK_S)
@@ -141,7 +143,7 @@ def _package_source(
     local_indexes: Callable[[], Indexes],
     key: bytes,
 ) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Mirror]]:
-    """Yield the plan for the nodes, the variables that tell each node where the mirror is, and the mirror.
+    """Yield the plan for the nodes, the environment variables with the mirror's address, and the mirror.
 
     The mirror serves all packages, or only packages in local folders and in indexes with a password.
     Raises NodesFailed.
@@ -218,8 +220,8 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Re
         "image": image,
         **fields,
     }
-    # The request is sent on stdin, because an index URL may contain a password, and all users on a node can
-    # read command lines.
+    # The request is sent on stdin, not on the command line. An index URL may contain a password, and all
+    # users on a node can read command lines.
     return ["python3", "-I", "-S", "-c", template("environment.py")], json.dumps(document).encode()
 
 
@@ -254,8 +256,8 @@ def run_programs(
 ) -> dict[int, Answer | NodeError]:
     """Run programs that print lines of JSON, and return each program's result, which is its last line.
 
-    Other lines are reported as events. `failure_message` is the error for a node without a result. Nothing
-    that a node prints raises an exception.
+    Other lines are reported as events. `failure_message` is the error for a node without a result. Output of
+    a node never raises an exception.
     """
     received = {node: bytearray() for node in requests}
     results: dict[int, bytes] = {}

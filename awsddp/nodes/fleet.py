@@ -47,11 +47,10 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 class Wakeup(threading.Event):
-    """An event that wakes the thread that reads many channels. paramiko sets it when a channel has data or
-    has ended.
+    """An event that wakes the thread that reads many channels.
 
-    paramiko also clears the event when one buffer is empty, although another buffer may hold data, so
-    `clear` does nothing.
+    paramiko sets the event when a channel has data or has ended. paramiko also clears the event when one
+    buffer is empty, although another buffer may hold data. For this reason `clear` does nothing.
     """
 
     def clear(self) -> None:
@@ -65,8 +64,9 @@ class Wakeup(threading.Event):
 
 
 class RemoteCommand:
-    """A command on a node. A background thread starts it and sends its stdin; the caller's thread reads its
-    output.
+    """A command on a node.
+
+    A background thread starts the command and sends its stdin. The caller's thread reads the output.
 
     The stdin of a `persistent` command stays open, and `send` writes to it.
     """
@@ -93,7 +93,7 @@ class RemoteCommand:
 
     @property
     def is_sending(self) -> bool:
-        """True while the command is being started or stdin is being sent."""
+        """True while the command is being started or its stdin is being sent."""
         return not self._sending.done()
 
     def wait_started(self) -> None:
@@ -142,7 +142,7 @@ class RemoteCommand:
         return self.failure("lost", str(cause or "") or "the connection ended")
 
     def timeout_error(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
-        """Return the error if the command exceeds a timeout, or None if it does not."""
+        """Return an error if the command has exceeded a timeout, or else None."""
         now = time.monotonic()
         if timeout_s is not None and now - self._started > timeout_s:
             return self.failure("silent", f"still running after {timeout_s:g} s")
@@ -163,7 +163,7 @@ class RemoteCommand:
 
     @property
     def _error(self) -> BaseException | None:
-        """The error that reading or sending raised, or None if there is none."""
+        """The error that reading output or sending stdin raised, or None."""
         return self._read_error or (None if self.is_sending else self._sending.exception())
 
     def _run_in_background(self, act: Callable[[], None]) -> None:
@@ -191,10 +191,10 @@ class RemoteCommand:
 class Fleet:
     """Connections to nodes, as a context manager.
 
-    Entering the context connects to all nodes at once, and raises NodesFailed if any node is unreachable. If
-    `partial` is set, unreachable nodes raise no error: the reachable nodes are used, and `failures` holds the
-    errors. Open connections in `preconnect` are used. `on_event` is called from the caller's thread, and so
-    is `on_idle` during connection attempts.
+    When the context is entered, awsddp connects to all nodes at once, and raises NodesFailed if any node is
+    unreachable. If `partial` is set, unreachable nodes raise no error. Instead, only the reachable nodes are
+    used, and `failures` holds the errors. Open connections in `preconnect` are used. `on_event` and, during
+    connection attempts, `on_idle` are called from the caller's thread.
     """
 
     initial: InitVar[Iterable[Endpoint]]
@@ -208,7 +208,7 @@ class Fleet:
     failures: dict[int, NodeError] = field(default_factory=dict, init=False)
     _connections: dict[int, Connection] = field(default_factory=dict, init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
-    # These commands are persistent (see `request`).
+    # `request` starts these commands as persistent commands.
     _programs: dict[int, RemoteCommand] = field(default_factory=dict, init=False)
 
     def __post_init__(self, initial: Iterable[Endpoint]) -> None:
@@ -313,7 +313,7 @@ class Fleet:
     ) -> dict[int, Result]:
         """Run a command on `nodes` (default: all connected) at once and return {node: result}.
 
-        Raises NodesFailed once all commands have ended, if nodes were lost or exceeded `timeout_s`. No exit
+        If nodes were lost or exceeded `timeout_s`, raises NodesFailed once all commands have ended. No exit
         code raises an error.
         """
         numbers = self.nodes if nodes is None else nodes
@@ -346,10 +346,10 @@ class Fleet:
     ) -> dict[int, Result | NodeError]:
         """Run a command on each node and pass its stdout to `on_data(node, data)` in large chunks.
 
-        `on_data` is called from the caller's thread; an exception that it raises ends all streams. A node
-        that sends nothing for `silent_after_s` counts as lost; the others continue. Returns each node's
-        Result, whose stdout is empty, or NodeError. `on_stderr` receives stderr in the same way; if it is
-        None, the Result has stderr.
+        `on_data` is called from the caller's thread. An exception that `on_data` raises ends all streams. A
+        node that sends nothing for `silent_after_s` counts as lost; the other nodes continue. Returns each
+        node's Result (with an empty stdout) or NodeError. `on_stderr` receives stderr in the same way. If
+        `on_stderr` is None, the Result has stderr.
         """
         wakeup = Wakeup()
         commands = {
@@ -430,7 +430,7 @@ class Fleet:
         return {node: outcomes[node] for node in nodes}
 
     def _end(self, command: RemoteCommand, outcome: Result | NodeError | None) -> None:
-        """Close a command; also close the connection if the node was lost or stdin is blocked."""
+        """Close a command. If the node was lost or stdin is blocked, also close the node's connection."""
         node = command.connection.endpoint.node
         if isinstance(outcome, NodeError):
             self.failures[node] = outcome

@@ -39,7 +39,7 @@ def make_key(comment: str) -> KeyPair:
 
 
 def ensure_login_key(folder: ClusterFolder, *, user_key: Path | None) -> str:
-    """Create the cluster's login key if it does not exist, and return its public half.
+    """Create the cluster's login key if it does not exist, and return the key's public half.
 
     If the user has a private key (`user_key`), create a symbolic link to that key instead, and return "".
     """

@@ -30,9 +30,10 @@ class Rules(NamedTuple):
     prefix: str = ""
 
     def verdict(self, path: str) -> bool | None:
-        """Return True if a path in the project folder is ignored, False if not, None if no pattern matches.
+        """Return True if a path in the project folder is ignored, False if it is included, or else None.
 
-        A pattern that matches only a parent folder does not count, because it is applied to that folder.
+        A pattern that matches only a parent folder does not count, because the caller applies the pattern to
+        that folder.
         """
         path = self.prefix + path[len(self.folder) :]
         pattern: Any
@@ -43,7 +44,7 @@ class Rules(NamedTuple):
 
 
 def _matches_itself(pattern: Any, path: str) -> bool:
-    """Return True if a pattern matches this path rather than only a parent folder.
+    """Return True if a pattern matches this path, and not only a parent folder of the path.
 
     The group ps_d in pathspec's regex is the end of the matched folder. data/** matches everything in data/,
     but not data/ itself.
@@ -75,11 +76,11 @@ def read_rules(file: Path, source: str, *, folder: str = "", prefix: str = "") -
 
 
 def read_git_rules(root: Path) -> tuple[Rules, ...]:
-    """Return git's rules from outside a folder, or () outside a repository. The first match decides.
+    """Return git's rules from files outside a folder, or () if there is no repository.
 
-    They are the rules in the .gitignore files above the folder, in info/exclude and in core.excludesFile. A
-    file that ignores the folder itself or a parent is left out, because the user wants to sync the folder.
-    Raises ConfigError.
+    The files are the .gitignore files above the folder, info/exclude and core.excludesFile. The first match
+    decides. A file that ignores the folder itself or a parent folder is left out, because the user wants to
+    sync the folder. Raises ConfigError.
     """
     repository = _find_repository(root)
     if repository is None:
@@ -117,7 +118,10 @@ def _find_repository(root: Path) -> tuple[Path, Path] | None:
 
 
 def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rules]:
-    """Yield the rules in ignore files, given as pairs of file and folder, except files that ignore `root`."""
+    """Yield the rules in `files`, which are pairs of an ignore file and its folder.
+
+    Files that ignore `root` are left out.
+    """
     for file, folder in files:
         if not file.is_file():
             continue
@@ -130,7 +134,7 @@ def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rul
 
 
 def _display_name(file: Path, root: Path) -> str:
-    """Return an ignore file's path as messages show it."""
+    """Return an ignore file's path in the form that messages show."""
     user_home = Path.home()
     if file.is_relative_to(user_home) and not root.is_relative_to(file.parent):
         return f"~/{file.relative_to(user_home)}"
@@ -138,8 +142,10 @@ def _display_name(file: Path, root: Path) -> str:
 
 
 def _common_dir(top: Path) -> Path | None:
-    """Return the git directory that the work tree `top` uses; a linked work tree uses the main work
-    tree's."""
+    """Return the git directory that the work tree `top` uses, or None if `top` is not a work tree.
+
+    A linked work tree uses the git directory of the main work tree.
+    """
     git = top / ".git"
     with contextlib.suppress(OSError):
         if git.is_file():  # a linked work tree or a submodule
@@ -152,8 +158,10 @@ def _common_dir(top: Path) -> Path | None:
 
 
 def _excludes_files(root: Path) -> list[Path]:
-    """Return the file that core.excludesFile names, or git's default if it is not set or git is not
-    installed."""
+    """Return the file that core.excludesFile names.
+
+    If this setting is not set, or if git is not installed, return git's default file.
+    """
     argv = ["git", "-C", os.fspath(root), "config", "--type=path", "--get", "core.excludesFile"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(

@@ -30,7 +30,7 @@ def is_package(path: str) -> bool:
 def write_links(out: IO[bytes], page: Any, base: str, rewrite: Callable[[str], str]) -> None:
     """Write the links from an HTML page, gzipped. `rewrite` returns a link's URL for nodes, or "" to omit it.
 
-    Memory use is bounded for any page. Raises ValueError for a page that is too long.
+    The memory that this needs is limited for every page. Raises ValueError for a page that is too long.
     """
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as zipped:
         links, size = _Links(base, rewrite, zipped), 0

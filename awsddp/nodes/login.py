@@ -29,7 +29,7 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.formatting import node_name
 from awsddp.util.shipped_files import render
 
-# ssh shows no prompts, because awsddp may run unattended, and ssh never adds a host key.
+# ssh never shows a prompt, because awsddp may run unattended. ssh never adds a host key.
 _OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -86,7 +86,7 @@ class Jump:
     uses_instance_ids: ClassVar[bool] = False
     """True if a node is addressed by its instance id."""
     dial_timeout_s: ClassVar[float] = 8.0
-    """The timeout for a connection attempt. The timeout is long, because jump hosts do not stop abandoned
+    """The timeout in seconds for a connection attempt. It is long, because jump hosts do not stop abandoned
     attempts."""
     permanent_errors: ClassVar[tuple[str, ...]] = ("prohibited",)
     """Texts that appear in permanent errors, which are not retried."""
@@ -124,11 +124,11 @@ class Jump:
         find_program("ssh", f"the jump host {self.name} needs it", "install openssh-client")
         make_folder(self.folder)
         with open_to_append(self.log) as log:
-            fcntl.flock(log, fcntl.LOCK_EX)  # so that concurrent commands log in only once
+            fcntl.flock(log, fcntl.LOCK_EX)  # concurrent commands must log in only once
             if _exit_code(self._ssh_command("-O", "check")) == 0:
                 return
             log.truncate(0)
-            # ssh continues in the background after the login.
+            # This ssh command continues in the background after the login.
             exit_code = _exit_code(self._ssh_command("-o", "LogLevel=INFO", "-E", os.fspath(self.log), "-N"))
             if exit_code != 0 and _exit_code(self._ssh_command("-O", "check")) != 0:
                 log.seek(0)
@@ -184,7 +184,7 @@ class Jump:
 
 
 def _exit_code(argv: list[str]) -> int | None:
-    """Run a program without input and output. Return the exit code, or None after a timeout."""
+    """Run a program without input or output, and return its exit code, or None after a timeout."""
     null = subprocess.DEVNULL
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.call(argv, stdin=null, stdout=null, stderr=null, timeout=_OPEN_S)
@@ -282,7 +282,7 @@ class Login:
 
 
 def ssh_config(endpoints: Sequence[Endpoint], login: Login, *, prefix: str = "") -> str:
-    """Return an ssh_config with the hosts node0, node1..., strict host key checks, and the login key only.
+    """Return an ssh_config for the hosts node0, node1..., with strict host key checks and only the login key.
 
     `prefix` is prepended to each host name. Other hosts' settings are not changed. Host keys are looked up
     by instance id. Raises ConfigError for a path that ssh_config cannot express.

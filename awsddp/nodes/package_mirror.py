@@ -39,7 +39,7 @@ from awsddp.nodes.upstream import (
 from awsddp.util.parallel import run_in_thread
 
 _PATIENCE_S = 60
-"""The timeout for programs on a node, which is longer than this machine's timeouts."""
+"""The timeout in seconds for programs on a node. It is longer than this machine's timeouts."""
 _IDLE_S = 120.0
 _END_S = 5.0
 _CHUNK = 64 * 1024
@@ -117,7 +117,7 @@ class Mirror:
         return gzip.GzipFile(fileobj=page) if is_zipped else page, base, page.status
 
     def rewrite_link(self, grant: Grant, url: str) -> str:
-        """Return the nodes' URL for a file that a granted page links to, or "" if it is not a package."""
+        """Return the nodes' URL for a package that a granted page links to, or "" for any other file."""
         url, _, fragment = url.partition("#")
         scheme = urlsplit(url).scheme
         is_fetched = scheme in ("http", "https") or (scheme == "file" and grant.is_folder)
@@ -142,7 +142,7 @@ class Mirror:
 
 
 class _Head:
-    """A stream that reads at most `remaining` bytes, for a request's head."""
+    """A stream for reading a request's head, which is limited to `remaining` bytes."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.remaining = stream, _HEAD_BYTES

@@ -17,7 +17,7 @@ _MOST_BYTES = 100 * 10**9
 _MOST_FILES = 200_000
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
 _AWSDDP = "awsddp"
-_MOST_LINKS = 40  # the most symbolic links that Linux follows in a path
+_MOST_LINKS = 40  # the maximum number of symbolic links that Linux follows in a path
 UNRESOLVABLE_LINK = "a link into the folder by a path that the nodes do not have"
 EXTERNAL_LINK = "a link that leads out of the folder"
 
@@ -28,7 +28,7 @@ class Entry:
 
     `kind` is f (a file), l (a link) or d (an empty folder). Bytes in a name that are not UTF-8 are stored as
     Python's surrogates (os.fsencode restores them). `mode` holds the permission bits. `version` holds the
-    ctime and the inode, and it changes with every write, even if a program sets the mtime.
+    ctime and the inode. It changes with every write, even if a program sets the mtime.
     """
 
     path: str
@@ -184,8 +184,8 @@ class _Walk:
     def _ignored_by(self, path: str, specs: tuple[Rules, ...]) -> str:
         """Return the source of the rule that ignores a path, or "" if the path is sent.
 
-        As in git, the innermost ignore file with a matching line decides; in that file, the last matching
-        line decides.
+        As in git, the innermost ignore file with a matching line decides. If several lines in that file
+        match, the last of these lines decides.
         """
         # "!/data/" in sync.ignore includes all of data/, even if ignore files match.
         include = self._settings_rules.spec.check_file(path).include

@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 
 class _Inspect(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="inspect"):
-    """The request to wait for the end of the boot and for the GPUs, and to report the node's facts."""
+    """A request to a node: wait for the end of the boot and for the GPUs, then report the node's facts."""
 
     user: str
     address: str | None
@@ -41,7 +41,7 @@ class _Inspect(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="i
 
 
 class _Rekey(msgspec.Struct, frozen=True, tag_field="do", tag="rekey"):
-    """The request to switch sshd to the host key that was generated on the node."""
+    """A request to a node: switch sshd to the host key that was generated on the node."""
 
 
 class _Rekeyed(msgspec.Struct, frozen=True):
@@ -52,8 +52,8 @@ def render_user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0
     """Return the cloud-config that all nodes in a launch get.
 
     The cloud-config installs the temporary `host_key` before sshd starts, and a watchdog that powers the
-    machine off at `expires_at` (timezone-aware), or after `idle_s` seconds without use (never if `idle_s` is
-    0). Raises ConfigError if the cloud-config exceeds EC2's limit of 16 KB.
+    machine off. The watchdog does this at `expires_at` (timezone-aware), or after `idle_s` seconds without
+    use if `idle_s` is not 0. Raises ConfigError if the cloud-config exceeds EC2's limit of 16 KB.
     """
     seconds, text = epoch_and_text(expires_at)
     rendered = render(
@@ -87,11 +87,11 @@ def prepare(
 ) -> tuple[PreparedNode, ...]:
     """Prepare all connected nodes at once, and return their facts sorted by node number.
 
-    This waits for the end of the boot, replaces the temporary host key with a key generated on the node, and
-    finds the environment and the network interface. The preparation can be repeated. `expires_at` changes the
-    expiry, and `idle_s` changes the idle time. Torch must find `gpus` GPUs on each node; this also waits for
-    GPUs behind NVSwitches. Raises NodesFailed for nodes that cannot be prepared, after preparing the others.
-    Events are reported by the fleet's `on_event`.
+    The preparation waits for the end of the boot, replaces the temporary host key with a key that was
+    generated on the node, and finds the environment and the network interface. The preparation can be
+    repeated. `expires_at` changes the expiry, and `idle_s` changes the idle time. On each node, torch must
+    find `gpus` GPUs. The preparation also waits for GPUs behind NVSwitches. If nodes cannot be prepared,
+    raises NodesFailed after all other nodes are prepared. Events are reported by the fleet's `on_event`.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
@@ -128,7 +128,7 @@ def prepare(
 
 
 def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[int, NodeError]) -> None:
-    """Replace the temporary host key with the final one, so that known_hosts has the node's key at all times.
+    """Replace the temporary host key with the final key; known_hosts always has the node's current key.
 
     The public half of the final key is added before sshd uses it. The temporary key is removed after the
     first connection that the final key verified.

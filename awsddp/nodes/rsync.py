@@ -72,9 +72,9 @@ def transfer(
 ) -> None:
     """Run rsync with `args` (options, source, destination) for `paths`, which are passed on stdin.
 
-    Raises NodeFailure with rsync's last lines. Files that vanish at the sender are not an error; if
-    `allow_partial` is set, neither are files that cannot be sent. The transfer ends early, without an error,
-    once `stop` is set.
+    Raises NodeFailure with rsync's last lines. Files that vanish at the sender are not an error. If
+    `allow_partial` is set, files that cannot be sent are also not an error. The transfer ends early, without
+    an error, once `stop` is set.
     """
     shell = f"ssh -F {_quote(os.fspath(ssh_config))}"
     argv = [find_rsync(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]
@@ -99,7 +99,7 @@ def transfer(
                     if match and int(match[1]) - done > progress.size / _STEPS:
                         progress.report(done := int(match[1]))
             except BaseException:
-                process.terminate()  # rsync ends its children; the end of the block waits for rsync
+                process.terminate()  # rsync ends its children, and the `with` block waits for rsync
                 raise
         code = process.returncode
         if stop.is_set() or code in (0, _GONE_AT_SENDER) or (allow_partial and code == _PARTLY):

@@ -1,7 +1,7 @@
-"""Sync a folder to the nodes, except files that .awsddpignore ignores (or that git ignores, if there is no
-.awsddpignore).
+"""Sync a folder to the nodes, except ignored files.
 
-Only paths that differ are sent, and files that a node created are not overwritten.
+The patterns in .awsddpignore determine which files are ignored. Without this file, git's ignore files are
+used. Only paths that differ are sent, and files that a node created are not overwritten.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ WORK = "work"
 AT_ONCE_BYTES = 1 << 20
 """Files with up to this total size are sent over the open connection; larger syncs use rsync.
 
-Measured with two local nodes on two cores: over the open connection 1 kB takes 0.10 s (with rsync 0.41 s, or
-0.13 s if its ssh shares an open connection). With a latency of 100 ms it takes 1.1 s (with rsync 3.8 s, or
-2.1 s). But 256 MB take 10.8 s (with rsync 4.8 s), because paramiko needs more than twice the CPU time of ssh
-for each byte.
+These times were measured with two local nodes on two cores. Over the open connection, 1 kB takes 0.10 s.
+rsync takes 0.41 s, or 0.13 s if its ssh shares an open connection. With a latency of 100 ms, the three times
+are 1.1 s, 3.8 s and 2.1 s. However, 256 MB take 10.8 s over the open connection and 4.8 s with rsync, because
+paramiko needs more than twice the CPU time of ssh for each byte.
 """
 LARGE_BYTES = 100e6
 """A sync that is larger than this is reported before it starts."""
@@ -56,10 +56,11 @@ def push(
     """Sync the files in `listing` to ~/awsddp/FOLDER on the nodes (default: all connected), all at once.
 
     If `bundled` is set, also sync the programs that ship with awsddp to ~/awsddp/BUNDLED. Each node reports
-    which paths differ, and only those are sent: up to AT_ONCE_BYTES over the open connection, more by rsync.
-    A file that was written on either side since it was sent, but has the same size and mtime, is compared by
-    digest. A path that was synced earlier and no longer exists on this machine is removed, unless the node
-    changed it; files that a node created stay. Raises NodesFailed after the other nodes are complete.
+    which paths differ, and only these paths are sent. Up to AT_ONCE_BYTES are sent over the open connection,
+    larger amounts by rsync. If a file has the same size and mtime on both sides, but was written on either
+    side since it was sent, the digests are compared. A path that was synced earlier and no longer exists on
+    this machine is removed, unless the node changed it. Files that a node created stay. Raises NodesFailed
+    after the other nodes are complete.
     """
     if bundled:
         programs = list_files_to_send(shipped_folder(BUNDLED))
@@ -82,7 +83,7 @@ class _Push:
         self.failures: dict[int, NodeError] = {}
         self._same: dict[int, list[Entry]] = {}  # entries with the same digest on the node
         self._digests: dict[str, str] = {}
-        self._gone: dict[int, list[bytes]] = {}  # paths synced earlier that no longer exist here
+        self._gone: dict[int, list[bytes]] = {}  # paths that were synced earlier and no longer exist here
 
     def compare(self, nodes: Collection[int] | None) -> None:
         """Ask the nodes (None: all nodes) which paths differ.
@@ -138,8 +139,8 @@ class _Push:
         sent = NodeFiles(node=node, files=len(changed), bytes=sum(entry.size for entry in changed))
         size = files_text(sent.files, sent.bytes)
         if changed and node not in self._complete:
-            # --ignore-times is needed, because these files differ even if their sizes and mtimes look equal
-            # to rsync.
+            # --ignore-times is needed, because these files differ even if rsync sees the same sizes and
+            # mtimes.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1"]
             options += rsync.SPARSE if any(self._has_holes(entry) for entry in changed) else ()
             try:

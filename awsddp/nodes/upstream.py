@@ -1,7 +1,8 @@
 """Fetch granted URLs for nodes, and URLs at public addresses that index pages link to.
 
-A grant is a URL from the user's configuration or from a table in catalog.py. The grant's login is sent only
-to URLs under its path. Addresses are checked after name resolution, and connections use the checked address.
+A grant is a URL from the user's configuration or from a table in catalog.py. A grant's login is sent only to
+URLs under the grant's path. Addresses are checked after name resolution, and connections use the checked
+address.
 """
 
 import base64
@@ -32,11 +33,10 @@ _FILE_HOSTS = frozenset(
         *("conda.anaconda.org", "repo.anaconda.com", "binstar-cio-packages-prod.s3.amazonaws.com"),
     }
 )
-"""Hosts that have the files for public indexes, channels and releases. For https they count as configured
-hosts.
+"""Hosts that have the files for public indexes, channels and releases.
 
-They can therefore be reached through a proxy, or at private addresses if a company's DNS points to a local
-mirror.
+For https, these hosts count as configured hosts. They can therefore be reached through a proxy, or at private
+addresses if a company's DNS points to a local mirror.
 """
 
 
@@ -51,8 +51,8 @@ class RefusedError(OSError):
 class Grant:
     """A URL (without login) that nodes can request, and the `login` (USER:PASSWORD) for URLs under it.
 
-    `kind` limits the requests that are allowed: the index's pages for "index", only the URL itself for "page"
-    and "file", all URLs under it for "tree", and a clone's requests for "git".
+    `kind` limits the allowed requests. "index" allows the index's pages, "page" and "file" allow only the URL
+    itself, "tree" allows all URLs under the URL, and "git" allows the requests of `git clone`.
     """
 
     kind: Kind
@@ -75,8 +75,11 @@ class Grant:
 
     @property
     def _scope(self) -> str:
-        """The URL that has all granted URLs under it. For an index this is the parent of `simple`, which also
-        contains the files; for a page it is the page's folder."""
+        """The URL that has all granted URLs under it.
+
+        For an index, this is the parent of `simple`, because the parent also contains the files. For a page,
+        this is the page's folder.
+        """
         above, _, last = self.url.rstrip("/").rpartition("/")
         is_file = self.kind == "page" and not self.url.endswith("/")
         return above if is_file or (self.kind == "index" and last in _SIMPLE) else self.url
@@ -84,8 +87,11 @@ class Grant:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """A node's request. `git` is the repository's grant if the request is from `git clone`; only this grant's
-    login may then be sent."""
+    """A node's request.
+
+    If the request is from `git clone`, `git` is the repository's grant, and only this grant's login may be
+    sent.
+    """
 
     method: str
     headers: Mapping[str, str]
