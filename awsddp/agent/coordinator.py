@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the other ranks when a rank has failed."""
 INSPECT_SECONDS = 3.0
-"""How long the nodes have to send their ranks' stacks before a job that hangs is ended."""
+"""How long the nodes may take to send their ranks' stacks before a job that hangs is ended."""
 SILENT_SECONDS = 120.0
 """After this many seconds without output, a cancel also makes the nodes write their ranks' stacks."""
 _FAULTS = ("own", "echo", "stopped")
@@ -248,7 +248,7 @@ class Coordinator:
             self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> None:
-        """Order all nodes to start their ranks, once all nodes have joined and no job to wait for is left."""
+        """Order all nodes to start their ranks, if all have joined and the jobs to wait for have ended."""
         if self._absent or self._busy or self._stopping or self._has_begun:
             return
         self._has_begun, self._output_at = True, now
@@ -360,7 +360,7 @@ class ElasticCoordinator(Coordinator):
         self._stop_if_finished()
 
     def document(self) -> JobSummary:
-        """Return the current state of the whole job; `restarts` describes each restart and what failed."""
+        """Return the current state of the whole job. `restarts` describes each restart and its cause."""
         summary = super().document()
         summary.restarts = list(self._restarts)
         return summary

@@ -139,6 +139,6 @@ def _is_instance_store(block: Path) -> bool:
     slaves = list((block / "slaves").glob("*"))  # the disks of an LVM volume or a RAID
     if slaves:
         return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in slaves)
-    # The parent folder of a partition is its disk's folder, which has the model.
+    # A partition's parent folder is the disk's folder, which contains the disk's model.
     models = [device / "device" / "model" for device in (block, block.parent)]
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)

@@ -70,7 +70,7 @@ class RankRow(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """A report on a rank or an elastic agent says when it started and, if it has ended, how it ended.
+    """A report on when a rank or an elastic agent started and, if the rank or agent has ended, how it ended.
 
     If the exit code is not 0, `cause` says why, and `fault` is "own", "echo" (caused by another rank's fault)
     or "stopped" (the rank was sent a signal to end). `restart` counts earlier starts of the rank.

@@ -74,7 +74,7 @@ class _Stream:
         self._offsets = dict.fromkeys(folder.request().own_ranks, 0)
         self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # JSON keys are strings
         self._files: dict[int, int] = {}
-        # Each rank whose last line may be unfinished, with the time of its last output.
+        # Each rank whose last line may be unfinished, with the time of the rank's last output.
         self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
         self._sent_at = 0.0
         self._document_version: tuple[int, int, bool] | None = None

@@ -404,7 +404,10 @@ class _ResultsList:
 
 
 def _next_job(folder: JobFolder, launched: Launch) -> tuple[str, int] | None:
-    """Return the next job launched in the folder after this job's end, and its launch time (ns), if any."""
+    """Return the name and launch time (ns) of the next job in this job's project folder, or None.
+
+    Only jobs that were launched after this job's end count.
+    """
     if not folder.document().final:
         return None
     last_file = folder.state if folder.state.exists() else folder.path / "job.json"

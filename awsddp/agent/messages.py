@@ -1,4 +1,4 @@
-"""The requests to the agent, which are classes for both ends of the connection, and the parts of a launch.
+"""The requests to the agent and the parts of a launch, as classes that the client and the agent use.
 
 The type in brackets after `Request` is the response's type, a class from model/node_answers.py. The agent
 writes the response as JSON, and the client validates it. On the wire and in job.json, a request is a JSON
@@ -246,7 +246,7 @@ class Probe(Request["node_answers.ProbeResult"]):
 
 
 class Dial(Request["node_answers.DialResult"]):
-    """Connect to `peers`, the (node, address, port) of other nodes, after all nodes answered `Probe`."""
+    """Connect to `peers`, the (node, address, port) of other nodes, once all nodes have answered `Probe`."""
 
     module = "probe"
     peers: Sequence[tuple[int, str, int]]

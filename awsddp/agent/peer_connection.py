@@ -32,8 +32,8 @@ _RESET = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
 class Link:
     """One end of a connection. `node` is the other side's node, or UNKNOWN_NODE until it is authenticated.
 
-    The methods never block: call `exchange` when the socket is ready. They raise OSError when the connection
-    is lost, or BrokenPipeError if the other side has closed the connection normally.
+    No method blocks. `exchange` is to be called when the socket is ready. The methods raise OSError when the
+    connection is lost, or BrokenPipeError if the other side has closed the connection normally.
     """
 
     def __init__(self, sock: socket.socket, secret: str, *, me: int, node: int = UNKNOWN_NODE) -> None:

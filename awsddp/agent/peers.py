@@ -40,7 +40,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Frame(NamedTuple):
-    """A unit of transfer: the messages `said`, and how many messages its sender has received (`heard`).
+    """A frame has the messages `said`, and the number of messages that its sender has received (`heard`).
 
     `since` is how many messages the sender sent before the messages in the frame. Unacknowledged messages are
     resent; duplicates and stale messages are ignored. If the agent on the link's node has ended, `lost` says
@@ -304,7 +304,7 @@ class Peers:
 
 
 def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost", seconds: float) -> bool:
-    """Report to the first node's agent that the agent on `node` has ended, and retry for `seconds`.
+    """Report to the first node's agent that the agent on `node` has ended, and retry for at most `seconds`.
 
     Return True if the report was received.
     """

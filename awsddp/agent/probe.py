@@ -146,7 +146,7 @@ def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path,
 
 
 def _folders(controller: str) -> list[Path]:
-    """Return the folders of this process's cgroups; in version 1, only those of `controller`."""
+    """Return the folders of this process's cgroups, or in version 1 only the folders of `controller`."""
     folders = []
     for line in Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines():
         _, names, path = line.split(":", 2)

@@ -65,7 +65,7 @@ class Ranks:
     """The ranks on this node, from their start until none of their processes is left."""
 
     end_kind = "exit"
-    """The kind of the message that says that a process has ended."""
+    """The kind of message that reports the end of a process."""
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._request = request

@@ -145,7 +145,8 @@ class Agent:
 
     def _run_once(self) -> None:
         """Wait for an event or the next check of the deadlines, and handle it."""
-        is_busy = self._ranks.stopping or self._is_alone  # if alone, the first node will open its port soon
+        # Poll often while the ranks are being stopped, and until the first node has opened its port.
+        is_busy = self._ranks.stopping or self._is_alone
         now = self._exchange(0.02 if is_busy else self._poll_s)
         if self._requested != self._forwarded:
             self._request_end()

@@ -38,7 +38,7 @@ class Worker:
     def run(self, argv: list[str]) -> int:
         """Run `argv` and return its exit code (-N: signal N).
 
-        After a failure or a stop, all of the rank's processes have been killed.
+        If the rank failed or was stopped, all of its processes are killed before the method returns.
         """
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
@@ -148,7 +148,7 @@ def _before_program() -> None:
 def main(folder: str, first: str, templates: str) -> int:
     """Run a rank.
 
-    `templates` is JSON: a list [literal text, variable, literal text, ...] for each argument.
+    `templates` is JSON with a list [literal text, variable, literal text, ...] for each argument.
     """
     argv = [
         "".join(os.environ[part] if number % 2 else part for number, part in enumerate(parts))

@@ -1,1 +1,1 @@
-"""The client for the nodes' agents, which sends requests, and validates and merges responses."""
+"""The client for the nodes' agents: send requests to the agents, and validate and merge their responses."""

@@ -22,7 +22,7 @@ EVENTS_REQUEST_BYTES = 16 << 20
 
 
 class NameTaken(UsageError):
-    """A node already has a job with this name."""
+    """The error if a node already has a job with this name."""
 
 
 _ERRORS = {

@@ -72,12 +72,11 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One of a job's nodes, with its record, facts from its preparation, and the project folder (absolute
-    path).
+    """One of a job's nodes, with its record and the facts from its preparation.
 
-    `gpus` are the indices of the GPUs that the job is allowed to use (empty: all). `resume` is the
-    checkpoint's path. `sources` are the folders in the project folder from which packages are imported.
-    `data` are the names of the data sets on the node.
+    `workdir` is the absolute path of the project folder. `gpus` are the indices of the GPUs that the job is
+    allowed to use (empty: all). `resume` is the checkpoint's path. `sources` are the folders in the project
+    folder from which packages are imported. `data` are the names of the data sets on the node.
     """
 
     node: Node

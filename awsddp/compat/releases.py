@@ -183,7 +183,7 @@ DLAMI_NAMES = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch *(Ubuntu *"
 class ImageFacts:
     """The versions that an image's name implies; "", None and () mean unknown.
 
-    `families` are the instance families that its release notes list.
+    `families` are the instance families that the image's release notes list.
     """
 
     torch: str = ""
@@ -263,7 +263,7 @@ def find_unknown_torch(image_name: str) -> str:
     return torch if image_name.startswith("Deep Learning") and torch not in ("", *_PYTORCH_DLAMIS) else ""
 
 
-# The login user of public images by name; the first match is used:
+# Patterns for the names of public images, each with the login user. The first pattern that matches is used:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html
 _USERS = (
     (r"amazon[ -]?linux|^al20|^amzn|^RHEL|^suse|^AlmaLinux|^OL\d|^CentOS[ -]Stream", "ec2-user"),
@@ -311,7 +311,7 @@ def is_family_unlisted(kind: GpuType, image_name: str) -> bool:
 def explain_missing_image(image_name: str) -> str:
     """Return the reason why an early Deep Learning AMI is no longer available, or "".
 
-    Public images are deprecated two years after their creation, and the early ones have been deregistered:
+    AWS deprecates public images two years after their creation, and has deregistered the early images:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html
     """
     first = r"Deep Learning (Base )?AMI \((Ubuntu|Amazon Linux)"

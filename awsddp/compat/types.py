@@ -269,7 +269,7 @@ _QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None]
     ),
     "capacity-block": (("", None),),
 }
-"""The first row whose prefix matches a type is used; None means that the quota is unknown."""
+"""The first row whose prefix matches a type is used. None means that the quota is unknown."""
 
 
 def find_quota(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
@@ -294,7 +294,7 @@ def find_nearest_types(
 
 
 def network_gbyte_s(instance_type: str) -> float | None:
-    """Return a type's guaranteed network bandwidth in GB/s, or None if only a peak or nothing is known."""
+    """Return a type's guaranteed network bandwidth in GB/s, or None if at most a peak bandwidth is known."""
     kind = GPU_TYPES.get(instance_type)
     match = re.fullmatch(r"(?:(\d+) x )?(\d+)", kind.network) if kind else None
     return int(match[1] or 1) * int(match[2]) / 8 if match else None

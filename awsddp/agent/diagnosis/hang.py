@@ -52,7 +52,7 @@ class InFlight(NamedTuple):
 class RankState(NamedTuple):
     """A rank has a main process, which can have child processes that run user code (`workers`).
 
-    `joined` and `records` are used only for the diagnosis; they are not shown.
+    `joined` and `records` are used only for the diagnosis, and are not shown.
     """
 
     rank: int

@@ -91,7 +91,7 @@ class CheckpointIndex:
 
 
 def checkpoint_keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
-    """Return the keys that a checkpoint needs."""
+    """Return the keys of all parts of a checkpoint's files."""
     return {part[0] for row in checkpoint["files"].values() for part in row["parts"]} if checkpoint else set()
 
 

@@ -156,7 +156,9 @@ def _raise_refusals(uri: S3Uri) -> Iterator[None]:
 
 
 def _copy_files(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
-    """Replace the folder's content with the files that the request names; the client has checked their paths.
+    """Replace the folder's content with the files that the request names.
+
+    The client has checked the files' paths.
 
     Raises CopyError, OSError.
     """
@@ -266,8 +268,8 @@ def _path_problem(path: str) -> str:
 def _make_data_folder(folder: Path, need: int) -> None:
     """Make the folder for all data, on the instance store with the most free space if `need` bytes fit there.
 
-    Stopping the instance empties its instance stores; the link's target is then created again. Raises
-    OSError.
+    If the folder is a link to an instance store that was emptied by a stop of the instance, the link's target
+    is created again. Raises OSError.
     """
     if folder.is_symlink():
         _make_folder(Path(os.readlink(str(folder))))  # noqa: PTH115

@@ -1,9 +1,9 @@
 """Upload a job's results on one node to S3 while the job runs (keys: checkpoint_index.py).
 
-The uploader is a separate process in a Python with boto3, with a low CPU priority and the lowest disk
-priority. Failures are retried while the job runs and for half an hour after the job's end. The watchdog
-recognizes the process by its name and keeps the machine running, and a shutdown waits for the process. An
-uploader that is restarted continues from its list in S3.
+The uploader is a separate process, which runs under a Python that has boto3, with a low CPU priority and the
+lowest disk priority. Failures are retried while the job runs and for half an hour after the job's end. The
+watchdog recognizes the process by its name and keeps the machine running, and a shutdown waits for the
+process. An uploader that is restarted continues from its list in S3.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _TICK_S = 0.2
 _BATCH_S = 0.02
 """How long finished uploads are collected before other uploads start."""
 _LATE_S = 1800.0
-"""How long to retry failures, and to wait for open files, after the job's end or a later success."""
+"""How long to retry failures and to wait for open files, from the job's end or from a later success."""
 _HURRY_S = 90.0
 """The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s."""
 _OTHER_NODES_S = 90.0
@@ -236,7 +236,10 @@ class Uploader:
         self._succeeded_at = time.monotonic()
 
     def run(self) -> int:
-        """Upload until the job has ended and all results are saved; return 0, or 1 if the deadline passes."""
+        """Upload until the job has ended and all results are saved.
+
+        Return 0, or 1 if the deadline passes before all results are saved.
+        """
         signal.signal(signal.SIGTERM, self._on_term)
         while True:
             all_done = False
