@@ -30,7 +30,7 @@ _VERSION = 1
 TAG_CHANGE_S = 600.0
 """How long to wait while another client on this machine changes the tags that name jobs."""
 _UNNAMED_S = 2.0
-"""How long a process may hold a lock before it has written its name."""
+"""How long a process may hold a lock before it writes its name to the lock file."""
 
 
 def awsddp_home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -94,9 +94,9 @@ def _writing_errors(path: Path) -> Iterator[None]:
 class Record(Frozen):
     """A cluster's record (cluster.json), with its identity, target, settings, prepared nodes and jobs.
 
-    `account` is its AWS account ("" if an older awsddp wrote the record), `created` is the time of its last
-    launch, and `expires` is when the nodes terminate themselves (already set on them, or about to be set).
-    `nodes` and `asked` (awsddp.toml keys with their values) are the last requested settings.
+    `account` is its AWS account ("" if an older awsddp wrote the record), and `created` is the time of its
+    last launch. `expires` is when the nodes terminate themselves; the nodes have this expiry already or are
+    about to get it. `nodes` and `asked` (awsddp.toml keys with their values) are the last requested settings.
     `price_usd_per_hour` is the price of all nodes, and `disk_usd_per_hour` is the price of one node's disk.
     `internet` is True if the nodes can reach the internet, and `idle` is the idle time set on the nodes.
     `addresses` has the nodes' addresses by instance id. `jobs` has the jobs as last seen, and `seen` is when
@@ -171,7 +171,7 @@ class ClusterFolder:
         """The cluster's events, one JSON document per line; `down` keeps this file."""
 
     def write_ssh_config(self, entries: Callable[[str, Record], str]) -> None:
-        """Write the cluster's ssh_config, and its part of the shared ssh_config; nothing else writes them.
+        """Write the cluster's ssh_config and its part of the shared ssh_config. Only this method writes them.
 
         `entries(prefix, record)` returns the entries for an ssh_config, with `prefix` (which may be "")
         before each name. `entries` is called while the write lock is held, so that it gets the newest record.

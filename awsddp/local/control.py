@@ -1,4 +1,4 @@
-"""Start, find and stop an AWSDDP_HOME's local cloud. Only the daemon imports large packages."""
+"""Start, find and stop the local cloud of an AWSDDP_HOME. Large packages are imported only in the daemon."""
 
 from __future__ import annotations
 

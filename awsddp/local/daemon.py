@@ -42,8 +42,8 @@ S3_PORT = 9000  # at the metadata service's address
 _PORTS = range(15_000, 32_000)
 """The ports that the endpoint can use. They are below the ports that kernels assign to outgoing connections,
 because the same port must be free again when the daemon restarts."""
-LOOK_S = 1.0  # how often the daemon checks whether it is still used
-QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
+LOOK_S = 1.0  # the time between two checks whether the daemon is still used
+QUIET_S = 5.0  # the time after its last call for which an EC2 client counts as connected
 
 
 def main() -> None:

@@ -52,7 +52,8 @@ class Refusal(ServiceException):
 
 @dataclass(frozen=True)
 class Request:
-    """One API call. `parameters` are the parameters as the client sent them, by GET, POST or JSON."""
+    """One API call. `parameters` are the unparsed parameters that the client sent in a GET query, a POST form
+    or JSON."""
 
     service: str
     region: str

@@ -87,7 +87,7 @@ class Faults:
         return any(fault.effect == effect for fault in self._faults)
 
     def take_fault(self, operation: str, values: tuple[str, ...]) -> Fault | None:
-        """Return the first fault that affects this request, or None if no fault does, and decrement the
+        """Return the first fault that affects this request, or None if there is no such fault. Decrement the
         fault's `times`.
 
         `values` are the request's values, which are compared with a fault's `only`.
@@ -191,7 +191,7 @@ NOTICE_S = 120.0
 
 
 def is_instance_id(operation: str) -> bool:
-    """Return True if a fault's operation is an instance id, so that the fault affects a node and not
+    """Return True if a fault's operation is an instance id. Such a fault affects a node instead of API
     calls."""
     return operation.startswith("i-")
 
@@ -201,8 +201,8 @@ def check_node_fault(options: Mapping[str, Any], instances: Mapping[str, Any], *
 
     :param options: the fault's fields.
     :param instances: all regions' instances by id, including terminated ones.
-    :raises UsageError: there is no such instance or effect, an option is only for calls, or the mode does not
-        have this effect.
+    :raises UsageError: there is no such instance or effect, an option is valid only for API calls, or the
+        local cloud's mode does not support this effect.
     """
     instance_id, effect = options["operation"], options["effect"]
     if effect not in (*LASTING_EFFECTS, *ONE_TIME_EFFECTS):

@@ -3,10 +3,10 @@
 Hosts in containers are in nspawn.py.
 
 Without root rights, a host consists of a folder and an sshd that listens on an address in 127.0.0.0/8. The
-folder has `root` (the host's etc, opt and run; processes get the path of `root` in AWSDDP_ROOT), `home`, and
-`bin`, which comes first in the PATH and has replacements for sudo and systemctl. Hosts see each other's files
-and processes, security groups are not enforced, and there is no metadata service. User data can be a plain
-script or the cloud-config that awsddp sends.
+folder has `root` (the host's etc, opt and run), `home`, and `bin`, which comes first in the PATH and has
+replacements for sudo and systemctl. The variable AWSDDP_ROOT has the path of `root`. Hosts see each other's
+files and processes, security groups are not enforced, and there is no metadata service. User data can be a
+plain script or the cloud-config that awsddp sends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOMENT_S = 0.1  # how long a state change takes if hosts are records only
 class Condition(Enum):
     """The state of a host."""
 
-    ABSENT = "absent"  # the host was never created, or this machine was restarted: boot it
+    ABSENT = "absent"  # the host was never created, or this machine was restarted: boot the host
     STARTING = "starting"
     UP = "up"  # the host answers
     OFF = "off"  # the host was powered off from inside, or on request

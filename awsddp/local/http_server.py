@@ -1,7 +1,7 @@
 """The daemon's HTTP services: the endpoint, and the instances' metadata service.
 
 A request to the endpoint passes these stages in order: the signature check, the check that the operation is
-supported, the checks that EC2 makes and moto does not, the local cloud's handlers, moto. If the request
+supported, the checks that EC2 has and moto lacks, the local cloud's handlers, and moto. If the request
 changed something, the state is saved before the response is sent, and `Lifecycle` is woken.
 """
 

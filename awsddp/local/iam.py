@@ -1,4 +1,4 @@
-"""Permissions for S3. This module evaluates a role's policies as IAM does.
+"""Permissions for S3. This module evaluates a role's policies by the same rules as IAM.
 
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 """

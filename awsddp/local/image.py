@@ -82,8 +82,8 @@ system_info:
 
 SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
 """The openssh package's default configuration, which a fresh system has in /etc/ssh."""
-# The node creates this file once sshd answers. The instance's state then becomes "running". A bind mount
-# makes the file visible to the daemon.
+# The node creates this file once sshd answers. The daemon sees the file through a bind mount, and sets the
+# instance's state to "running".
 UP_MARK = "var/lib/misc/answers"
 UP_UNIT = f"""\
 [Unit]

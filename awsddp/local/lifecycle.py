@@ -1,8 +1,8 @@
 """The worker that reconciles instance records with hosts.
 
 Records have the desired state (`pending`, `stopping`, `shutting-down`, a requested reboot), and hosts have
-the actual state; each pass brings each instance one step closer to the desired state. A restart of the daemon
-loses no state. Slow steps run in a thread pool, one at a time per instance.
+the actual state. Each pass brings each instance one step closer to the desired state. No state is lost when
+the daemon restarts. Slow steps run in a thread pool, one at a time per instance.
 """
 
 from __future__ import annotations

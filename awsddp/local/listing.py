@@ -24,17 +24,17 @@ class Listing:
         self._described[name] = info
 
     def drop(self, name: str) -> None:
-        """Remove a name, if it is there."""
+        """Remove a name if the index has it."""
         if self._described.pop(name, None) is not None:
             del self._names[bisect_left(self._names, name)]
 
     def page(
         self, prefix: str, *, after: str, limit: int, delimiter: str = ""
     ) -> tuple[dict[str, ObjectInfo | None], bool]:
-        """Return at most `limit` names with a prefix that sort after `after`, and True if there are more.
+        """Return at most `limit` names that have a prefix and sort after `after`, and True if there are more.
 
-        A name with a delimiter after the prefix is cut after the delimiter. Names that are then equal are
-        listed once, without a description.
+        A name with a delimiter after the prefix is cut after the delimiter. Shortened names that are equal
+        are listed once, without a description.
         """
         entries = list(islice(self._entries(prefix, after, delimiter), limit + 1))
         return dict(entries[:limit]), len(entries) > limit > 0

@@ -1,4 +1,4 @@
-"""Kill all processes on a host that has neither a cgroup nor a namespace.
+"""Kill all processes of a host that has neither a cgroup nor a namespace.
 
 A process belongs to the host if the host's mark is in the process's environment (AWSDDP_HOST) or in a file
 name among its arguments. sshd is identified by such a file name, because sshd overwrites its environment. All

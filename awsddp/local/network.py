@@ -48,7 +48,7 @@ def list_free_blocks() -> list[ipaddress.IPv4Network]:
 
 
 def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """Reserve the first block that no other local cloud on this machine has; return it and a socket.
+    """Reserve the first block that no other local cloud on this machine has. Return the block and a socket.
 
     The block stays reserved until the socket is closed.
 

@@ -34,9 +34,8 @@ CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={libr
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 # $1 has the cgroups, one per line; the other arguments are the command. The script returns once the host is
-# in the cgroups. The host does not get the daemon's mark, because the next daemon kills all processes with
-# this mark. oom_score_adj makes the kernel kill the hosts' processes before the daemon and the machine's own
-# processes.
+# in the cgroups. The daemon's mark is removed, because the next daemon kills all processes with this mark.
+# oom_score_adj makes the kernel kill the hosts' processes before the daemon and the machine's own processes.
 LAUNCHER = """\
 groups=$1; shift
 echo 300 > /proc/self/oom_score_adj

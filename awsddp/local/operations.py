@@ -1,5 +1,5 @@
-"""The operations that the local cloud supports, one row each. The error for any other operation names that
-operation.
+"""A table with one row for each operation that the local cloud supports. The error for any other operation
+contains its name.
 
 moto also accepts operations that have no effect in the local cloud, such as creating a volume that no node
 can use.
@@ -25,9 +25,9 @@ TAGS = ("tag-key", "tag:")
 class Operation:
     """Describes the supported part of an operation.
 
-    `parameters` has the names as they are sent, without numbers. A name also stands for the names below it,
-    such as NAME.FIELD. If `parameters` is empty, only the required parameters are supported. `creates` has
-    the resource kinds that the operation creates and tags. `handler` replaces moto's handler.
+    `parameters` has the parameters' names as clients send them, but without list indexes. A name also covers
+    nested names, such as NAME.FIELD. If `parameters` is empty, only the required parameters are supported.
+    `creates` has the resource kinds that the operation creates and tags. `handler` replaces moto's handler.
     """
 
     parameters: tuple[str, ...] = ()

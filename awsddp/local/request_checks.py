@@ -1,4 +1,5 @@
-"""A table of requests that EC2 refuses and moto accepts; the first row that applies refuses the request."""
+"""A table of requests that EC2 refuses and moto accepts. A request gets the error of the first row that
+applies."""
 
 from __future__ import annotations
 

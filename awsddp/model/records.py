@@ -13,7 +13,7 @@ JobState = Literal["waiting", "running", "succeeded", "failed", "cancelled", "in
 ACTIVE = ("waiting", "running")
 """The states that a job can have before it has ended."""
 
-# The limits apply to values from nodes. The patterns end in a way that is valid in JSON Schema.
+# The limits apply to values that nodes report. Patterns end with $(?!\n), because JSON Schema has no \Z.
 RankNumber = Annotated[int, Meta(ge=0, lt=100_000)]
 NodeNumber = Annotated[int, Meta(ge=0, lt=10_000)]
 ExitCode = Annotated[int, Meta(ge=-255, le=255)]
@@ -203,7 +203,7 @@ class PreparedNode(Frozen):
 
 class Cause(Frozen):
     """Why a job did not succeed: the first rank that failed, with the end of its log, or the event that ended
-    it.
+    the job.
 
     `kind` is one that docs/why.md lists ("unknown": an older awsddp wrote the record). `retryable` is True if
     the same command may succeed without a change. `values` are the variables in the explanation, such as
@@ -304,9 +304,9 @@ class JobRecord(Frozen, Keyed):
     settings other than defaults, as command line arguments. `resumed` is the job from whose checkpoint this
     job resumed. `started` is when its first rank started and `ended` when its last rank ended, as
     2026-11-22T12:00:00Z. `price_usd_per_hour` is what its nodes cost. `restarts` are the restarts by
-    torchrun: "1 of 3: rank 3 @ node1: ValueError". While the job runs, `progress` has the ranks that write
-    metrics. `slowest_rank` is a rank that is more than 10 % slower than the best. `usage` has the nodes'
-    samples. `save_to` is the S3 URI for its results, and `saving` is the progress of their upload.
+    torchrun, such as "1 of 3: rank 3 @ node1: ValueError". While the job runs, `progress` has the ranks that
+    write metrics. `slowest_rank` is a rank that is more than 10 % slower than the best. `usage` has the
+    nodes' samples. `save_to` is the S3 URI for its results, and `saving` is the progress of their upload.
     """
 
     job: str

@@ -1,4 +1,4 @@
-"""An existing cluster's settings are taken from its record, unless an option or a variable overrides them."""
+"""Apply an existing cluster's settings from its record, unless an option or a variable overrides them."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from awsddp.settings.spec import FILE, ClusterSpec
 from awsddp.settings.verbs import command_arguments
 from awsddp.state import Record
 
-# A change to these keys applies to running nodes and needs no launch.
+# Changes to these keys are applied to running nodes, without a launch.
 KEYS_WITHOUT_LAUNCH = (
     JUMP_KEY,
     "network.ssh_cidr",

@@ -53,8 +53,8 @@ def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
 def _make_checkpoints(
     job: str, results: Path, match: CheckpointPath, files: list[Path]
 ) -> Iterator[tuple["Checkpoint", list[Path]]]:
-    """Yield each checkpoint with its files. Each file is a checkpoint, or all nodes' files make up a
-    checkpoint folder."""
+    """Yield each checkpoint with its files. Either each file is a checkpoint, or the files of all nodes
+    together are one checkpoint folder."""
     if not match.trees:
         for path in files:
             yield Checkpoint(job=job, parts=(path,)), [path]

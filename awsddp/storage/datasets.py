@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from awsddp.nodes.project_files import Listing
 
 MAX_LISTED = 100_000
-"""The maximum number of a source's objects that a plan lists; listing them takes 100 requests."""
+"""The maximum number of objects that a plan lists in a source, which takes 100 requests."""
 _MODULES = ("file_tree", "s3.store", "s3.download")
 _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
 """The packages on this machine that a node without boto3 needs for agent/s3/store.py."""
@@ -48,7 +48,7 @@ _PAGE_BYTES = 1 << 20
 """The approximate size of a page in the list of sent files (bytes)."""
 _Row = tuple[int, int, int, int, str]
 _LIST_WRITES = 20
-"""Approximately how often the list of sent files is written while a folder is uploaded."""
+"""Approximately how many times the list of sent files is written while a folder is uploaded."""
 _SILENT_S = 120.0
 _PASSED_PREFIXES = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_proxy", "no_proxy")
 """Prefixes of the job variables that are passed to Hugging Face's program."""
@@ -109,7 +109,7 @@ def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
         store, objects = list_objects(S3Uri(source.at, source.part), make, most=MAX_LISTED)
     except CopyError as refusal:
         why = refusal.document["why"]
-        if refusal.code in ("NoSuchBucket", ""):  # "" means that nothing is under the prefix
+        if refusal.code in ("NoSuchBucket", ""):  # "": no object has the prefix
             raise ConfigError(str(refusal), why, refusal.document["next"]) from refusal
         return replace(data, why=f"{refusal}: {why}".rstrip(": "), requester_pays=payer)
     with contextlib.closing(store):
@@ -212,10 +212,11 @@ def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent:
 
 
 class _SentFiles:
-    """The list of a local folder's files that are in a bucket; `rows` has each path's file stamp and ETag.
+    """The list of a local folder's files that are in a bucket. `rows` maps each path to its file stamp and
+    ETag.
 
-    The list is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages, and is signed
-    with this machine's `secret` because others can write to the bucket.
+    The list is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages. It is signed with
+    this machine's `secret`, because others can write to the bucket.
     """
 
     def __init__(self, store: Store, parent: S3Uri, name: str, *, secret: str) -> None:

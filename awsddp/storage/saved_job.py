@@ -346,7 +346,8 @@ def is_s3_uri(text: str | None) -> TypeGuard[str]:
 
 @contextlib.contextmanager
 def open_store(target: Target, uri: S3Uri) -> Iterator[Store]:
-    """Yield an S3 store with this machine's login. In the context, botocore's errors become awsddp's.
+    """Yield an S3 store with this machine's login. In the context, botocore's errors are turned into
+    awsddp's.
 
     Raises CloudError, ConfigError, or NotFoundError if the bucket does not exist.
     """

@@ -1,6 +1,7 @@
 """Read the documents that a job's nodes wrote to S3 (docs/saving.md), checking limits and signatures.
 
-job.json and nodeK.json list pages by key, size and ETag; a page that differs from its entry is not read.
+job.json and nodeK.json list pages by key, size and ETag. A page whose size or ETag differs from its entry is
+not read.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from awsddp.model.records import NodeNumber, ShortText, Text
 FORMAT = 2
 """The value of the `save` field in job.json."""
 MAX_READS = 3
-"""How often a document or file is read again if it changes while it is read."""
+"""How many times a document or file is read again if it changes during the read."""
 _MAX_FILES = 1_000_000
 """The maximum number of files and links in a job's results."""
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
@@ -42,7 +43,7 @@ _Kind = TypeVar("_Kind", bound="_Index | _NodeList")
 
 
 class PageRef(NamedTuple):
-    """A reference to a page: it has the page's key, size and ETag."""
+    """A reference to a page, with the page's key, size and ETag."""
 
     key: _Key
     size: Annotated[int, Meta(ge=0, le=MOST_BYTES)]

@@ -1,4 +1,5 @@
-"""Run functions in parallel threads. No other module starts threads in order to wait for several results."""
+"""Run functions in parallel threads. To wait for several results, other modules use these functions and do
+not start threads themselves."""
 
 import importlib
 import threading

@@ -42,10 +42,11 @@ def escape_lines(text: str) -> str:
 
 
 def keep_colours(data: bytes, *, none: bool = False) -> bytes:
-    """Make the output of ranks or commands safe for a terminal: colours are kept until the line ends.
+    """Make the output of ranks or commands safe for a terminal: colours are kept, but only until the end of
+    the line.
 
     Other control sequences are removed. Characters that hide text or change its direction are made visible.
-    If `none` is true, colours are removed too.
+    With `none`, colours are removed, too.
     """
 
     def escape(match: re.Match[bytes]) -> bytes:
