@@ -90,7 +90,7 @@ class CapacityError(AwsddpError, exit_code=5, kind="capacity", retryable=True):
 
 
 class NodeError(AwsddpError, exit_code=6, kind="node"):
-    """A node cannot be reached or prepared. `nodes` are the nodes that the verb was connected to."""
+    """A node cannot be reached or prepared. `nodes` are the nodes to which the verb was connected."""
 
     nodes: tuple[Any, ...] = ()
 

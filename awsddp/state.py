@@ -288,7 +288,7 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[float]:
-        """Lock the cluster against other commands on this machine; the kernel releases a dead process's lock.
+        """Lock the cluster against other commands on this machine. The kernel releases a dead process's lock.
 
         `part` names a part of the cluster that has its own lock. Yields the seconds since the lock was last
         held. Raises ConfigError, which names the holder (host, process, verb, time), if the lock is not free

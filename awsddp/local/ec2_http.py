@@ -200,14 +200,14 @@ def internal_error(message: str) -> Refusal:
 
 
 def make_response(request: Request, result: object) -> Response:
-    """Return the JSON or XML response for a result, which is a dict as in boto3 or moto's resources."""
+    """Return the JSON or XML response for a result. The result is a dict as in boto3, or moto's resources."""
     if request.service not in ("ec2", "iam"):
         return Response(json.dumps(result), content_type=JSON)
     return _as_xml(request.service, request.action, result)
 
 
 def finish_response(response: Response) -> Response:
-    """Make moto's XML like EC2's: with a trailing slash in the namespace, and a new request id."""
+    """Make moto's XML like EC2's: add a trailing slash to the namespace, and set a new request id."""
     body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', response.data, count=1)
     request_id = str(uuid.uuid4()).encode()
     response.data = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
@@ -215,7 +215,8 @@ def finish_response(response: Response) -> Response:
 
 
 def make_error_response(refusal: ServiceException, *, service: str, target: bool) -> Response:
-    """Return the error response in the service's format: JSON if `target`, otherwise EC2's or STS's XML."""
+    """Return the error response in the service's format: JSON if `target` is True, or else the XML of EC2 or
+    STS."""
     status = getattr(refusal, "status", "400 Bad Request")
     if target:
         body = json.dumps({"__type": refusal.code, "message": refusal.message})

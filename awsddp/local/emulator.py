@@ -62,7 +62,7 @@ class Emulator:
         _patch(block, image_tags)
 
     def backend(self, region: str) -> Any:
-        """Return moto's EC2 back end for a region; it is created on first use.
+        """Return moto's EC2 back end for a region. The back end is created on first use.
 
         :raises KeyError: there is no such region.
         """
@@ -203,8 +203,8 @@ def _set_public_ip(self: Any) -> None:
 
 
 def _allocate_subnet_ip(self: Any, instance: Any) -> str:
-    """Assign the lowest free address and return it; EC2 reserves a subnet's first four addresses and its last
-    one.
+    """Assign the lowest free address and return it. A subnet's first four addresses and its last one are
+    reserved, as on EC2.
 
     All VPCs share one network in the local cloud, so an address that is assigned in another subnet is not
     free.
@@ -229,7 +229,7 @@ def _matches_filter(value: Any, patterns: list[str]) -> bool:
 
 
 def _create_endpoint(self: Any, **options: Any) -> Any:
-    """Create an endpoint of EC2's default type, Gateway; moto cannot delete an endpoint without a type."""
+    """Create an endpoint, by default of EC2's default type, because moto cannot delete one without a type."""
     return _original_endpoint(self, **{**options, "endpoint_type": options.get("endpoint_type") or "Gateway"})
 
 

@@ -42,9 +42,9 @@ group."""
 class Faults:
     """Holds the active faults. Callers hold the emulator's lock.
 
-    A fault's `operation` is an API operation, or the id of the instance that has the fault. `times` is how
-    many more calls the fault affects (None: all). `only` is a parameter value that the request must have.
-    `heals_at` is the time when the fault ends, or None.
+    A fault's `operation` is an API operation, or the id of the instance that has the fault. `times` is the
+    number of further calls that the fault affects (None: all). `only` is a parameter value that the request
+    must have. `heals_at` is the time when the fault ends, or None.
     """
 
     def __init__(self, path: Path) -> None:

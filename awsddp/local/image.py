@@ -1,9 +1,9 @@
 """A node's disk image: this machine's system, changed to look like a fresh image, and torch's environment.
 
-A node's root is an overlay with three layers: the node's own folder, over a common layer, which is over `/`.
-The common layer hides everything on the machine that is not part of its system (home folders, data, services,
-accounts, secrets) with whiteouts and opaque folders, and adds a small configuration for systemd, sshd and
-cloud-init.
+A node's root is an overlay with three layers, from top to bottom: the node's own folder, a common layer, and
+`/`. The common layer hides everything on the machine that is not part of its system (home folders, data,
+services, accounts, secrets) with whiteouts and opaque folders, and adds a small configuration for systemd,
+sshd and cloud-init.
 
 Deep Learning AMIs have torch at /opt/pytorch. A node gets torch's environment from a cache, which is mounted
 read-only at this path. The environment's Python may be in a home folder that nodes do not see (pyenv, uv), so
@@ -142,7 +142,7 @@ def build_layer(folder: Path) -> None:
 
 
 def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
-    """Hide the entries in a folder on the machine except `kept`; show the folders that `empty` names as
+    """Hide all entries in a folder on the machine except `kept`. The folders in `empty` stay visible, but
     empty."""
     layer.mkdir(exist_ok=True)
     for entry in machine.iterdir():
@@ -291,7 +291,8 @@ def _install(folder: Path) -> None:
 def _declare_operators(packages: Path) -> None:
     """Make torchvision import train/torchvision_operators.py if its compiled operators do not match torch.
 
-    This changes torchvision's own file: a .pth file or a sitecustomize would slow down every start of Python.
+    This function changes torchvision's own file, because a .pth file or a sitecustomize would slow down every
+    start of Python.
     """
     name = "torchvision_operators"
     shutil.copy(shipped_folder("train") / f"{name}.py", packages)

@@ -274,8 +274,8 @@ def find_faketime() -> Path | None:
 
 
 def set_clock(root: Path, *, ahead: bool) -> None:
-    """Set the clock that processes of later logins to a node see. If `ahead` is set, this clock is ahead;
-    otherwise it is correct.
+    """Set the clock that processes of later logins to a node see. The clock is ahead of the correct time if
+    `ahead` is True, and correct otherwise.
 
     :param root: the node's root folder.
     """

@@ -1,4 +1,5 @@
-"""S3, with buckets as folders and objects as files. Bodies are streamed and are not in the pickled state.
+"""An S3 server that stores buckets as folders and objects as files. Bodies are streamed and are not in the
+pickled state.
 
 An object's file has the object's body, a description in JSON, and the description's length in 8 bytes. The
 file is renamed to its final name once it is complete.

@@ -96,7 +96,7 @@ class S3Call:
     """A request. `caller` is the signer's ARN, or "" if the request is unsigned. If `policies` is None,
     everything is allowed.
 
-    `bucket_info` is the bucket, once it is known. `is_cut` is True if a fault cuts the connection in the
+    `bucket_info` is set once the bucket is known. `is_cut` is True if a fault cuts the connection in the
     middle of the body.
 
     :raises NotFound: the request matches no S3 operation.
@@ -149,7 +149,7 @@ class S3Call:
         return {name: self.arguments[name] for name in ("ContentType", "Metadata") if name in self.arguments}
 
     def encode_key(self, text: str) -> str:
-        """Return a key as it appears in a listing: URL-encoded if the request asks for this."""
+        """Return a key as it appears in a listing, URL-encoded if the request has this option."""
         return quote(text, safe="/*-._") if "EncodingType" in self.arguments else text
 
     def check_permission(self, operation: str, resource: str) -> None:

@@ -182,7 +182,8 @@ class _Meter:
 
 
 class Bill(Frozen):
-    """A cluster's bill. `began` and `ended` are UTC; `ended` is None while any of its resources exist.
+    """A cluster's bill. `began` and `ended` are in UTC. `ended` is None while any of the cluster's resources
+    exist.
 
     `price_usd_per_hour` is the current hourly price, including the disks of stopped nodes. This price and
     `cost_usd` are None if a price is unknown.
@@ -275,7 +276,7 @@ class Account:
 
 
 def make_bill(rows: Iterable[LedgerRow], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
-    """Return the bill that a ledger adds up to; `now` and `running` are as in `Account.bill`."""
+    """Return the bill for a ledger's rows. `now` and `running` have the same meaning as in `Account.bill`."""
     ledger = Account()
     for row in rows:
         ledger.apply(row)
@@ -347,7 +348,7 @@ def find_missing_rows(
 def make_price_rows(
     rows: Iterable[LedgerRow], nodes: Iterable[Node], spot_prices: SpotPrices, *, now: datetime
 ) -> Iterator[LedgerRow]:
-    """Yield the ledger's missing rows for spot prices since each spot node's launch."""
+    """For each spot node, yield the rows that the ledger lacks for spot prices since the node's launch."""
     from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 
     written = {(key, row.at) for row in rows if row.event == "repriced" for key in row.instances}

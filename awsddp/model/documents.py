@@ -26,7 +26,7 @@ class Document(Struct, Keyed, kw_only=True):
 
 
 class NodeState(Document):
-    """A node, as EC2 reports it; `idle_left_s` is present only with `status -v` (null: the node did not
+    """A node, as EC2 reports it. `idle_left_s` is present only with `status -v` (null: the node did not
     answer).
     """
 
@@ -42,7 +42,7 @@ class NodeState(Document):
 
 
 class SeenJob(JobRecord):
-    """A job as last seen; `reported` is true if its nodes have just reported it.
+    """A job as last seen. `reported` is true if the job's nodes have just reported the job.
 
     `fetched` is true if all of the job's results were fetched to this machine after the job ended.
     """
@@ -104,9 +104,9 @@ class JobDocument(JobRecord):
 class ListedJob(JobRecord):
     """A job on any of this machine's clusters, with its run time and its nodes' list price for that time.
 
-    Jobs that ran on a node at the same time share the node's price. `reported` is true if its nodes have just
-    reported the job; otherwise the job is as last seen. `step`, `loss` and `fraction` are the last values
-    from the job's first rank that reports them.
+    Jobs that ran on a node at the same time share the node's price. `reported` is true if the job's nodes
+    have just reported the job; otherwise, the job is described as last seen. `step`, `loss` and `fraction`
+    are the last values from the job's first rank that reports them.
     """
 
     step: int | None = None
@@ -426,8 +426,8 @@ class EventLine(Document):
 class WhyDocument(Document):
     """The JSON document that `why` prints: the ranks `behind` the waiting ones, and what each rank does.
 
-    `silent_s` is how long no rank has written to its log. `moving` is true if a collective has just begun.
-    `result` describes how the job ended, if it has ended.
+    `silent_s` is the time since a rank last wrote to its log. `moving` is true if a collective has just
+    begun. `result` describes how the job ended, if it has ended.
     """
 
     job: str

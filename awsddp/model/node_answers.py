@@ -53,7 +53,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` is relative to runs/JOB, `size` is in bytes.
 
     `limited` is True if it counts towards job.results_limit. `modified` is in ns since 1970, and `sample` is
-    a hash of some of its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was
+    a hash of some of the file's blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was
     rewritten with the same size and time. `digest` is the SHA-256 of a synced file if only its change time
     has changed since the launch. `data` is the content, if the node sent it with the list. `ephemeral` is
     True if the file is on an instance store, `sparse` if it has holes, and `writing` if it is being written.
@@ -153,7 +153,7 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
 class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as a node reports it.
 
-    `complete` is True if the report covers all of the job's nodes, as the first node's report does.
+    `complete` is True if the report covers all of the job's nodes, like the report of the job's first node.
     """
 
     job: _Name
@@ -203,7 +203,7 @@ class _Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The stacks of a job's processes, as agent/diagnosis/hang.py reads them."""
+    """The stacks of a job's processes, for agent/diagnosis/hang.py."""
 
     workdir: Text
     silent_s: Seconds
@@ -246,8 +246,8 @@ class DialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`claimed` is True if the client may start a job; `free_s` is the time for which no client had this
-    right."""
+    """The result of a claim for the right to start a job. `claimed` is True if the client got the right, and
+    `free_s` is the time for which no client had the right."""
 
     claimed: bool
     free_s: Seconds
@@ -314,7 +314,8 @@ class InspectionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = False) -> _Kind:
-    """Return an answer converted to this type; with `paths`, texts may be file names that are not Unicode.
+    """Return an answer converted to the type `kind`. With `paths`, texts can be file names that are not
+    Unicode.
 
     Raises NodeError.
     """
@@ -323,7 +324,7 @@ def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = Fa
 
 
 def convert_answer(answer: object, kind: type[_Kind], *, paths: bool = False) -> _Kind:
-    """Return a parsed answer converted to this type. Raises ValueError."""
+    """Return a parsed answer converted to the type `kind`. Raises ValueError."""
     _check_text(answer, paths=paths)
     return msgspec.convert(answer, kind)
 

@@ -39,7 +39,7 @@ class NoReachableNodes(NodeError):
 
 
 def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, ...]]":
-    """Return the cluster, if this machine has its key, and the cluster's living nodes.
+    """Return the cluster and its living nodes, after checking that this machine has the cluster's key.
 
     Raises CloudError, and NotFoundError if the cluster or the key is missing.
     """
@@ -55,7 +55,7 @@ def require_key(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, .
 
 @contextlib.contextmanager
 def preconnected_cluster(session: Session) -> "Iterator[LocatedCluster]":
-    """Find the cluster, and at the same time open connections to its last known addresses.
+    """Find the cluster. At the same time, open connections to the last known addresses of its nodes.
 
     Opens no connections through a jump host. Connections to nodes that AWS does not list are not used. Raises
     CloudError.
@@ -290,8 +290,8 @@ def list_jobs_on_nodes(connected: ConnectedCluster, *, partial: bool = False) ->
     """Return every job that the connected nodes report, oldest first.
 
     With `partial`, a node that does not answer is added to the fleet's failures, unless no node answers at
-    all. Ignores an unknown job if its name already exists in the results folder: otherwise a node could make
-    awsddp write into one of the user's folders.
+    all. Ignores an unknown job if a folder with its name already exists in the results folder. Otherwise, a
+    node could make awsddp write into one of the user's folders.
     """
     from awsddp.agent import messages
     from awsddp.agent_client import job_reports

@@ -99,7 +99,8 @@ def resolve_key_file(spec: ClusterSpec) -> Path:
 
 
 def resolve_target(session: Session, record: Record | None) -> Target:
-    """Return a record's target. No setting changes the target, except that --profile selects another login.
+    """Return the target in a record. No setting changes the target, except that --profile selects another
+    login.
 
     If there is no record, returns the target in the settings. Raises ConfigError if the command line names a
     target that differs from the record's.
@@ -161,7 +162,7 @@ def find_cluster(
     all_regions: bool = True,
     name_lock_holder: bool = False,
 ) -> Iterator[LocatedCluster]:
-    """Search the target of the cluster's record, whatever the settings are; yield the cluster.
+    """Search the target in the cluster's record, whatever the settings are, and yield the cluster.
 
     If there is no record, the search covers these targets in order: the local cloud, if it is running; the
     given or configured region; and every enabled region, if `all_regions` is True. If there is a record, one
@@ -272,7 +273,7 @@ def _search_regions(nearest: LocatedCluster) -> LocatedCluster:
 def refresh_listing(
     cluster: LocatedCluster, *, owner: str | None = None, all_resources: bool = True
 ) -> LocatedCluster:
-    """Return the cluster with a new listing by name and owner; the listing with the record's id is preferred.
+    """Return the cluster with a new listing by name and owner, preferably the listing with the record's id.
 
     The default owner is the record's owner or, without a record, the caller's AWS identity. Unless
     `all_resources` is set, one call lists the nodes, and other resources are listed only if there are no

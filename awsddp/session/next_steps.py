@@ -65,10 +65,10 @@ def complete_commands(session: Session, text: str, *, job: JobRecord | None = No
     """Return a message with its commands completed, so that the user can type them as they are.
 
     Each command gets the global options that select the cluster. A command at the start of a line also gets
-    the current command line's options that its verb reads, except those that it already sets. With `job`,
-    `train` gets that job's options, script and arguments, and becomes `run` if the current verb is `run`. A
-    command after a `down` on the same line gets the cluster's settings. AWS CLI commands get the local
-    cloud's variables if the cluster is in the local cloud.
+    those options of the current command line that the command's verb reads and that the command does not set.
+    With `job`, `train` gets that job's options, script and arguments, and becomes `run` if the current verb
+    is `run`. A command after a `down` on the same line gets the cluster's settings. AWS CLI commands get the
+    local cloud's variables if the cluster is in the local cloud.
     """
     return "\n".join(
         str(_complete_line(session, line, job)) for line in parse_message(_with_local_cloud(session, text))
@@ -109,7 +109,7 @@ def _complete_line(session: Session, line: Line, job: JobRecord | None) -> Line:
 def _without_up(line: Line) -> Line:
     """Return the line with `up ... && train ...` joined to one `train` with all options.
 
-    This is for `run`, which includes `up`.
+    `run` needs this, because it includes `up`.
     """
     parts = list(line.parts)
     for index in range(len(parts) - 2):
@@ -229,14 +229,15 @@ def completing_errors(session: Session) -> Iterator[None]:
 
 
 def complete_error(session: Session, error: AwsddpError) -> None:
-    """Complete the commands in an error, in place, and write the key at its start as the user wrote it."""
+    """Complete the commands in an error, in place. If the message begins with a key, write the key as the
+    user wrote it."""
     key, colon, message = error.message.partition(": ")
     error.message = session.job_spec.label(session.spec.label(key)) + colon + message
     error.next = complete_commands(session, error.next)
 
 
 def make_interrupted_error(session: Session, *, continue_command: str = "") -> Interrupted:
-    """Return the error that an interrupted command ends with. Reads only the cluster's folder.
+    """Return the error with which an interrupted command ends. Reads only the cluster's folder.
 
     `continue_command` is the command that continues the interrupted command's work.
     """

@@ -17,7 +17,7 @@ Points = list[tuple[float, float]]
 def plot_loss(rows: Rows, *, title: str, outlier: int | None = None) -> str | None:
     """Return an SVG of the loss over the steps, with lines for up to eight ranks, including `outlier`.
 
-    Returns None if no rank has two points. A row without a rank counts for rank 0; rows without a step are
+    Returns None if no rank has two points. A row without a rank belongs to rank 0. Rows without a step are
     numbered.
     """
     points: dict[int, Points] = {}

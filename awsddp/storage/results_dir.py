@@ -190,7 +190,7 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
 
 
 def refuse_other_job(session: Session, job: JobRecord, *, strict: bool = False) -> None:
-    """Raise ConfigError if a job's results folder has results of another job, which ran elsewhere.
+    """Raise ConfigError if a job's results folder has the results of another job, which ran on other nodes.
 
     `strict` is for a job read from S3, because others may be able to write there: the job must name its
     instances, and its instances and S3 URI must match those of the job in the folder.

@@ -1,7 +1,8 @@
 """Download a job that was saved to S3 (--save-to) from its URI, s3://bucket/prefix/JOB, without its nodes.
 
-The nodes that wrote the objects are not trusted: paths are checked like paths in a node's answers. A file is
-downloaded as the node's list describes it; if the object has changed, the list is read again.
+The nodes that wrote the objects are not trusted: paths are checked like paths in a node's answers. Only the
+version of a file that the node's list describes is downloaded. If the object has changed, the list is read
+again.
 """
 
 import contextlib
@@ -427,7 +428,7 @@ def derive_signing_secret(session: Session, job: str) -> str:
 
 
 def _find_started_job(session: Session, uri: S3Uri) -> JobRecord | None:
-    """Return this machine's job that saves to this URI, or None if there is none."""
+    """Return the job from this machine that saves to this URI, or None if there is no such job."""
     record = session.folder.read()
     for job in record.jobs if record is not None else ():
         if job.save_to is not None and S3Uri(*parse_s3_uri(job.save_to)).join(job.job) == uri:

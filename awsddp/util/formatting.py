@@ -17,7 +17,7 @@ def size_text(size: int) -> str:
 
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Return a count with its noun: "1 node", "2 nodes"; `noun` with `ending` is the plural."""
+    """Return a count with its noun: "1 node", "2 nodes"; the plural is `noun` with `ending`."""
     return f"{count} {noun}{ending * (count != 1)}"
 
 

@@ -52,7 +52,7 @@ def run_both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
 def run_each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16) -> list[T]:
     """Run `work` for all items, up to `at_most` at once, and return the results in order.
 
-    When all calls have ended, raises the error of the first item whose call failed, if any.
+    If calls fail, raises the error of the first such item after all calls have ended.
     """
     with ThreadPoolExecutor(max_workers=at_most) as pool:  # a pool starts at most one thread per item
         return list(pool.map(work, items))
