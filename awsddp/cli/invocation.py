@@ -75,8 +75,8 @@ def _option(key: str) -> Callable[[Any], Any]:
 def read_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
     """Return a dict that maps each key of awsddp.toml that the command line sets to its value.
 
-    `values` maps click's parameter names to values. `--env NAME=VALUE` has the same effect as
-    --env-var. Raises UsageError if the verb has no --env-var.
+    `values` maps click's parameter names to values. `--env NAME=VALUE` has the same effect as --env-var, and
+    raises UsageError if the verb has no --env-var.
     """
     by_key: dict[str, OptionValue] = {}
     for key in OPTIONS:
@@ -99,7 +99,10 @@ def read_overrides(values: dict[str, OptionValue]) -> dict[str, OptionValue]:
 
 
 def _check_env_variables(variables: list[str], *, has_env_var: bool) -> None:
-    """Store a note for each variable that --env sets. Raises UsageError unless the verb has --env-var."""
+    """Store a note for each variable that --env sets.
+
+    Raises UsageError if --env sets a variable and the verb has no --env-var.
+    """
     names = [text.partition("=")[0] for text in variables]
     if names and not has_env_var:
         raise UsageError(
@@ -127,7 +130,7 @@ def _parse_variable(text: str) -> tuple[str, str | None]:
 
 
 def _with_relative_script(job: JobSpec) -> JobSpec:
-    """Return the job; the path of a script in the project folder is made relative to that folder."""
+    """Return the job, with the path of a script in the project folder made relative to that folder."""
     script, workdir = job.job.script, Path(job.sync.workdir)
     if script is None or job.job.module:
         return job

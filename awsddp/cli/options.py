@@ -49,7 +49,7 @@ def with_dashes(name: str) -> str:
 
 
 def global_options(*, hidden: bool = False) -> list[click.Parameter]:
-    """Return the global options as a command's parameters; their values are stored in `ctx.obj`."""
+    """Return the global options as a command's parameters. click stores the options' values in `ctx.obj`."""
     option = functools.partial(click.Option, hidden=hidden, expose_value=False, callback=_store)
     cluster_help = "Name of the cluster.  [default: default]"
     return [

@@ -10,7 +10,7 @@ from awsddp.util.formatting import node_name
 
 
 def report_jobs_without_replaced_nodes(cluster: LocatedCluster) -> None:
-    """Report the jobs that had a node replaced while they ran or waited, and how to restart them.
+    """Report the jobs that had a node replaced while they ran or waited, and how to restart these jobs.
 
     A job that has started resumes from its checkpoint. Raises NodesFailed or NodeError.
     """

@@ -50,7 +50,7 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
 
 
 def _idle_left(cluster: LocatedCluster) -> dict[int, int]:
-    """Return how many idle seconds each node has left, by number; nodes that do not answer are omitted."""
+    """Return {node number: seconds left of its idle time}. Nodes that do not answer are omitted."""
     outputs: dict[int, bytes] = {}
 
     def receive(node: int, data: bytes) -> None:

@@ -20,7 +20,7 @@ STOP_REACH_S = 30.0
 def stop(session: Session, *, confirm: Callable[[str], None]) -> ClusterDocument:
     """Stop the cluster's instances and return the `status` document.
 
-    Running jobs are ended first, and get their grace period; results stay on the disks. `confirm` is called
+    Running jobs are ended first, after their grace period. Results stay on the disks. `confirm` is called
     before anything changes, and raises an exception to refuse. Raises NotFoundError, CloudError, ConfigError
     for spot nodes, which cannot be stopped, and NodeError if an instance does not stop or results would be
     lost.

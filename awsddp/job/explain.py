@@ -171,7 +171,7 @@ def _explain_variable(session: Session, job: JobRecord, cause: Cause) -> Cause:
 def _explain_unsynced(session: Session, job: JobRecord, cause: Cause, entry: tuple[str, str]) -> Cause:
     """Return the cause with the reason why a path is not synced and how to send it.
 
-    `entry` is the path that is excluded, and the file or key that excludes it.
+    `entry` is a pair: the excluded path, and the file or key that excludes the path.
     """
     path, source = entry
     folder = path.rpartition("/")[0]

@@ -53,7 +53,8 @@ from awsddp.util.parallel import NodesFailed, results_or_raise, run_in_thread
 FETCH_S = 600.0
 """How long another client on this machine may take to fetch the same results."""
 FRESH_S = 2.0
-"""The maximum age of node tags that are written back if no client on this machine has locked them since."""
+"""The maximum age of node tags that are used without another read. Older tags are read again, and so are tags
+that another client on this machine may have changed."""
 MANIFEST_S = 300.0
 """How long a node may take to list its results."""
 MAX_NAMED = 10

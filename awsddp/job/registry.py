@@ -124,7 +124,7 @@ class JobRegistry:
     def _find_results(
         self, name: str, history: ClusterHistory, row: billing.LedgerRow | None, last: JobRecord | None
     ) -> tuple[Path, JobRecord | None]:
-        """Return a job's results folder, and the job that its job.json describes (None without such a file).
+        """Return a job's results folder, and the job in that folder's job.json (None without such a file).
 
         The folder may have been moved into the project's results folder after the launch.
         """

@@ -15,7 +15,7 @@ LEASE_S = 60
 
 
 def describe_client(verb: str) -> str:
-    """Return the name that this client shows to others while it holds the right to start jobs."""
+    """Return this client's name, which other clients see while this client has the right to start jobs."""
     return f"`awsddp {verb}` on {socket.gethostname()}, process {os.getpid()}"
 
 
@@ -71,7 +71,7 @@ def release_unknown_jobs(
 ) -> set[str]:
     """Release nodes from jobs that are in the nodes' tags but not on the nodes; return these jobs' names.
 
-    `names_by_node` has the jobs that each node reported while no other client could launch one. Raises
+    `names_by_node` has the jobs that each node reported while no other client could launch a job. Raises
     CloudError.
     """
     unknown: dict[str, list[Node]] = {}

@@ -22,7 +22,7 @@ def find_job_on_nodes(
 ) -> JobRecord:
     """Return the job that `resolve_name` finds (by default, the last job) as the reachable nodes report it.
 
-    With `prefer_started`, the default is the last running job, or else the last that has started. Raises
+    With `prefer_started`, the default is the last running job, or else the last job that has started. Raises
     UsageError, NotFoundError, and NodeError if no reachable node reports a job that is in the cluster's
     record.
     """

@@ -36,7 +36,8 @@ from awsddp.util.formatting import files_text, node_name
 from awsddp.util.parallel import results_or_raise
 
 SCAN_INTERVAL_S, GROWING_INTERVAL_S, HEARTBEAT_INTERVAL_S = 1.0, 30.0, 10.0
-"""The minimum seconds between scans, uploads of a growing file, and heartbeats to the first node."""
+"""The minimum number of seconds between scans, uploads of a growing file, and heartbeats to the first
+node."""
 _CLAIM_S = 240.0
 _STILL_S = 120.0
 """How many seconds uploads may make no progress before `down` fetches the remaining files."""
@@ -46,7 +47,7 @@ LOCAL_PROFILE = "awsddp-local"
 
 
 def add_s3_facts(cluster: LocatedCluster, facts: Facts) -> Facts:
-    """Return the facts with the job's data and save_to, if this machine's login has the rights to read them.
+    """Return the facts with the job's data, and with the facts about `save_to` that this login can read.
 
     Raises the ConfigError of `list_data`.
     """

@@ -52,12 +52,12 @@ def submit_job(
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
 ) -> JobRecord:
-    """Send the files and start the job; only one client at a time does this, across all machines.
+    """Send the files, start the job and return its record.
 
-    Sends nothing while a job runs on the nodes. Starts nothing unless the nodes pass `preflight` and EC2
-    keeps their disks when they power off. A failed launch is rolled back. If another client takes the
-    automatic name at the same time, the next name is used. Raises InUse, CloudError, NodeError, and
-    UsageError if the name is taken.
+    Only one client at a time can start a job, across all machines. Sends nothing while a job runs on the
+    nodes. Starts nothing unless the nodes pass `preflight` and EC2 keeps the nodes' disks at a poweroff. A
+    failed launch is rolled back. If another client takes the automatic name at the same time, the next name
+    is used. Raises InUse, CloudError, NodeError, and UsageError if the name is taken.
     """
     session = connected.session
     nodes, launches = _launch_alone(connected, ranks, listing, checkpoint)
@@ -79,7 +79,7 @@ def _launch_alone(
     listing: "Listing",
     checkpoint: "Checkpoint | None",
 ) -> tuple[list[Node], dict[int, Launch]]:
-    """Start the job under this machine's lock; if an automatic name is taken, use the next one.
+    """Start the job under this machine's lock. If an automatic name is taken, use the next name.
 
     Returns the job's nodes and their launch requests.
     """

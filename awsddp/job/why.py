@@ -30,8 +30,8 @@ STACKS_S = 8.0
 def why(session: Session, job: str | None = None) -> WhyDocument:
     """Return where each of a job's ranks is, and which ranks are behind. The default is the last started job.
 
-    If the job is not running, the document has the job's end as `result`, and the ranks' last stacks if nodes
-    wrote them. Raises NotFoundError or NodeError.
+    If the job is not running, the document's `result` describes how the job ended. The document then has the
+    ranks' last stacks, if nodes wrote them. Raises NotFoundError or NodeError.
     """
     view = JobRegistry(session).find(job)
     if view is not None and (is_s3_uri(job) or view.job.state not in ACTIVE):

@@ -68,7 +68,7 @@ class Catalog:
         return self.sign_link(plain, is_named=True) if kind == "file" else self.rewrite_url(plain)
 
     def rewrite_location(self, location: str, kind: Kind) -> str:
-        """Grant `location` and return its URL for nodes; return `location` if the mirror does not serve
+        """Grant `location` and return its URL for nodes, or `location` itself if the mirror does not serve
         it."""
         is_served = _LOGIN.match(location) or (self.everything and _URL.fullmatch(location))
         if not (is_served and host_port(location)) and not exists_locally(location):

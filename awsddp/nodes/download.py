@@ -29,7 +29,7 @@ folder."""
 DEDUPLICATE_FROM_BYTES = 1 << 20
 """A file that is at least this large is fetched as a delta if a local file is probably identical to it."""
 SAMPLED_BYTES = 128 << 10
-"""A sample covers all of a file that is not larger than this."""
+"""If a file is not larger than this, the file's sample covers the whole file."""
 VERSIONS = ".awsddp/versions.json"
 """This file records the ctime and inode that each larger file had on its node when it was fetched."""
 _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
@@ -39,7 +39,8 @@ Listed = Mapping[tuple[int, str], ResultFile]
 ListFiles = Callable[[Collection[int]], Listed]
 MatchesSample = Callable[[Path, ResultFile], bool]
 Transfer = Callable[[Sequence[ResultFile], Path, rsync.Progress, threading.Event], None]
-"""Downloads a node's files, with their mtimes, to paths in a folder. Stops once the event is set."""
+"""A function that downloads a node's files, with their mtimes, to paths in a folder until the event is
+set."""
 
 
 def pull(
@@ -122,7 +123,7 @@ def rsync_transfer(ssh_config: Path) -> Transfer:
 def _try_to_write(path: Path) -> None:
     """Raise OSError if this machine cannot write a file at `path`.
 
-    The node is then not the reason why the file is missing.
+    The error shows that a missing file is this machine's fault, not the node's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(4096))

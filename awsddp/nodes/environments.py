@@ -226,7 +226,7 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Re
 
 
 def _client() -> str:
-    """Return this client's name, which is shown to other clients that wait for its build."""
+    """Return this client's name. Other clients see the name while they wait for this client's build."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the user id has no name
@@ -254,7 +254,7 @@ def run_programs(
     silent_s: float,
     translate: Callable[[str], str] = str,
 ) -> dict[int, Answer | NodeError]:
-    """Run programs that print lines of JSON, and return each program's result, which is its last line.
+    """Run programs that print lines of JSON, and return each program's last line, which is the result.
 
     Other lines are reported as events. `failure_message` is the error for a node without a result. Output of
     a node never raises an exception.

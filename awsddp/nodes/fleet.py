@@ -394,7 +394,7 @@ class Fleet:
         on_stderr: Callable[[int, bytes], None] | None,
         limits: tuple[float | None, float | None],
     ) -> dict[int, Result | NodeError]:
-        """Read the commands' output until they end or `on_data` returns True for a complete response.
+        """Read output until each command ends or `on_data` returns True for a complete response.
 
         `limits` is the pair (timeout_s, silent_after_s).
         """

@@ -158,9 +158,10 @@ def _common_dir(top: Path) -> Path | None:
 
 
 def _excludes_files(root: Path) -> list[Path]:
-    """Return the file that core.excludesFile names.
+    """Return a list with the file that core.excludesFile names.
 
-    If this setting is not set, or if git is not installed, return git's default file.
+    If this setting is not set, or if git is not installed, the list has git's default file. If the setting is
+    empty, the list is empty.
     """
     argv = ["git", "-C", os.fspath(root), "config", "--type=path", "--get", "core.excludesFile"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):

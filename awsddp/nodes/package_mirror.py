@@ -65,7 +65,7 @@ _FAULTS = (OSError, EOFError, ValueError, HTTPException, paramiko.SSHException)
 
 
 class Mirror:
-    """The mirror for one installation, as a context manager that closes its connections on exit.
+    """The mirror for one installation, as a context manager that closes the mirror's connections on exit.
 
     `ca`: certificates in addition to the system's. `proxy` replaces this machine's proxies.
     """
@@ -128,7 +128,8 @@ class Mirror:
         return self.catalog.sign_link(url, is_named=is_named) + (f"#{fragment}" if fragment else "")
 
     def serve(self, channel: paramiko.Channel) -> None:
-        """Serve a channel's client on a new thread; close it if the node has too many connections."""
+        """Serve a channel's client on a new thread; close the channel if the node has too many
+        connections."""
         transport = channel.get_transport()
         if sum(served.get_transport() is transport for served in list(self._served)) >= _CONNECTIONS:
             channel.close()

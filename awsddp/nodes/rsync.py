@@ -19,7 +19,7 @@ from awsddp.util.parallel import run_in_thread
 SPARSE = ("--sparse", "--compress")
 """Options for files with holes. The holes are transferred as compressed zeros and are written as holes."""
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%")
-_STEPS = 200  # the number of progress reports in a transfer
+_STEPS = 200  # the maximum number of progress reports in a transfer
 _PARTLY = 23
 _GONE_AT_SENDER = 24
 _NETWORK = {10, 12, 30, 35, 255}
