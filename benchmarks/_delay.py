@@ -64,7 +64,7 @@ class DelayProxy:
     def _carry(
         self, source: socket.socket, sink: socket.socket, *, is_request: bool, pending: threading.Event
     ) -> None:
-        """Start threads that forward data from `source` to `sink` after `delay_s`, at any rate."""
+        """Start threads that forward data from `source` to `sink` after `delay_s`, without a rate limit."""
         pipe: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def read() -> None:

@@ -28,7 +28,8 @@ TRAIN = ("train", "ends.py", "-q", "--nproc-per-node", "1")
 
 @contextlib.contextmanager
 def count_sent_bytes(lab: Rehearsal) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the bytes that this machine has sent to the SSH servers of the nodes."""
+    """Yield a function that returns the number of bytes that this machine has sent to the nodes' SSH
+    servers."""
     nodes = ", ".join(node["private_ip"] for node in json.loads(lab.run("status", "--json"))["nodes"])
     rule = f"ip daddr {{ {nodes} }} tcp dport 22 counter"
     chain = "{ type filter hook output priority 0; }"

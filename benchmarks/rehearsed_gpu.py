@@ -280,7 +280,7 @@ def evaluate_all(cases: list[str]) -> None:
 
 
 def start(cases: list[str], facts: dict[str, Any], **environ: str) -> "subprocess.Popen[str]":
-    """Start a process that evaluates the cases on the GPU, or in a rehearsal if there are `facts`."""
+    """Start a process that evaluates the cases on the GPU, or in a rehearsal if `facts` is not empty."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", FACTS: json.dumps(facts), **environ}
     command = [sys.executable, __file__, "--cases", json.dumps(cases)]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -108,7 +108,8 @@ def run_bare(nodes: int) -> tuple[float, list[str]]:
 
 
 def run_awsddp(nodes: int) -> tuple[float, list[dict[str, Any]]]:
-    """Return the seconds of `awsddp up` to the end of the last describe by id, and the calls."""
+    """Return the seconds from the start of `awsddp up` to the end of its last describe call by id, and the
+    calls."""
     with rehearsal("--no-hosts") as lab:
         words = [sys.executable, "-m", "awsddp", "up", *OPTIONS, "--nodes", str(nodes), "-y", "-q"]
         began, _ = run_timed(lab, words, lab.keys())

@@ -76,7 +76,7 @@ SHORTEST = Sizes(nodes=1, log_nodes=1, ranks=1, lines=10, files=20, large_bytes=
 
 
 class Pair:
-    """This tree and the other one, each with its local cloud or a client of that cloud."""
+    """This tree and the other one. `labs` has a Rehearsal or a Far for each tree."""
 
     def __init__(self, labs: Mapping[str, Any], args: argparse.Namespace) -> None:
         self.labs = labs
@@ -124,7 +124,7 @@ def time_awsddp(*words: str) -> Turn:
 
 
 def fan_out(pair: Pair) -> None:
-    """The rows exec, sync and changed."""
+    """Measure the rows exec, sync and changed."""
     for number in range(FILES):
         pair.write(f"file{number}.py", f"# {number}\n")
     pair.up(pair.sizes.nodes)
@@ -161,7 +161,7 @@ def logs(pair: Pair) -> None:
 
 
 def results(pair: Pair) -> None:
-    """The rows small, again and large."""
+    """Measure the rows small, again and large."""
     pair.write("writes.py", WRITES)
     pair.up(2)
     pair.compare("small", partial(fetch, "small", pair.sizes.files, 1000))

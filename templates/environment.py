@@ -274,7 +274,7 @@ def install(pip, prefix, request, env, pins=()):
 
 
 def link_programs(prefix, folders):
-    """Write the console scripts (torchrun...) from packages in `folders` for the environment's python."""
+    """Write the console scripts (torchrun...) of the packages in `folders`, for the environment's python."""
     from importlib import metadata  # imported late, because checking for an environment does not need it
 
     python = prefix / "bin/python"
@@ -397,7 +397,7 @@ def make_conda(prefix, request, env):
 
 
 def copy_rehearsal(prefix, request):
-    """Copy rehearse_gpu, which images in the local cloud may have, into a separate environment."""
+    """Copy rehearse_gpu, if the image has it (in the local cloud), into the environment."""
     for folder in run_json(request["image"], PLATFORM)["site"] if request["image"] else ():
         hook = Path(folder, "rehearse_gpu.pth")
         for packages in prefix.glob("lib/python3*/site-packages") if hook.exists() else ():

@@ -120,7 +120,8 @@ def wait_for_boot(patience_s):
     result = ROOT / "run/cloud-init/result.json"
     deadline = time.monotonic() + patience_s
     waiting = None if result.exists() else shutil.which("cloud-init")
-    if waiting:  # the command ends even if cloud-init is disabled; otherwise result.json appears earlier
+    # This command also ends if cloud-init is disabled; otherwise result.json appears before it ends.
+    if waiting:
         waiting = subprocess.Popen(
             [waiting, "status", "--wait"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -243,7 +244,7 @@ def count_gpus(python, wanted, patience_s):
 
 
 def install_rsync():
-    """Install rsync if it is missing; return True if it is now installed, and the installation's output."""
+    """Install rsync if it is missing; return whether rsync is installed, and the installation's output."""
     output = ""
     if shutil.which("rsync") is None and not is_rootless():
         manager = next(filter(shutil.which, INSTALL), None)

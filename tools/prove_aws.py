@@ -1,10 +1,10 @@
 """Test all verbs on a real AWS account, for at most $2: `AWSDDP_REAL=cpu python tools/prove_aws.py` (or gpu).
 
-On two nodes, it tests up, train, a killed client, a reboot, results in S3, stop, start and down. A second
-cluster of one node then resumes from S3, for at most $0.70 of the $2. At the end it searches for remaining
-resources. The bucket (at most $0.01 of requests) and the role are created for the test and deleted
-afterwards. A run that succeeds on AWS is added to docs/proven.md. `--local` runs the same steps in its own
-local cloud.
+The program tests up, train, a killed client, a reboot, results in S3, stop, start and down on two nodes. A
+second cluster of one node then resumes from S3, for at most $0.70 of the $2. At the end, the program searches
+for remaining resources. The bucket (at most $0.01 of requests) and the role are created for the test and
+deleted afterwards. A run that succeeds on AWS is added to docs/proven.md. With `--local`, the same steps run
+in a separate local cloud.
 """
 
 import argparse

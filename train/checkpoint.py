@@ -1,4 +1,4 @@
-"""Checkpoints: rank 0 writes them; any rank may find one, which is then sent to all ranks."""
+"""Checkpoints: rank 0 writes them, and the newest one that any rank finds is sent to all ranks."""
 
 from __future__ import annotations
 

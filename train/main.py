@@ -90,7 +90,8 @@ class Trainer:
         options = {"lr": self.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
         self.optimizer = torch.optim.SGD(self.net.parameters(), **options, fused=True)
         self.criterion = nn.CrossEntropyLoss()
-        # Small gradients become 0 in fp16, so the scaler multiplies the loss. bf16 has fp32's range.
+        # Small gradients become 0 in fp16, so the scaler multiplies the loss. bf16 has the range of fp32 and
+        # needs no scaler.
         self.scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
         dtype = PRECISIONS[args.precision]
         self.autocast = torch.autocast(device.type, dtype, enabled=args.precision != "fp32")
@@ -123,7 +124,7 @@ class Trainer:
                 state, name=args.model, net=self.net, optimizer=self.optimizer, scaler=self.scaler
             )
             self.position = at = Position(**position)
-            # With different random numbers a resumed run differs from one that was not interrupted.
+            # With different random numbers, a resumed run differs from a run that was not interrupted.
             if not checkpoint.restore_rng(state["rng"], world=self.world, device=self.device):
                 ranks = len(state["rng"])
                 print_line(f"The checkpoint is of {ranks} ranks; random numbers differ from here on")
@@ -202,7 +203,7 @@ class Trainer:
             self.log()
         if args.print_every and number % args.print_every == 0:
             print_line(f"Epoch: [{position.epoch}][{number}/{batch_count}]  {self.meters.line()}")
-        # All ranks stop after the same step: if one stopped alone, the others would wait in all_reduce.
+        # All ranks stop after the same step: if only one stopped, the others would wait in all_reduce.
         is_stopping = self.stop.agreed()
         if is_stopping or (args.checkpoint_every and position.step % args.checkpoint_every == 0):
             self.save()
@@ -277,7 +278,7 @@ def evaluate(
 
 
 def print_line(text: str) -> None:
-    """Print `text` at once and in one piece: other ranks may share the terminal."""
+    """Print `text` immediately and in one write, because other ranks may share the terminal."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -15,8 +15,8 @@ With awsddp, run the same program on both nodes, or, as published, one file for 
         --init-method tcp://{master_addr}:{master_port}
     awsddp train train/train_rank{rank}.py --nproc-per-node 1
 
-The published program never wraps its model in DistributedDataParallel, so that each machine trains alone.
-This program wraps its model.
+The published program never wraps its model in DistributedDataParallel, so that each machine trains a separate
+model. This program wraps its model.
 """
 
 from __future__ import annotations

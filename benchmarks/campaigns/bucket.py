@@ -15,7 +15,7 @@ These conditions must hold in every history:
 - the client with the key downloads only files that equal, byte for byte, a version that the job wrote
 - the same holds for the client without the key, unless it may accept objects that the other writer wrote
 - nothing is written outside the job's folder, nor into the folder of another job of the same name
-- verify_in_s3(), which decides whether nodes may terminate, is true only if S3 has every file of the job
+- verify_in_s3(), which decides whether nodes may terminate, returns True only if S3 has all files of the job
 - after the other writer has stopped and the job has ended, S3 has every file
 - only one launch owns the name of a job
 """
@@ -452,7 +452,7 @@ class Writer:
             self._put(name, first[0], **first[1])
 
     def _resize(self) -> None:
-        """Make objects longer or shorter, or replace them with others of the same length."""
+        """Make objects longer or shorter, or replace them with random bytes of the same length."""
         for name in self._names(r"node\d+/|parts/|lists/"):
             if self.dice.random() < 0.4:
                 body = self.bucket.get(name)
@@ -465,7 +465,7 @@ class Writer:
             self.store.client.delete_object(Bucket=self.bucket.name, Key=self.where.key(name))
 
     def _swap(self) -> None:
-        """Replace objects with others, or write others at the keys of later versions."""
+        """Copy objects to the keys of other objects, or to keys that later versions would have."""
         names = self._names(r"node\d+/")
         for name in self.dice.sample(names, min(len(names), 3)):
             self._put(
@@ -566,7 +566,7 @@ def hostile(*acts: str) -> Callable[[History], None]:
 
 
 def equal_names(history: History) -> None:
-    """Two results are listed as one path, and the other writer writes at the keys of their versions."""
+    """Two results have the same listed path; the other writer writes at the keys of the results' versions."""
     history.play(("swap", "resize"), ("equal",))
     history.end(("swap", "resize"))
 
@@ -632,7 +632,7 @@ def killed_process(history: History) -> None:
 
 
 def two_jobs(history: History) -> None:
-    """Two clusters claim one name; the cluster that is refused saves below the name nevertheless."""
+    """Two clusters claim one job name; the one whose claim is refused saves below the name nevertheless."""
     job, bucket, dice = history.job, history.job.bucket, history.job.dice
     for name in history.job.bucket.names():
         bucket.s3.delete_object(Bucket=bucket.name, Key=f"runs/{JOB}/{name}")

@@ -103,7 +103,7 @@ class Saving:
         return b""
 
     def body(self, parts: list[Any]) -> bytes:
-        """Return the content of a file from its parts, as a reader does."""
+        """Return the content of a file, joined from its parts in S3."""
         return b"".join(self.object(key)[:length] for key, length, *_ in parts)
 
     def lists(self) -> list[tuple[str, int, list[Any]]]:
@@ -136,7 +136,7 @@ class Saving:
         return len(list((self._at / "uploads").iterdir()))
 
     def saving(self) -> Any:
-        """Return saving.json, which the uploader writes for clients."""
+        """Return saving.json, which the uploader writes for clients, or {} if there is no such file."""
         return json.loads(self.node.folder.saving.read_text()) if self.node.folder.saving.exists() else {}
 
     def end(self) -> Row:

@@ -95,7 +95,7 @@ def judged(kind: tuple[tuple[str, int], str], victim: int, job: dict[str, Any]) 
 
 
 def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int = 4) -> Row:
-    """Let one of `ranks` die, and return the row of the run."""
+    """Let one of `ranks` ranks die, and return the row of the run."""
     launcher, kind = list(LAUNCHERS)[number % 2], KINDS[number // 2 % len(KINDS)]
     victim, name = dice.choice((0, 1, ranks - 1)), f"death{number}"
     options = ("--name", name, "-o", f"job.launcher={launcher}", "--world-size", str(ranks), "--json")

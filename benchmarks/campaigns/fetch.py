@@ -139,7 +139,7 @@ def count_copied_bytes(home: Path) -> int:
 
 
 def count_sent_bytes(lab: Rehearsal) -> int:
-    """Return the bytes that the nodes have sent since they booted."""
+    """Return the number of bytes that the nodes have sent since they booted."""
     count = 0
     for instance_id in instances(lab):
         (namespace,) = Path("/run/netns").glob(f"*-{instance_id}")

@@ -187,7 +187,7 @@ class Case:
         return self._bytes(response) if lies else response
 
     def write_sent(self, node: int, path: str, data: bytes, target: Path) -> None:
-        """Write what the node sends for a file, as rsync would."""
+        """Write what the node sends for a file to `target`, in place of rsync."""
         target.parent.mkdir(parents=True, exist_ok=True)
         kind = self.chance.randrange(20) if node == self.liar and "files" in self.attacked else 19
         if kind == 0:
@@ -201,7 +201,7 @@ class Case:
             os.utime(target, ns=(modified, modified))
 
     def _aim(self, kind: str, document: dict[str, Any]) -> None:
-        """Change the document so that a client that trusts it does harm."""
+        """Change the document so that it does harm if a client trusts it."""
         if kind == "cancel" or (kind == "state" and self.chance.random() < 0.6):
             self._forge(document if kind == "cancel" else document["jobs"][0])
         elif kind == "stacks":

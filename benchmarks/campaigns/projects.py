@@ -1,4 +1,4 @@
-"""Projects of several kinds, some with unsatisfiable requirements, on two local nodes without internet.
+"""Run projects of several kinds, some with unsatisfiable requirements, on two nodes without internet.
 
     python -m benchmarks.campaigns.projects [--seed N] [--runs N] [--state FILE]
 
@@ -197,7 +197,7 @@ def train(world: World, number: int) -> Row:
 
 
 def _read_client_files(home: Path) -> str:
-    """Return the content of this machine's files about its clusters, without the disks of the nodes."""
+    """Return the content of the files that this machine has about its clusters, except the nodes' disks."""
     files = [path for path in home.rglob("*") if path.is_file() and "nodes" not in path.parts]
     return "".join(path.read_bytes().decode(errors="replace") for path in files)
 

@@ -2,7 +2,7 @@
 
 The GPU is an attribute of a tensor's storage, so that views, parameters and tensors saved by autograd share
 it. A dispatch mode sets the GPU of an operation's results; autograd enters the mode in a backward pass, too.
-Tensor's methods that read or change the device are replaced, which applies to all threads.
+The methods of Tensor that read or change the device are replaced; this applies to all threads.
 """
 
 import functools
