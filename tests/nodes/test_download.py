@@ -380,7 +380,7 @@ def test_full_disk_is_reported_before_any_transfer(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=8_400_000))
     large = ResultFile(path="/x", home="x", size=20_000_000)
-    with pytest.raises(ConfigError, match=r"need 20\.0 MB, .* has 8\.4 MB free"):
+    with pytest.raises(ConfigError, match=r"need 20\.0 MB, .* has only 8\.4 MB free"):
         pull(make_lab(1), {0: [large]}, target)
     assert not target.parent.exists()
 
