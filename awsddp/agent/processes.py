@@ -231,7 +231,7 @@ class Ranks:
 
 
 class Workers(Ranks):
-    """The ranks on this node under torchrun's elastic agent, as its workers' notes report them."""
+    """The ranks that torchrun's elastic agent runs on this node, according to its workers' notes."""
 
     end_kind = "agent"
 

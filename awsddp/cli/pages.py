@@ -55,7 +55,8 @@ def cluster_page(cluster: "documents.ClusterDocument") -> None:
     line(_cost(cluster))
     budget, cost = cluster.budget_usd, cluster.cost_usd
     if budget and cost is not None and cost >= _BUDGET_WARNING * budget:
-        line(f"Warning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end.")
+        spent = f"{cost / budget:.0%} of the {money(budget)} budget is spent"
+        line(f"Warning: {spent}; at 100 % the nodes are terminated.")
 
 
 def _type_and_place(cluster: "documents.ClusterDocument | documents.CostedCluster") -> str:

@@ -283,7 +283,7 @@ class _Correction:
         return [command]
 
     def _fill(self, text: str, args: list[str]) -> list[str]:
-        """Return the commands in a text from the table, completed with the words that the user typed.
+        """Return the commands in one of the table's texts, with the words that the user typed filled in.
 
         JOB is replaced with the job, {60m} with the first amount that was typed, and SCRIPT with the script
         and its arguments. The typed options that the text's verb accepts are appended.

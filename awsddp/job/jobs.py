@@ -71,7 +71,7 @@ def make_jobs_document(
 
 
 def list_jobs(session: Session, names: Sequence[str] = (), *, since: datetime | None = None) -> JobsDocument:
-    """Return the `jobs` document for the jobs `names`, or for all known jobs if `names` is empty.
+    """Return the `jobs` document for the jobs in `names`, or for all known jobs if `names` is empty.
 
     All known jobs are the jobs in this machine's files and the jobs that the nodes report. The oldest job
     comes first. `since` has the same meaning as in `make_jobs_document`. Unreachable nodes and an ended

@@ -163,7 +163,7 @@ def claim_job_name(connected: ConnectedCluster, launches: Mapping[int, Launch], 
 def _try_claim(
     connected: ConnectedCluster, node: int, python: str, order: Mapping[str, Any]
 ) -> NameClaimResult:
-    """Make a node claim the name. The claim needs every right that uploads need. Raises NodesFailed."""
+    """Make a node claim the name. The claim needs the same permissions as the uploads. Raises NodesFailed."""
     from awsddp.nodes.environments import run_programs
 
     program = node_program(python, UPLOADER_MODULES, {**order, "do": "claim"})
@@ -198,12 +198,12 @@ def _claim_error(result: NameClaimResult, cluster: LocatedCluster, node: int) ->
         "role": (
             f"{node_label} has no role, so it cannot save to {save_to}",
             reason,
-            f"awsddp down && awsddp up{profile_option}   # nodes with the rights of a role",
+            f"awsddp down && awsddp up{profile_option}   # nodes with a role's permissions",
         ),
         "right": (
-            f"the role of {node_label} has no right {result.what} in {save_to}",
+            f"the role of {node_label} has no permission {result.what} in {save_to}",
             reason,
-            "awsddp doctor --iam-policy nodes   # prints the rights that the role needs",
+            "awsddp doctor --iam-policy nodes   # prints the permissions that the role needs",
         ),
         "boto3": (
             f"{node_label} has no boto3 that can save to {save_to}",
@@ -265,7 +265,7 @@ def _counts(saving: SavingNow) -> tuple[int, int, int, int]:
 
 
 def abort_uploads(cluster: LocatedCluster, jobs: Iterable[JobRecord]) -> None:
-    """Abort the incomplete multipart uploads of ended jobs, if this login has the right to do so."""
+    """Abort the incomplete multipart uploads of ended jobs, if this login is allowed to do so."""
     ended: dict[str, list[str]] = {}
     for job in jobs:
         if job.save_to is not None:

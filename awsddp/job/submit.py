@@ -57,7 +57,7 @@ def submit_job(
     Only one client at a time can start a job, across all machines. Sends nothing while a job runs on the
     nodes. Starts nothing unless the nodes pass `preflight` and EC2 keeps the nodes' disks at a poweroff. A
     failed launch is rolled back. If another client takes the automatic name at the same time, the next name
-    is used. Raises InUse, CloudError, NodeError, and UsageError if the name is taken.
+    is used. Raises InUse, CloudError or NodeError, or UsageError if the name is taken.
     """
     session = connected.session
     nodes, launches = _launch_alone(connected, ranks, listing, checkpoint)

@@ -51,7 +51,7 @@ class LocalInfo:
     pid: int | None
     """None if the daemon died; `start` restarts the daemon."""
     node_s3: str | None = None
-    """The S3 endpoint that the hosts use; None if instances are records only."""
+    """The S3 endpoint that the hosts use; None if the instances are only records, without hosts."""
 
 
 def start(

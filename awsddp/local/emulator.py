@@ -229,7 +229,7 @@ def _matches_filter(value: Any, patterns: list[str]) -> bool:
 
 
 def _create_endpoint(self: Any, **options: Any) -> Any:
-    """Create an endpoint, by default of EC2's default type, because moto cannot delete one without a type."""
+    """Create an endpoint. Its type has EC2's default, because moto cannot delete one without a type."""
     return _original_endpoint(self, **{**options, "endpoint_type": options.get("endpoint_type") or "Gateway"})
 
 

@@ -150,8 +150,8 @@ class SaveTarget:
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """A capacity reservation, or a capacity block if `reservation_type` is "capacity-block".
 
-    If `ends` is None, the reservation has no end. Only instances that have its `tenancy`, and whose image has
-    its `platform`, can use it.
+    If `ends` is None, the reservation has no end. An instance can use the reservation only if it has the
+    reservation's `tenancy` and its image has the reservation's `platform`.
     """
 
     id: str = msgspec.field(name="CapacityReservationId")

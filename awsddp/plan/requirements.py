@@ -246,7 +246,7 @@ def _conda(text: str, file: Path) -> Requirements:
         why = (
             "a package is a string, such as 'numpy=1.26'; '- pip:' has a list of strings, without constraints"
         )
-        raise ConfigError(f"env.file: {file}: dependencies that conda does not take", why)
+        raise ConfigError(f"env.file: {file}: dependencies that conda does not accept", why)
     for entry in (*names, *(f"./{folder}" for folder in filter(is_local_folder, pip.indexes.find_links))):
         _check_line(entry, str(file))
     environment: Table = {}

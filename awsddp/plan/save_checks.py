@@ -51,6 +51,6 @@ def check_saving(spec: ClusterSpec, facts: Facts) -> list[str]:
     if not saving.lacks:
         return []
     return [
-        f"the role of {name} has no right {', '.join(saving.lacks)} in {saving.uri}, unless a policy of "
+        f"the role of {name} has no permission {', '.join(saving.lacks)} in {saving.uri}, unless a policy of "
         "the bucket allows it: awsddp doctor --iam-policy nodes prints the policy that the role needs"
     ]

@@ -78,7 +78,7 @@ def ready_cluster(session: Session, *, node: int | None = None) -> "Iterator[Loc
 def require_ready(cluster: LocatedCluster, number: int | None = None) -> LocatedCluster:
     """Return the cluster with its nodes, if all (or node `number`) are prepared and running.
 
-    Raises NotFoundError, CloudError, and NodeError if a node is not ready.
+    Raises NotFoundError or CloudError, or NodeError if a node is not ready.
     """
     name, (cluster, nodes) = cluster.session.spec.name, require_key(cluster)
     record = cluster.record
@@ -101,7 +101,7 @@ def require_ready(cluster: LocatedCluster, number: int | None = None) -> Located
 def require_reachable(cluster: LocatedCluster) -> LocatedCluster:
     """Return the cluster with the nodes that are prepared and running.
 
-    Raises NotFoundError, CloudError, and NoReachableNodes if there are no such nodes.
+    Raises NotFoundError or CloudError, or NoReachableNodes if there are no such nodes.
     """
     cluster, live = require_key(cluster)
     record = cluster.record
@@ -161,7 +161,7 @@ def connect(
 def connect_reachable(cluster: LocatedCluster) -> "Iterator[ConnectedCluster]":
     """Connect to the nodes that are prepared, running and reachable.
 
-    Raises NotFoundError, CloudError, and NoReachableNodes if there are no such nodes.
+    Raises NotFoundError or CloudError, or NoReachableNodes if there are no such nodes.
     """
     cluster = require_reachable(cluster)
     with connect(cluster, deadline_s=CONNECT_S, partial=True) as connected:

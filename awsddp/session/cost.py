@@ -15,7 +15,7 @@ def compute_bill(cluster: LocatedCluster, listed: ClusterListing | None) -> bill
     """Return the cluster's bill until now, or None if this machine has no record of the cluster.
 
     Appends changes that AWS lists and the ledger lacks to the ledger, so that no later bill is smaller. For
-    spot nodes, requests from AWS the prices since the launch.
+    spot nodes, the prices since the launch are requested from AWS.
     """
     if (record := cluster.local_record) is None:
         return None

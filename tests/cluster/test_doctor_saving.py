@@ -109,9 +109,9 @@ def test_plan_warns_of_a_right_that_the_role_lacks(
     uri = f"s3://{bucket}/runs"
     role = make_profile(records, *list_rights(new_session(uri), missing))
     planned: LaunchPlan = plan(new_session(uri, {PROFILE: role}))
-    warnings = [text for text in planned.warnings if "has no right" in text]
+    warnings = [text for text in planned.warnings if "has no permission" in text]
     assert [text.partition(" in s3://")[0] for text in warnings] == (
-        [f"the role of {role} has no right {missing}"] if missing else []
+        [f"the role of {role} has no permission {missing}"] if missing else []
     )
     assert planned.uses["place for results"] == uri
 

@@ -60,7 +60,9 @@ def test_a_bucket_whose_region_is_unknown_is_accepted() -> None:
 
 def test_a_permission_that_the_role_lacks_is_a_warning() -> None:
     texts = plan(replace(TARGET, lacks=("s3:PutObject",))).warnings
-    assert any(text.startswith("the role of trainers has no right s3:PutObject in s3://") for text in texts)
+    assert any(
+        text.startswith("the role of trainers has no permission s3:PutObject in s3://") for text in texts
+    )
 
 
 def test_a_subnet_without_a_route_to_s3_is_a_warning_with_the_command_for_an_endpoint() -> None:

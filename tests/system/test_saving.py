@@ -97,7 +97,10 @@ ALL = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
 }
-RIGHT, NEEDS = "the role of node0 has no right {} in {}", "awsddp doctor -o job.save_to={} --iam-policy nodes"
+RIGHT, NEEDS = (
+    "the role of node0 has no permission {} in {}",
+    "awsddp doctor -o job.save_to={} --iam-policy nodes",
+)
 
 
 def remove_action(policy: Any, right: str) -> Any:
