@@ -92,7 +92,7 @@ class Session:
 
 
 class Peer:
-    """The agent on another node. It has a session, and the link that the session uses."""
+    """The agent on another node, with the session and the link that the session uses."""
 
     def __init__(self, node: int, *, now: float) -> None:
         self.node = node

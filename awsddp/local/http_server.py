@@ -314,7 +314,7 @@ def _sign(expiry: str, instance_id: str, secret: str) -> str:
 
 
 def _read_path(tree: dict[str, Any], path: str) -> StatusAndBody:
-    """Return the text of a leaf, or the names in a folder. Folder names end with a slash."""
+    """Return the text at `path`, or the names below it if it is a folder. Folder names end with a slash."""
     entry: Any = tree
     for name in [part for part in path.split("/") if part]:
         if not isinstance(entry, dict) or name not in entry:

@@ -443,7 +443,7 @@ def close_connection(environ: dict[str, Any]) -> None:
 
 
 def _make_response(operation: str, result: object, body: Iterator[bytes] | None = None) -> Response:
-    """Return the response for a result, or for a refusal, in the operation's format."""
+    """Return the HTTP response for an operation's result or error, in the operation's format."""
     model: Any = get_service_model("s3").operation_model(operation)
     serialized = S3Serializer(model).serialize(result)
     status = serialized["status_code"]

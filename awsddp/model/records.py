@@ -35,8 +35,8 @@ UPLOADER_SILENT_S = 60.0
 heartbeat every few seconds.
 """
 OLDER_JOBS = "..."
-"""Replaces the older unfetched jobs in a node's tag if the tag has no room for them. It is not a valid job
-name.
+"""Stands for the older unfetched jobs in a node's tag if the tag has no room for their names. It is not a
+valid job name.
 """
 
 
