@@ -1,4 +1,4 @@
-"""What a job's first node decides: when the ranks start, when all must end, and what the cause is.
+"""What a job's first node decides: when all ranks start, when all must end, and why the job ended.
 
 A coordinator receives messages from the nodes and queues orders for all of them. The coordinator does no I/O
 and reads no clock.

@@ -46,8 +46,8 @@ class Rules(NamedTuple):
 def _matches_itself(pattern: Any, path: str) -> bool:
     """Return True if a pattern matches this path, and not only a parent folder of the path.
 
-    In pathspec's regex, the group ps_d matches the slash at the end of the matched folder. The pattern data/**
-    matches everything in data/, but not data/ itself.
+    In pathspec's regex, the group ps_d matches the slash at the end of the matched folder. The pattern
+    data/** matches everything in data/, but not data/ itself.
     """
     is_inside = pattern.regex.pattern.endswith("/")
     return any(

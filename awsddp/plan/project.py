@@ -18,8 +18,8 @@ SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
 _FOR_NAME it overrides one project's version (https://setuptools-scm.readthedocs.io/en/latest/overrides/).
 """
 UNKNOWN_VERSION = "0+unknown"
-"""The version that a project gets if only a build could determine the real one. Versioneer uses the same
-version if there is no tag.
+"""The placeholder version of a project whose real version is known only after a build. Versioneer uses the
+same version if there is no tag.
 """
 _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 

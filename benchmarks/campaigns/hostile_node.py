@@ -187,7 +187,7 @@ class Case:
         return self._bytes(response) if lies else response
 
     def write_sent(self, node: int, path: str, data: bytes, target: Path) -> None:
-        """Write what the node sends for a file to `target`, in place of rsync."""
+        """Write to `target` the data that the node sends for a file. Replaces rsync."""
         target.parent.mkdir(parents=True, exist_ok=True)
         kind = self.chance.randrange(20) if node == self.liar and "files" in self.attacked else 19
         if kind == 0:
