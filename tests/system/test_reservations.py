@@ -66,7 +66,7 @@ def test_a_cluster_uses_its_reservation_and_down_frees_it(records: Lab, criteria
         (
             {},
             ("--instance-type", "g6.48xlarge"),
-            ("capacity.reservation", "is of g5.12xlarge, not of g6.48xlarge", "--instance-type"),
+            ("capacity.reservation", "is for g5.12xlarge, not for g6.48xlarge", "--instance-type"),
         ),
         ({}, ("--gpus", "L4:8"), ("--gpus", "is not what g5.12xlarge has", "A10G:4")),
         (
@@ -130,7 +130,7 @@ def test_real_hosts_use_a_reservation_and_a_full_one_is_refused(cluster: Lab) ->
     args = ("--local", "-y", "-o", f"capacity.reservation={reservation}", "--nodes", "1")
     up = cluster.json("up", "-c", "reserved", *args)
     assert (up["state"], up["instance_type"], count_free(ec2, reservation)) == ("ready", TYPE, 0)
-    for more, reason in (((), "0 free"), (("--instance-type", "g6.48xlarge"), f"of {TYPE}")):
+    for more, reason in (((), "0 free"), (("--instance-type", "g6.48xlarge"), f"for {TYPE}")):
         result = cluster.run("up", "-c", "other", *args, *more)
         assert (result.returncode, "capacity.reservation" in result.stderr, reason in result.stderr) == (
             3,
