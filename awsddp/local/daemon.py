@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 S3_PORT = 9000  # at the metadata service's address
-_PORTS = range(15_000, 32_000)
-"""The ports that the endpoint can use. They are below the ports that kernels assign to outgoing connections,
-because the same port must be free again when the daemon restarts."""
+_PORTS = range(15_000, 29_000)
+"""The endpoint's ports. Jobs use ports from 29400, and kernels assign higher ones to outgoing connections.
+The same port must be free again when the daemon restarts."""
 LOOK_S = 1.0  # the time between two checks whether the daemon is still used
 QUIET_S = 5.0  # the time after its last call for which an EC2 client counts as connected
 
