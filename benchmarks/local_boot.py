@@ -64,9 +64,9 @@ def prepare(info: control.LocalInfo, folder: Path) -> tuple[Any, dict[str, Any]]
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     ec2.import_key_pair(KeyName="bench", PublicKeyMaterial=(folder / "login.pub").read_bytes())
     group = ec2.create_security_group(GroupName="bench", Description="-")["GroupId"]
-    ec2.authorize_security_group_ingress(
-        GroupId=group, IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp=f"{info.caller_address}/32"
-    )
+    caller = {"CidrIp": f"{info.caller_address}/32"}
+    rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [caller]}
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
     keys = {
         "ed25519_private": (folder / "host").read_text(),
         "ed25519_public": (folder / "host.pub").read_text().strip(),

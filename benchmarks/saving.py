@@ -1,14 +1,15 @@
 """Cost of --save-to in a training step, and seconds to copy files to and from S3, against `aws s3 sync`.
 
-    python benchmarks/saving.py [step] [saver] [fetch] [data] [--pairs 4] [--rounds 3]
+    python benchmarks/saving.py [step] [saver] [fetch] [data] [--pairs 4] [--steps 300] [--rounds 3]
         [--small 20000] [--medium 200] [--large 2000] [--sets small medium large] [--limit 900]
 
 Needs root, and an idle machine with a free core for the saver, because the local S3 runs on the cores of this
 machine, unlike the S3 of AWS.
 
-- step: one node of the local cloud trains resnet18 on one core for 300 steps and writes a checkpoint of 90 MB
-  every 100 steps. Jobs with and without --save-to are interleaved. `median` and `mean` summarize the times of
-  a job's steps; only `mean` shows the time to write checkpoints. The promise is a ratio of at most 1.03.
+- step: one node of the local cloud trains resnet18 on one core for --steps steps and writes a checkpoint of
+  90 MB every 100 steps. Jobs with and without --save-to are interleaved. `median` and `mean` summarize the
+  times of a job's steps; only `mean` shows the time to write checkpoints. The promise is a ratio of at most
+  1.03.
 - saver: a job writes its files at its end. The figure is the seconds from the program's end until `ended` is
   true in saving.json on the node. It is compared with `aws s3 sync` of a folder with such files on the same
   node, with the same role and to the same bucket. The promise is a ratio of at most 1.2.
@@ -40,8 +41,8 @@ from _rehearsal import Rehearsal, rehearsal
 WARM_UP = 10
 OPTIONS = ("-q", "--env-var", "OMP_NUM_THREADS=1", "--world-size", "1")
 PROGRAM = (
-    *("--recipe", "synthetic", "--image-size", "32", "--batch-size", "8", "--steps", "300"),
-    *("--log-every", "1", "--checkpoint-every", "100"),
+    *("--recipe", "synthetic", "--image-size", "32", "--batch-size", "8"),
+    *("--log-every", "1", "--checkpoint-every", "100", "--steps"),
 )
 PLACE = "s3://results/runs"
 PACKAGES = sysconfig.get_path("purelib")
@@ -73,23 +74,23 @@ def cpu_s(lab: Rehearsal) -> float:
     return int(used) / 1e6
 
 
-def measure_job(lab: Rehearsal, name: str, *options: str) -> tuple[float, float, float]:
-    """Run a job; return the median and the mean of its steps (ms), and the CPU time (s)."""
+def measure_job(lab: Rehearsal, name: str, steps: int, *options: str) -> tuple[float, float, float]:
+    """Run a job of `steps` steps; return the median and the mean of its steps (ms), and the CPU time (s)."""
     before = cpu_s(lab)
-    lab.run("train", *OPTIONS, "--name", name, *options, "--", *PROGRAM)
+    lab.run("train", *OPTIONS, "--name", name, *options, "--", *PROGRAM, str(steps))
     used = cpu_s(lab) - before
     [metrics] = (lab.project / "runs" / name).glob("**/metrics.jsonl")
     ends = [json.loads(line)["seconds"] for line in metrics.read_text().splitlines()][WARM_UP:]
-    steps = [1e3 * (end - start) for start, end in itertools.pairwise(ends)]
-    return statistics.median(steps), statistics.mean(steps), used
+    times = [1e3 * (end - start) for start, end in itertools.pairwise(ends)]
+    return statistics.median(times), statistics.mean(times), used
 
 
-def measure_step(lab: Rehearsal, pairs: int) -> None:
+def measure_step(lab: Rehearsal, pairs: int, steps: int) -> None:
     kinds = {"with": ("--save-to", PLACE), "without": ()}
     rows: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
     for number in range(pairs):
         for kind in sorted(kinds, reverse=number % 2 == 1):
-            rows[kind].append(measure_job(lab, f"{kind}{number}", *kinds[kind]))
+            rows[kind].append(measure_job(lab, f"{kind}{number}", steps, *kinds[kind]))
     for column, name in enumerate(("median, ms", "mean, ms", "CPU, s")):
         saved, bare = ([row[column] for row in rows[kind]] for kind in ("with", "without"))
         ratios = sorted(with_s / without_s for with_s, without_s in zip(saved, bare, strict=True))
@@ -242,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"{', '.join(kinds)}; default: all")
     parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=300, help="steps of a job of `step`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", type=int, default=20_000, help="files of 100 bytes")
     parser.add_argument("--medium", type=int, default=200, help="files of 1 MB")
@@ -266,7 +268,7 @@ def main() -> None:
         lab.run("up", "--local", "--nodes", "1", "-y", *words)
         lab.run("train", "ends.py", "-q", "--nproc-per-node", "1")  # the first job prepares the node
         if "step" in measures:
-            measure_step(lab, chosen.pairs)
+            measure_step(lab, chosen.pairs, chosen.steps)
         for name in chosen.sets if set(measures) - {"step"} else ():
             files = Files(lab, name, *sizes[name], limit_s=chosen.limit)
             measure_files(lab, files, measures, chosen.rounds)

@@ -97,7 +97,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, help="default: 25,600 images are made")
+    parser.add_argument("--data-dir", type=Path, help="default: images are made")
+    parser.add_argument("--images", type=int, default=25_600, help="number of images to make")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--to", type=Path, help="write the plot there")
     args = parser.parse_args()
@@ -105,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         data = args.data_dir or Path(made)
         if args.data_dir is None:
-            obtain.make("mnist", data, train=25_600, test=500)
+            obtain.make("mnist", data, train=args.images, test=500)
         plain = {case: run(case, data, "--no-dropout")[1] for case in CASES}
         exact = {case: run(case, data, "--no-dropout", "--float64")[1] for case in CASES}
         rounds = [{case: run(case, data, seed=seed) for case in CASES} for seed in range(args.rounds)]
