@@ -30,7 +30,7 @@ from benchmarks.campaigns._campaign import Row, arguments, campaign, instances
 if TYPE_CHECKING:
     import subprocess
 
-EVERY, EPOCHS, PASSES = 61, 100, 46  # 92 batches, so 2 steps per epoch
+EVERY, EPOCHS, PASSES = 61, 75, 46  # 92 batches, so 2 steps per epoch
 STEPS = 2 * EPOCHS
 SAVED_S = 4.0  # two scans of 1 s and an upload, on a shared machine
 LOST = ((0,), (1,), (0, 1))
