@@ -36,8 +36,10 @@ class Rehearsal:
             raise subprocess.CalledProcessError(process.returncode, words)
         return output
 
-    def started(self, *words: str, **environ: str) -> "subprocess.Popen[str]":
-        """Start `awsddp` and return its process; stdout is a pipe."""
+    def started(
+        self, *words: str, process_group: int | None = None, **environ: str
+    ) -> "subprocess.Popen[str]":
+        """Start `awsddp` and return its process; stdout is a pipe. `process_group` is that of Popen."""
         return subprocess.Popen(
             [sys.executable, "-m", "awsddp", *words],
             cwd=self.project,
@@ -46,6 +48,7 @@ class Rehearsal:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            process_group=process_group,
         )
 
     def keys(self) -> dict[str, str]:

@@ -6,10 +6,9 @@
 Needs root, and an idle machine with a free core for the saver, because the local S3 runs on the cores of this
 machine, unlike the S3 of AWS.
 
-- step: one node of the local cloud trains resnet18 on one core for --steps steps and writes a checkpoint of
-  90 MB every 100 steps. Jobs with and without --save-to are interleaved. `median` and `mean` summarize the
-  times of a job's steps; only `mean` shows the time to write checkpoints. The promise is a ratio of at most
-  1.03.
+- step: one node of the local cloud trains resnet18 on one core (--steps) and writes a checkpoint of 90 MB
+  every 100 steps. Jobs with and without --save-to are interleaved. `median` and `mean` summarize the times of
+  a job's steps; only `mean` shows the time to write checkpoints. The promise is a ratio of at most 1.03.
 - saver: a job writes its files at its end. The figure is the seconds from the program's end until `ended` is
   true in saving.json on the node. It is compared with `aws s3 sync` of a folder with such files on the same
   node, with the same role and to the same bucket. The promise is a ratio of at most 1.2.
@@ -243,7 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"{', '.join(kinds)}; default: all")
     parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=300, help="steps of a job of `step`")
+    parser.add_argument("--steps", type=int, default=300, help="training steps of a job")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", type=int, default=20_000, help="files of 100 bytes")
     parser.add_argument("--medium", type=int, default=200, help="files of 1 MB")

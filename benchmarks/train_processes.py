@@ -97,8 +97,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, help="default: images are made")
-    parser.add_argument("--images", type=int, default=25_600, help="number of images to make")
+    parser.add_argument("--data-dir", type=Path, help="default: synthetic images")
+    parser.add_argument("--images", type=int, default=25_600, help="number of synthetic images")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--to", type=Path, help="write the plot there")
     args = parser.parse_args()

@@ -104,30 +104,31 @@ def grow(lab: Rehearsal, number: int) -> Row:
 def cut(lab: Rehearsal, number: int, dice: random.Random, *, cuts: int = CUTS) -> Row:
     """End `fetch` by a signal `cuts` times, then let it finish; count the bytes that the nodes sent.
 
-    The rsync of a `fetch` that was killed may go on and copy all the rest; then fewer cuts are possible.
+    After SIGKILL of `fetch`, its rsync is killed too: it could copy the rest before the next cut.
     """
     name = f"saves{number}"
     home = lab.project / "runs" / name
     lab.run("train", "saves.py", "--name", name, "--world-size", "2", "--detach")
     while json.loads(lab.run("jobs", "--json"))["jobs"][-1]["state"] == "running":
         time.sleep(0.5)
-    before, size, done, codes = count_sent_bytes(lab), 200_000_000, 0, set[int]()
-    while done < cuts and count_copied_bytes(home) < size:
-        step = dice.uniform(0.3, 1.0) * size / (cuts + 1)
+    before, size, done = count_sent_bytes(lab), 200_000_000, 0
+    while done < cuts:
+        step = dice.uniform(0.2, 0.6) * size / (cuts + 1)
         start = count_copied_bytes(home)
-        process = lab.started("fetch", name)
-        while process.poll() is None and count_copied_bytes(home) < min(start + step, size):
+        process = lab.started("fetch", name, process_group=0)
+        while process.poll() is None and count_copied_bytes(home) < start + step:
             time.sleep(0.002)
         if process.poll() is not None:
             break
         process.send_signal(dice.choice((signal.SIGKILL, signal.SIGINT, signal.SIGTERM)))
         process.communicate()
-        codes.add(process.returncode)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         done += 1
     code, total = run_fetch(lab, name), count_sent_bytes(lab) - before
     files = [path.stat().st_size for path in home.glob("node*/run/model.pt")]
     whole = files == [100_000_000] * 2 and not (home / ".part").exists()
-    ok = code == 0 and done > 0 and whole and total < size * 1.02 + done * ON_THE_WAY
+    ok = code == 0 and done == cuts and whole and total < size * 1.02 + done * ON_THE_WAY
     return {"kind": "cut", "cuts": done, "sent": f"{total / size:.2f} of the size", "whole": whole, "ok": ok}
 
 

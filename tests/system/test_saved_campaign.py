@@ -11,7 +11,7 @@ from tests.support.seed import SEED
 
 pytestmark = [
     pytest.mark.prove,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(os.geteuid() != 0, reason="systemd-nspawn and namespaces are root's"),
 ]
 
