@@ -60,6 +60,8 @@ class _Shared(TypedDict, total=False):
     after: str | None
     on: str | None
     max_restarts: int | None
+    recover: int | None
+    recover_on: Sequence[str]
     module: bool
     prefix: Sequence[str]
     outputs: Sequence[str]

@@ -293,11 +293,10 @@ def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
 def _convert(value: object, hint: Any, label: str) -> Any:
     """Convert `value` to the field's type. Text from an option or a variable may contain a TOML value."""
     if isinstance(value, str) and not _takes_text(hint):
-        try:
+        with contextlib.suppress(tomllib.TOMLDecodeError):
             value = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            if typing.get_origin(hint) is tuple:
-                value = [value]
+        if typing.get_origin(hint) is tuple and not isinstance(value, list):
+            value = [value]
     if isinstance(value, int | float | _NumberText) and not isinstance(value, bool) and _takes_text(hint):
         value = str(value)
     if isinstance(value, list):
@@ -327,6 +326,8 @@ def _allowed_values(hint: Any) -> list[str]:
         return [text for part in parts if part is not types.NoneType for text in _allowed_values(part)]
     if origin is Literal:
         return [f'"{part}"' for part in parts]
+    if origin is tuple and int in parts:
+        return ["a list of whole numbers, such as [75, 76]"]
     forms = {
         bool: ["true", "false"],
         int: ["a whole number"],

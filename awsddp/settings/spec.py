@@ -32,7 +32,7 @@ OPTION = "option"
 """The source of a setting that the command line sets."""
 SSM = "ssm"
 """The value of `network.jump` that selects AWS Systems Manager instead of a host."""
-Value = str | int | float | tuple[str, ...] | dict[str, str] | None
+Value = str | int | float | tuple[str, ...] | tuple[int, ...] | dict[str, str] | None
 """The type of a key's value."""
 OptionValue = Value | Sequence[object]
 """The type of a key's value before the conversion: a string, or any TOML or JSON value."""
@@ -344,6 +344,16 @@ class JobSection(Section):
         "--max-restarts N",
         example=3,
         check=range_check(0, 1000),
+    )
+    recover: int | None = setting(
+        None,
+        "After a machine's fault, go on up to N times: on repaired nodes, from the newest checkpoint.",
+        "--recover N",
+        example=3,
+        check=range_check(1, 100),
+    )
+    recover_on: tuple[int, ...] = setting(
+        (), "Exit codes of ranks after which the job also goes on.", example=[75]
     )
     module: bool = setting(False, "SCRIPT is a module (python -m).", "-m --module")
     prefix: tuple[str, ...] = setting(
