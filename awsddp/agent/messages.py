@@ -27,6 +27,8 @@ Answer = TypeVar("Answer")
 _Named = TypeVar("_Named")
 _ROWS: set[type] = set()
 NOTHING: Mapping[str, str] = {}
+MAX_SHUTDOWN_GRACE = 110.0
+"""The longest grace (s) at a node's shutdown, which awsddp-jobs.service delays by at most 120 s."""
 
 
 @dataclass_transform(kw_only_default=True)
@@ -308,6 +310,7 @@ class Launch(Request["node_answers.LaunchResult"]):
         "coordinator",
         "processes",
         "samples",
+        "shutdown",
         "serve",
     )
     parts = {

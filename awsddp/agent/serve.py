@@ -8,7 +8,6 @@ import selectors
 import signal
 import socket
 import time
-from pathlib import Path
 
 from awsddp.agent.coordinator import (
     FAILED_GRACE,
@@ -35,11 +34,9 @@ from awsddp.agent.messages import Launch, to_json_value
 from awsddp.agent.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.agent.processes import Ranks, Workers, adopt_orphans, sweep
 from awsddp.agent.samples import Samples
+from awsddp.agent.shutdown import Shutdown, grace_at_shutdown, read_shutdown
 
 _REPORT_SECONDS = 10.0
-MAX_SHUTDOWN_GRACE_SECONDS = 110.0
-"""The longest grace at a shutdown, which awsddp-jobs.service delays by at most 120 s."""
-_SHUTDOWN_FILE = Path("/run/awsddp/shutdown")
 _SHUTDOWN_CAUSES = {
     "expires": ("expired", "it expired (cluster.expires)"),
     "spot": ("spot_interruption", "AWS reclaims the spot instance"),
@@ -136,9 +133,16 @@ class Agent:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
 
     def _on_term(self, *_: object) -> None:
-        """Record how cancel.json ends the job. SIGTERM without cancel.json means that the node shuts down."""
+        """Record how cancel.json ends the job. SIGTERM without cancel.json means that the node shuts down.
+
+        A node that shuts down sends SIGTERM every 5 s; the first one sets the ranks' grace.
+        """
         written = read_json(self._folder.cancel)
-        requested = Ending.from_json(written) if written else ending_of_shutdown(self._request)
+        requested = (
+            Ending.from_json(written) if written else ending_of_shutdown(self._request, read_shutdown())
+        )
+        if not written and self._requested and self._requested.cause == requested.cause:
+            return
         if requested.lost is not None and self._requested:  # an earlier request decides how the job ends
             requested.update(self._requested)
         self._requested = requested
@@ -322,15 +326,12 @@ class Agent:
             self._exchange(0.1)
 
 
-def ending_of_shutdown(request: Launch, file: Path = _SHUTDOWN_FILE) -> Ending:
-    """Return how the job ends if this node is shut down for the reason that is given in `file`."""
-    try:
-        reason, _, at = file.read_text(encoding="ascii", errors="replace").strip().partition(" ")
-    except OSError:
-        reason, at = "", ""
-    kind, text = _SHUTDOWN_CAUSES.get(reason, ("interrupted", "its agent received SIGTERM"))
-    suffix = f" at {at}" if at else ""
+def ending_of_shutdown(request: Launch, shutdown: Shutdown) -> Ending:
+    """Return how the job ends if this node is shut down."""
+    kind, text = _SHUTDOWN_CAUSES.get(shutdown.reason, ("interrupted", "its agent received SIGTERM"))
+    suffix = f" at {shutdown.at}" if shutdown.at else ""
     why = f"node{request.node} was shut down while the job ran: {text}{suffix}"
-    values = {"time": at} if at else {}
+    values = {"time": shutdown.at} if shutdown.at else {}
     cause = cause_of_node(request, request.node, kind, why=why, **values)
-    return Ending(state="interrupted", grace=min(request.grace, MAX_SHUTDOWN_GRACE_SECONDS), cause=cause)
+    grace = grace_at_shutdown(request.grace, shutdown.seconds_left(), saves=bool(request.saving))
+    return Ending(state="interrupted", grace=grace, cause=cause)

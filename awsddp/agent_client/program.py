@@ -26,7 +26,7 @@ _MODULES = (
 # The modules for agent/s3/uploader.py, which runs in a separate Python.
 UPLOADER_MODULES = (
     *("messages", "diagnosis.job_causes", "job_folder", "s3.checkpoints", "file_tree", "manifest"),
-    *("s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
+    *("shutdown", "s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
 )
 _PACKAGE = "awsddp.agent"
 # Nodes store no copy of the program, because a copy could be outdated. The source is sent first on stdin.

@@ -44,6 +44,7 @@ from awsddp.agent.s3.store import (
     is_refusal,
     signature,
 )
+from awsddp.agent.shutdown import read_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +72,8 @@ _BATCH_S = 0.02
 _LATE_S = 1800.0
 """How long to retry failures and to wait for open files, from the job's end or from a later success."""
 _HURRY_S = 90.0
-"""The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s."""
+"""The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s. After a spot
+notice, the limit is the reclaim."""
 _OTHER_NODES_S = 90.0
 """How long the first node waits for another node whose list does not change."""
 _SLOWEST_S = 60.0
@@ -307,7 +309,8 @@ class Uploader:
 
     def _on_term(self, *_: object) -> None:
         """Handle the machine's shutdown: set the deadline for the remaining uploads."""
-        self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
+        left_s = read_shutdown().seconds_left()
+        self._end_by = min(self._end_by, time.monotonic() + (_HURRY_S if left_s is None else left_s))
         self._wake.put(None)
 
     def _wake_up(self, *_: object) -> None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from awsddp.agent.messages import Process
+from awsddp.agent.messages import MAX_SHUTDOWN_GRACE, Process
 from awsddp.agent_client.program import module_source
 from awsddp.agent_client.rank_layout import Host, Rank, Rendezvous, parse_template, resolve_interpreter
 from awsddp.settings.spec import JobSpec
@@ -44,7 +44,9 @@ def processes(
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 **host.environment(rendezvous.job, spec.env.variables),
                 # Time between TERM and KILL for torch's workers. It is longer than their ranks' grace.
-                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(parse_duration(spec.job.grace)) + 5),
+                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(
+                    math.ceil(max(parse_duration(spec.job.grace), MAX_SHUTDOWN_GRACE)) + 5
+                ),
             },
             log=f"launcher{host.node.node}.log",
             script=script[0] if len(script) == 1 and not spec.job.module else None,

@@ -16,6 +16,7 @@ import pytest
 from awsddp.agent.job_folder import write_json
 from awsddp.agent.s3 import uploader
 from awsddp.agent.s3.uploader import Uploader
+from awsddp.agent.shutdown import Shutdown
 from awsddp.util.shipped_files import template
 from tests.support.fleet import make_launch
 from tests.support.local_cloud import add_fault, clear_fault
@@ -389,6 +390,16 @@ def test_deadlines_agree_with_the_docs_and_the_node() -> None:
     stops = re.findall(r"TimeoutStopSec=(\d+)", template("user_data.yaml") + template("prepare.py"))
     assert stops and min(map(int, stops)) > uploader._HURRY_S
     assert uploader._OTHER_BEATS * 10 >= 10 * 60, "a request with all its attempts: store.py"
+
+
+@pytest.mark.parametrize(("left_s", "expected_s"), [(115.0, 115.0), (None, 90.0)])
+def test_after_a_spot_notice_uploads_are_retried_until_the_reclaim(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, left_s: float | None, expected_s: float
+) -> None:
+    monkeypatch.setattr(uploader.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(Shutdown, "seconds_left", lambda _: left_s)
+    steps.uploader._on_term()
+    assert steps.uploader._end_by == 1000.0 + expected_s
 
 
 def test_uploader_that_was_killed_before_its_first_file_continues(steps: Steps) -> None:
