@@ -6,9 +6,10 @@ and reads no clock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.agent.diagnosis.hang import diagnose
+from awsddp.agent.diagnosis.hang_watch import HangWatch, find_place
 from awsddp.agent.diagnosis.job_causes import (
     TIMED_OUT,
     WAITED,
@@ -34,6 +35,7 @@ INSPECT_SECONDS = 3.0
 SILENT_SECONDS = 120.0
 """After this many seconds without output, a cancel also makes the nodes write their ranks' stacks."""
 _FAULTS = ("own", "echo", "stopped")
+_SEEN = " No file of the results changed, and the ranks stayed where they were without using CPU time."
 
 
 class Order(NamedTuple):
@@ -42,6 +44,7 @@ class Order(NamedTuple):
     - "go": start the ranks.
     - "stop": end the ranks within `grace` seconds.
     - "stacks": send the ranks' stacks.
+    - "look": send the ranks' stacks, and whether results have changed in the last `seconds`.
     - "silence": note whether the job is now silent (`silent`).
     - "end": note that the job has ended with the summary `whole`.
     """
@@ -51,6 +54,7 @@ class Order(NamedTuple):
     node: int | None = None
     silent: bool = False
     whole: JobSummary | None = None
+    seconds: float = 0.0
 
 
 read_order = make_reader(Order, whole=JobSummary.from_json)
@@ -66,7 +70,7 @@ class Message(OmitsUnset):
     - "worker": a worker of torchrun's elastic agent has started.
     - "agent": the node's elastic agent has ended.
     - "output": a rank has written to its log.
-    - "stacks": the message has the ranks' stacks (`answer`).
+    - "stacks", "look": the message has the ranks' stacks (`answer`).
     - "stop": the node requests the end of the job (`ending`).
     - "gone": none of the job's processes is left on the node.
     """
@@ -127,6 +131,7 @@ class Coordinator:
         self._pending: Cause | None = None  # why the job will end after its inspection
         self._inspect_by: float | None = None  # None: the job is not being inspected
         self._stacks: dict[int, NodeStacks] = {}
+        self._watch = HangWatch(request.layout, request.looks)
         self.orders: list[Order] = []
 
     @property
@@ -150,6 +155,9 @@ class Coordinator:
             self._remaining.discard(node)
         elif message.kind == "output":
             self._output_at = now
+            self._watch.reset(now)
+        elif message.kind == "look" and message.answer is not None:
+            self._watch.receive(node, message.answer)
         elif message.answer is not None:
             self._stacks[node] = message.answer
         elif message.ending is not None:
@@ -181,6 +189,7 @@ class Coordinator:
             self._end_after_inspection("timeout", self._request.timeout, now)
         if self._output_at is not None:
             self._tick_silence(now - self._output_at, now)
+            self._tick_looks(now - self._output_at, now)
         if self._inspect_by is not None and not self._stopping:
             self._finish_inspection(now >= self._inspect_by)
 
@@ -192,12 +201,28 @@ class Coordinator:
             self._is_silent = not self._is_silent
             self.orders.append(Order("silence", silent=self._is_silent))
 
-    def _end_after_inspection(self, kind: str, seconds: float, now: float) -> None:
+    def _tick_looks(self, seconds: float, now: float) -> None:
+        """Look at a silent job's ranks. End the job if it hangs and was launched to end then."""
+        if self._inspect_by is not None or self._stopping:
+            return
+        if self._watch.is_due(now):
+            self.orders.append(Order("look", seconds=seconds))
+        is_new = self._watch.conclude(now, self._remaining - self._absent, self._exit_codes())
+        verdict = self._watch.verdict
+        if is_new and verdict is not None and verdict.state == "hung" and self._request.ends_when_hung:
+            self._end_after_inspection("hang", round(seconds), now, seen=_SEEN)
+
+    def _exit_codes(self) -> dict[int, int | None]:
+        return {rank: report.exit_code for rank, report in self._reports.items() if self._has_ended(rank)}
+
+    def _end_after_inspection(self, kind: str, seconds: float, now: float, seen: str = "") -> None:
         """End the job with a cause of `kind`, once all nodes have sent their ranks' stacks."""
         if self._inspect_by is not None or self._stopping:
             return
         cause = cause_of_kind(kind, seconds=seconds, job=self._request.job)
-        self._pending = cause._replace(explanation=self._describe_early_exits(now) + cause.explanation)
+        self._pending = cause._replace(
+            explanation=f"{self._describe_early_exits(now)}{cause.explanation}{seen}"
+        )
         self._request_stacks(now)
 
     def _request_stacks(self, now: float) -> None:
@@ -210,9 +235,7 @@ class Coordinator:
     def _finish_inspection(self, is_late: bool) -> None:
         if not (is_late or self._remaining <= self._stacks.keys()):
             return
-        exit_codes = {
-            rank: report.exit_code for rank, report in self._reports.items() if self._has_ended(rank)
-        }
+        exit_codes = self._exit_codes()
         diagnosis = diagnose(self._request.layout, self._stacks, exit_codes=exit_codes)
         if self._pending is None:
             if diagnosis.behind and not is_late and exit_codes.keys().isdisjoint(diagnosis.behind):
@@ -228,6 +251,9 @@ class Coordinator:
             if len(diagnosis.behind) == 1:
                 rank = diagnosis.ranks[diagnosis.behind[0]]
                 cause = with_node(self._request, rank.node, cause._replace(rank=rank.rank, values={}))
+        place = find_place(diagnosis)
+        if cause.kind == "hang" and place:
+            cause = cause._replace(values={"place": place})
         self._stop("failed", cause, self._request.grace)
 
     def document(self) -> JobSummary:
@@ -237,7 +263,13 @@ class Coordinator:
             cause=self._resolve_cause(),
             ranks=rank_rows(self._request.layout, self._reports),
             complete=True,
+            hang=None if self.done else self._describe_hang(),
         )
+
+    def _describe_hang(self) -> dict[str, Any] | None:
+        """Return what the last looks at a silent job found, and since when the job is silent (Unix time)."""
+        verdict = self._watch.verdict
+        return verdict and {**verdict._asdict(), "since": round(self._watch.last_output())}
 
     def _join(self, node: int, now: float) -> None:
         self._absent.discard(node)
@@ -252,6 +284,7 @@ class Coordinator:
         if self._absent or self._busy or self._stopping or self._has_begun:
             return
         self._has_begun, self._output_at = True, now
+        self._watch.reset(now)
         if self._request.timeout is not None:
             self._end_by = now + self._request.timeout
         self.orders.append(Order("go"))

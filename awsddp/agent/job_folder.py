@@ -99,6 +99,7 @@ class JobSummary(Fields):
     ranks: list[RankRow]
     complete: bool
     restarts: Sequence[str] = ()
+    hang: Mapping[str, Any] | None = None
 
 
 class Document(Fields):
@@ -106,7 +107,8 @@ class Document(Fields):
 
     `complete` is true if the document describes the whole job, not only this node's ranks. `boot` is the boot
     ID, `pid` is the agent's process ID, and `restarts` describes torchrun's restarts. `metrics` and `samples`
-    describe the ranks of a running job, and `saving` is the content of saving.json.
+    describe the ranks of a running job, and `saving` is the content of saving.json. While no rank writes a
+    line, `hang` has what two looks at the ranks found (diagnosis/hang_watch.py).
     """
 
     parts = _PARTS
@@ -125,6 +127,7 @@ class Document(Fields):
     metrics: Sequence[Response] = ()
     samples: Sequence[Response] = ()
     saving: Mapping[str, Any] | None = None
+    hang: Mapping[str, Any] | None = None
 
     @property
     def final(self) -> bool:

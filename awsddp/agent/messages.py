@@ -298,7 +298,9 @@ class Launch(Request["node_answers.LaunchResult"]):
     for the agents' connections, and `secrets` names the variables whose values are not stored. `elastic` has
     the limits for torchrun's elastic agent, or is None if there is no elastic agent. Times are in seconds;
     `silent_s` is how long an agent may be silent, and `join_s` is how long the first node waits for the other
-    nodes. `saving` has the `argv` and the `stdin` (base64) for s3/uploader.py.
+    nodes. `saving` has the `argv` and the `stdin` (base64) for s3/uploader.py. `looks` are the seconds of
+    silence before the first look at the ranks, and between two looks; () means never. With `ends_when_hung`,
+    the job ends if both looks show that it hangs.
     """
 
     module = "launch"
@@ -307,6 +309,8 @@ class Launch(Request["node_answers.LaunchResult"]):
         "diagnosis.causes",
         "diagnosis.stacks",
         "diagnosis.hang",
+        "diagnosis.hang_watch",
+        "changes",
         "coordinator",
         "processes",
         "samples",
@@ -346,6 +350,8 @@ class Launch(Request["node_answers.LaunchResult"]):
     hang_after: float | None = None
     elastic: Mapping[str, int] | None = None
     saving: Mapping[str, Any] = NOTHING
+    looks: Sequence[float] = ()
+    ends_when_hung: bool = False
 
     @property
     def first_node(self) -> LaunchNode:

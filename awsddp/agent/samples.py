@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import time
@@ -15,7 +14,6 @@ from awsddp.agent.job_folder import JobFolder, write_json
 from awsddp.agent.messages import Launch, Response
 
 _EVERY_SECONDS = 10.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 _NVIDIA_SMI = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 
 
@@ -52,10 +50,8 @@ class Samples:
         self._due_at = now + _EVERY_SECONDS
         with contextlib.suppress(OSError):
             gpus = self._query_gpus()
-            cpu_seconds_of = {
-                (process.rank, process.pid): cpu_seconds(process.pid)
-                for process in list_processes(self._folder.run)
-            }
+            processes = list_processes(self._folder.run)
+            cpu_seconds_of = {(process.rank, process.pid): process.cpu_s for process in processes}
             network = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
             sample = _Counters(now, cpu_seconds_of, network)
             if self._previous is not None:
@@ -108,15 +104,6 @@ def read_gpus(text: str) -> dict[int, tuple[float, int]]:
             index, percent, mebibytes = line.split(",")
             gpus[int(index)] = float(percent), int(mebibytes) << 20
     return gpus
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return a process's CPU time (s), or 0.0 if the process has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def network_bytes(text: str, nic: str) -> int | None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 
+from awsddp.agent.changes import ChangeSearch
 from awsddp.agent.coordinator import (
     FAILED_GRACE,
     SILENT_SECONDS,
@@ -98,6 +99,7 @@ class Agent:
         self._is_gone = False
         self._is_silent = False  # none of the job's ranks has written to its log for a while
         self._report_at = 0.0
+        self._look: tuple[NodeStacks, ChangeSearch] | None = None
         self._sizes: dict[str, int] = {}
         self._requested: Ending | None = None  # set by a cancel or by the node's shutdown
         self._forwarded: Ending | None = None  # the last `_requested` that was handled
@@ -157,6 +159,7 @@ class Agent:
         if self._is_alone and now >= self._join_by:
             self._end_alone(f"node{self._first_node} could not be reached ({self._peers.error})")
         self._report_output(now)
+        self._report_look()
         self._report_ranks()
         if self._ranks.alive and not self._ranks.stopping:
             self._samples.take()
@@ -250,6 +253,9 @@ class Agent:
             self._ranks.stop(order.grace)
         elif order.do == "stacks":
             self._send_to_first(Message(kind="stacks", answer=self._dump_stacks()))
+        elif order.do == "look" and self._look is None:
+            silent_s = order.seconds - min(2 * _REPORT_SECONDS, order.seconds / 4)  # output is reported late
+            self._look = stacks(self._request), ChangeSearch(self._request, self._folder, silent_s)
         elif order.do == "silence":
             self._is_silent = order.silent
         elif order.do == "end":
@@ -259,12 +265,19 @@ class Agent:
         """Report to the first node, at intervals, that a rank has written to its log."""
         if now < self._report_at or self._is_gone:
             return
-        limit = self._request.hang_after or SILENT_SECONDS
+        limit = min([self._request.hang_after or SILENT_SECONDS, *self._request.looks[:1]])
         self._report_at = now + min(_REPORT_SECONDS, limit / 4)
         sizes = self._folder.log_sizes()
         if sizes != self._sizes:
             self._sizes = sizes
             self._send_to_first(Message(kind="output"))
+
+    def _report_look(self) -> None:
+        """Send the first node the stacks of a look, once the search for changed results is over."""
+        if self._look is not None and self._look[1].is_over():
+            answer, search = self._look
+            self._look = None
+            self._send_to_first(Message(kind="look", answer=answer._replace(changed=search.changed)))
 
     def _dump_stacks(self) -> NodeStacks:
         """Write the ranks' stacks to the run folder before the job ends, and return them."""

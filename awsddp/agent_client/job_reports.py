@@ -8,7 +8,7 @@ import msgspec
 
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.model.node_answers import NodeJob, ReportedRank
-from awsddp.model.records import ACTIVE, MAX_LINES, Cause, JobRecord, RankProgress, Saving
+from awsddp.model.records import ACTIVE, MAX_LINES, Cause, Hang, JobRecord, RankProgress, Saving
 from awsddp.util.formatting import optional_utc
 
 _MOST_CHARACTERS = 4000
@@ -56,7 +56,14 @@ def merge_job(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
         slowest_rank=find_slowest_rank(progress),
         usage=tuple(sample for report in running for sample in report.samples),
         saving=_merge_uploads(reports, silent_nodes=machines.keys() - reports.keys()),
+        hang=leading.hang and sanitize_hang(leading.hang) if leading.state == "running" else None,
     )
+
+
+def sanitize_hang(hang: Hang) -> Hang:
+    """Return what a node found about a silent job, reduced to lines that cannot look like awsddp's output."""
+    text, place = (" ".join(words.split())[:_MOST_CHARACTERS] for words in (hang.text, hang.place))
+    return replace(hang, text=text, place=place)
 
 
 def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[int]) -> Saving | None:

@@ -22,6 +22,8 @@ FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
 """How long the first node waits for the other nodes' agents."""
+LOOKS = (1800.0, 60.0)
+"""After how many seconds of silence the nodes look whether the job hangs, and the time between two looks."""
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 
 
@@ -64,7 +66,7 @@ def make_launch_requests(
 
     if not spec.job.script:
         raise UsageError("no script to run", "", "awsddp train SCRIPT")
-    spec = with_secrets(spec)
+    spec, hang_after = with_secrets(spec), spec.job.hang_after
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot)
@@ -104,7 +106,9 @@ def make_launch_requests(
             after=after,
             secrets=spec.env.secrets,
             facts={**_facts(spec, requested_spec), **(facts or {})},
-            hang_after=None if spec.job.hang_after is None else parse_duration(spec.job.hang_after),
+            hang_after=None if hang_after in (None, "off") else parse_duration(hang_after),
+            looks=() if hang_after == "off" else LOOKS,
+            ends_when_hung=spec.job.recover is not None,
             elastic=_elastic(spec, len(used)),
         )
         for host in used

@@ -95,8 +95,8 @@ def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
         line(*job_lines(document.result))
     else:
         silent = "" if document.silent_s is None else f"no output for {duration(document.silent_s)}. "
-        summary = _AFTER_SUMMARY.split(document.explanation)[0].rstrip(". ") + "."
-        line(f"Job {document.job}: {silent}{summary}")
+        line(f"Job {document.job}: {silent}{_summary(document.explanation)}")
+        line(*[f"  {_summary(document.hang.text)}"] if document.hang else [])
     rows = list(_position_rows(document))
     names, positions = (max((len(row[index]) for row in rows), default=0) for index in (0, 1))
     for ranks_text, position, source, waits in rows:
@@ -109,6 +109,10 @@ def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
         line(with_global_options(f"  stacks: awsddp why {document.job} {'--json' if verbose else '-v'}"))
     if document.result is None:
         line(with_global_options(f"  end it: awsddp cancel {document.job}"))
+
+
+def _summary(explanation: str) -> str:
+    return _AFTER_SUMMARY.split(explanation)[0].rstrip(". ") + "."
 
 
 def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:

@@ -51,7 +51,7 @@ def cluster_page(cluster: "documents.ClusterDocument") -> None:
     if cluster.jobs:
         rows = [(job.job, _state_and_age(job), _job_place(job), _progress(job)) for job in cluster.jobs]
         table(("job", "state", "results", "progress"), rows)
-        line(*_upload_lines(cluster.jobs))
+        line(*_upload_lines(cluster.jobs), *_hang_lines(cluster.jobs))
     line(_cost(cluster))
     budget, cost = cluster.budget_usd, cluster.cost_usd
     if budget and cost is not None and cost >= _BUDGET_WARNING * budget:
@@ -89,6 +89,11 @@ def _upload_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> 
         for job in jobs
         if job.reported and job.saving is not None and not job.saving.is_complete
     ]
+
+
+def _hang_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> list[str]:
+    """Return what the nodes found about each job that is silent and may hang."""
+    return [f"{job.job}: {job.hang.text}" for job in jobs if job.reported and job.hang is not None]
 
 
 def _state_and_age(job: "documents.SeenJob") -> str:
@@ -239,7 +244,7 @@ def jobs_page(document: "documents.JobsDocument", *, verbose: bool = False, chos
         second, last = ("arguments", "progress") if chosen else ("age", "progress, or cause")
         rows = [_job_row(job, chosen) for job in document.jobs]
         table(("job", "state", second, "time", "loss", "cost", last), rows, cut=not chosen)
-        line(*_upload_lines(document.jobs))
+        line(*_upload_lines(document.jobs), *_hang_lines(document.jobs))
     else:
         line(with_global_options("No jobs yet. Start one: awsddp train"))
     for job in document.jobs if verbose else ():

@@ -150,6 +150,7 @@ class JobFollower:
 
     def __post_init__(self) -> None:
         self._fleet, self._restarts = self.connected.fleet, len(self.job.restarts)
+        self._hang_text = ""
         self._patience_s = (
             parse_duration(self.connected.session.job_spec.job.heartbeat_timeout) + EXTRA_PATIENCE_S
         )
@@ -259,6 +260,7 @@ class JobFollower:
                 self.on_lines(lines)
                 self._last_output = max(now, self._last_output)
             self._report_restarts()
+            self._report_hang()
             self._hint_at_why(now)
             if now >= check_at:
                 check_at = now + _CHECK_S
@@ -286,6 +288,15 @@ class JobFollower:
         for text in restarts[self._restarts :]:
             self.connected.session.say(f"restart {text}")
         self._restarts = max(self._restarts, len(restarts))
+
+    def _report_hang(self) -> None:
+        """Report each time the nodes find something new about a job that is silent."""
+        documents = self.merger.documents.values()
+        hang = next((document.hang for document in documents if document.complete and document.hang), None)
+        text = "" if hang is None else job_reports.sanitize_hang(hang).text
+        if text and text != self._hang_text:
+            self.connected.session.say(text)
+        self._hang_text = text
 
     def _hint_at_why(self, now: float) -> None:
         """After HINT_S without output, report (once) the command that shows where the ranks are."""

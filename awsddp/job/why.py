@@ -77,4 +77,5 @@ def _make_document(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool
     codes = {rank.rank: rank.exit_code for rank in job.ranks if ended and rank.exit_code is not None}
     stacks = {node: read_stacks(to_builtins(answer)) for node, answer in answers.items()}
     diagnosis = diagnose(layout, stacks, exit_codes=codes)
-    return convert({"job": job.job, "state": job.state, **to_json_value(diagnosis)}, WhyDocument)
+    described = {"job": job.job, "state": job.state, "hang": job.hang and to_builtins(job.hang)}
+    return convert({**described, **to_json_value(diagnosis)}, WhyDocument)

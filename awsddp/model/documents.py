@@ -13,6 +13,7 @@ from awsddp.model.records import (
     Check,
     Choice,
     ClusterState,
+    Hang,
     JobRecord,
     JobState,
     Keyed,
@@ -427,7 +428,8 @@ class WhyDocument(Document):
     """The JSON document that `why` prints: the ranks `behind` the waiting ones, and what each rank does.
 
     `silent_s` is the time since a rank last wrote to its log. `moving` is true if a collective has just
-    begun. `result` describes how the job ended, if it has ended.
+    begun. `result` describes how the job ended, if it has ended. `hang` is what the nodes found about a job
+    that has been silent for half an hour.
     """
 
     job: str
@@ -438,6 +440,7 @@ class WhyDocument(Document):
     explanation: str
     ranks: tuple[RankStack, ...]
     result: JobDocument | None = None
+    hang: Hang | None = None
 
 
 def sort_by_node(files: Mapping[int, NodeFiles]) -> tuple[NodeFiles, ...]:

@@ -15,6 +15,7 @@ from msgspec import Meta
 from awsddp.errors import NodeError
 from awsddp.model.records import (
     Cause,
+    Hang,
     JobNode,
     JobState,
     NodeNumber,
@@ -169,6 +170,7 @@ class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Annotated[tuple[RankProgress, ...], Meta(max_length=100_000)] = ()
     samples: Annotated[tuple[RankUsage, ...], Meta(max_length=100_000)] = ()
     saving: Saving | None = None
+    hang: Hang | None = None
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):

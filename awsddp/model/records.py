@@ -289,6 +289,21 @@ class Saving(Frozen):
         return not self.ended and self.silent_s > UPLOADER_SILENT_S
 
 
+class Hang(Frozen):
+    """What the nodes found about a job that is silent: it is "hung", "alive" or "unknown" (docs/why.md).
+
+    `since` is when a rank last wrote a line (Unix time). For a job that is hung, `place` is the line and the
+    collective at which the rank that is behind (`rank`, if it is one) or most ranks wait. `text` is a
+    sentence.
+    """
+
+    state: Literal["hung", "alive", "unknown"]
+    since: Seconds
+    text: Text
+    place: ShortText = ""
+    rank: RankNumber | None = None
+
+
 class JobNode(Frozen):
     """An instance on which a job runs or ran, and its node number at that time."""
 
@@ -307,6 +322,7 @@ class JobRecord(Frozen, Keyed):
     torchrun, such as "1 of 3: rank 3 @ node1: ValueError". While the job runs, `progress` has the ranks that
     write metrics. `slowest_rank` is a rank that is more than 10 % slower than the best. `usage` has the
     nodes' samples. `save_to` is the S3 URI for its results, and `saving` is the progress of their upload.
+    `hang` is what the nodes found about a job whose ranks have written no line for half an hour.
     """
 
     job: str
@@ -334,6 +350,7 @@ class JobRecord(Frozen, Keyed):
     usage: tuple[RankUsage, ...] = ()
     save_to: str | None = None
     saving: Saving | None = None
+    hang: Hang | None = None
 
 
 class Choice(Frozen):

@@ -390,7 +390,10 @@ class JobSection(Section):
         None, "End the job after this time: 90m, 24h.", "--timeout TIME", example="12h", check=_JOB_LASTS
     )
     hang_after: str | None = setting(
-        None, "End the job if no rank writes a line for this long.", example="10m", check=_JOB_LASTS
+        None,
+        'End the job if no rank writes a line for this long; "off": do not look if a silent job hangs.',
+        example="10m",
+        check=lambda text: text == "off" or _JOB_LASTS(text),
     )
     grace: str = setting(
         "30s", "Time between SIGTERM and SIGKILL, to save a checkpoint.", check=parse_duration

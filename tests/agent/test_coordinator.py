@@ -13,6 +13,7 @@ REQUEST = make_launch(layout=LAYOUT)
 GO = Order("go")
 STOP = Order("stop", 1.0)
 STACKS = Order("stacks")
+FRAMES = 'Thread 0x1 (most recent call first):\n  File "/w/train.py", line 7 in step\n'
 SHUTDOWN = Cause("interrupted", True, "it was shut down", "", node=1)
 
 
@@ -25,7 +26,10 @@ def start_coordinator(**settings: Any) -> Coordinator:
 
 def make_stacks(node: int, stopped: int | None = None) -> NodeStacks:
     ranks = [rank for rank, _, rank_node in LAYOUT if rank_node == node]
-    processes = [Process(7, 1, rank, "T" if rank == stopped else "S", joined=True) for rank in ranks]
+    processes = [
+        Process(7 + rank, 1, rank, *(("T", True) if rank == stopped else ("S", True, FRAMES)))
+        for rank in ranks
+    ]
     return NodeStacks("/w", 9.0, processes)
 
 
@@ -212,8 +216,7 @@ def test_timeout_names_the_ranks_that_still_run_with_their_line() -> None:
     coordinator = start_coordinator()
     time_out_ranks(coordinator, 0, 1, 2)
     assert coordinator.orders == [GO, STACKS]
-    frames = 'Thread 0x1 (most recent call first):\n  File "/w/train.py", line 7 in step\n'
-    process = make_stacks(1).processes[1]._replace(stacks=frames)
+    process = make_stacks(1).processes[1]
     for node, stacks in ((0, NodeStacks("/w", 9.0, [])), (1, NodeStacks("/w", 9.0, [process]))):
         coordinator.receive(node, Message(kind="stacks", answer=stacks), now=5.1)
     coordinator.tick(now=5.1)
@@ -371,3 +374,63 @@ def test_waiting_job_continues_to_wait_after_it_lost_a_node() -> None:
     assert (coordinator.orders, coordinator.document().state) == ([], "waiting")
     coordinator.receive(0, Message(kind="free"), now=3)
     assert (coordinator.orders, coordinator.document().state) == ([GO], "running")
+
+
+def look_silent(coordinator: Coordinator, *, since: int, changed: bool | None = False) -> None:
+    """Let a silent job's coordinator look twice: rank 3 is stopped, and the others wait."""
+    for now in range(since, since + 1862):
+        coordinator.tick(now=now)
+        if Order("look", seconds=now - since) in coordinator.orders[-1:]:
+            for node in (0, 1):
+                answer = make_stacks(node, stopped=3)._replace(at=5000.0, changed=changed)
+                coordinator.receive(node, Message(kind="look", answer=answer), now=now)
+
+
+def test_job_that_hangs_is_reported_and_not_ended_until_a_rank_writes_again() -> None:
+    coordinator = start_coordinator(looks=(1800.0, 60.0))
+    coordinator.receive(1, Message(kind="output"), now=6)
+    look_silent(coordinator, since=6)
+    looks = [order for order in coordinator.orders if order.do != "silence"]
+    assert looks == [GO, Order("look", seconds=1800), Order("look", seconds=1860)]
+    hang = coordinator.document().hang
+    assert hang is not None
+    assert (hang["state"], hang["rank"], hang["place"], hang["since"]) == ("hung", 3, "stopped", 4991)
+    assert coordinator.document().state == "running"
+    coordinator.receive(1, Message(kind="output"), now=2000)
+    assert coordinator.document().hang is None
+
+
+def test_job_with_recover_ends_when_it_hangs_and_the_cause_has_the_place() -> None:
+    coordinator = start_coordinator(looks=(1800.0, 60.0), ends_when_hung=True)
+    look_silent(coordinator, since=1)
+    assert coordinator.orders[-1] == STACKS
+    for node in (0, 1):
+        answer = make_stacks(node, stopped=3)
+        coordinator.receive(node, Message(kind="stacks", answer=answer), now=1862)
+    coordinator.tick(now=1862)
+    assert coordinator.orders[-1] == Order("stop", 30.0)
+    report_gone(coordinator)
+    cause = coordinator.document().cause
+    assert (cause.kind, cause.rank, cause.node, cause.values) == ("hang", 3, 1, {"place": "stopped"})
+    assert cause.explanation.startswith(
+        "No rank wrote to its log for 1861 s. No file of the results changed, and the ranks stayed where "
+    )
+    assert coordinator.document().hang is None
+
+
+def test_job_whose_ranks_cannot_be_seen_is_not_ended() -> None:
+    coordinator = start_coordinator(looks=(1800.0, 60.0), ends_when_hung=True)
+    look_silent(coordinator, since=1, changed=None)
+    hang = coordinator.document().hang
+    assert hang is not None
+    assert (hang["state"], coordinator.orders[-1].do) == ("unknown", "look")
+
+
+def test_job_that_waits_or_has_no_looks_is_not_looked_at() -> None:
+    waiting = Coordinator(make_launch(layout=LAYOUT, after=["other"], looks=(1800.0, 60.0)), now=0)
+    for node in (0, 1):
+        waiting.receive(node, Message(kind="here"), now=1)
+    older = start_coordinator()
+    for coordinator in (waiting, older):
+        coordinator.tick(now=9000)
+        assert all(order.do != "look" for order in coordinator.orders)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from awsddp.agent.diagnosis.stacks import list_processes
 from awsddp.agent.job_folder import JobFolder, read_json
-from awsddp.agent.samples import Samples, cpu_seconds, network_bytes, read_gpus
+from awsddp.agent.samples import Samples, network_bytes, read_gpus
 from tests.support.fleet import make_launch
 from tests.support.waiting import until
 
@@ -45,10 +46,13 @@ def test_usage_of_a_rank_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             samples.take()
             return read_json(folder.samples)
 
-        until(lambda: (cpu_seconds(busy.pid) or 0) > 0)
+        def cpu_seconds() -> float:
+            return sum(process.cpu_s for process in list_processes(folder.run))
+
+        until(lambda: cpu_seconds() > 0)
         until(lambda: (take_sample() or {"ranks": [{}] * 2})["ranks"][1].get("gpu_percent"))
-        used = cpu_seconds(busy.pid) or 0
-        until(lambda: (cpu_seconds(busy.pid) or 0) > used)
+        used = cpu_seconds()
+        until(lambda: cpu_seconds() > used)
         second, third = take_sample()["ranks"]
         busy.kill()
     assert (second["rank"], second["cpu_percent"], second["gpu_percent"]) == (2, None, 97.0)

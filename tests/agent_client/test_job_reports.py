@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from awsddp.agent_client.job_reports import decode_job, encode_job, merge_job, merge_jobs
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.model import node_answers
-from awsddp.model.records import Saving
+from awsddp.model.records import Hang, Saving
 
 
 def report(
@@ -121,3 +121,19 @@ def test_saving_is_the_sum_of_all_reports_and_names_nodes_without_one() -> None:
         files=1, bytes=2, pending_files=3, pending_bytes=4, ended=True, silent_s=0.5, unasked=(1,)
     )
     assert not alone.is_complete
+
+
+def test_hang_of_a_running_job_is_reduced_to_one_line() -> None:
+    hang = {"state": "hung", "since": 9, "text": "It hangs:\n\x1b[1mfetched\n", "place": "a\nb", "rank": 1}
+    running = report(0, "running", [None, None], complete=True, hang=hang)
+    assert merge_job({0: running}).hang == Hang(
+        state="hung", since=9, text="It hangs: \x1b[1mfetched", place="a b", rank=1
+    )
+    assert merge_job({0: replace(running, state="interrupted")}).hang is None
+
+
+@pytest.mark.parametrize("wrong", [{"state": "x"}, {"place": "x" * 201}, {"rank": -1}, {"since": "now"}])
+def test_hang_that_a_node_cannot_have_found_is_refused(wrong: dict[str, object]) -> None:
+    hang = {"state": "hung", "since": 9, "text": "", "place": "", "rank": None, **wrong}
+    with pytest.raises(ValueError, match=r"Expected|Invalid"):
+        report(0, "running", [None], complete=True, hang=hang)

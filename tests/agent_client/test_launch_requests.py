@@ -33,6 +33,26 @@ def test_requests_differ_only_in_the_fields_of_the_node(fleet: "Fleet") -> None:
     assert len(launches[0].secret) == 64
 
 
+@pytest.mark.parametrize(
+    ("settings", "looks", "ends", "hang_after"),
+    [
+        ({}, launch_requests.LOOKS, False, None),
+        ({"recover": 2}, launch_requests.LOOKS, True, None),
+        ({"hang_after": "2h"}, launch_requests.LOOKS, False, 7200.0),
+        ({"hang_after": "off", "recover": 2}, (), True, None),
+    ],
+)
+def test_nodes_look_at_a_silent_job_unless_that_is_off(
+    fleet: "Fleet",
+    settings: dict[str, object],
+    looks: tuple[float, ...],
+    ends: bool,
+    hang_after: float | None,
+) -> None:
+    request = fleet.requests("main.py", **settings)[0]
+    assert (request.looks, request.ends_when_hung, request.hang_after) == (looks, ends, hang_after)
+
+
 def test_ports_follow_the_slot(fleet: "Fleet") -> None:
     fleet.port = launch_requests.FIRST_PORT + 30
     request = fleet.requests("main.py", slot=3)[0]

@@ -43,6 +43,7 @@ SHORTEST = {
     "campaigns/projects": "--runs 1",
     "campaigns/saved": "--runs 1",
     "campaigns/saves": "--runs 1",
+    "campaigns/stuck": "--runs 1",
     "campaigns/trees": "--runs 1 --parallel 1",
 }
 """The arguments with which each program measures least."""

@@ -10,7 +10,7 @@ from awsddp.cli.failures import run_command
 from awsddp.cli.main import cli
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.model.documents import ExecDocument, JobDocument, NodeOutput, SeenJob
-from awsddp.model.records import JobState, Saving, merge_records
+from awsddp.model.records import Hang, JobState, Saving, merge_records
 from awsddp.state import ClusterFolder
 from awsddp.util.formatting import optional_utc
 from tests.support.launched_cluster import RECORD
@@ -137,6 +137,15 @@ def test_status_shows_the_progress_of_saving_or_why_it_stopped(
     assert len(rows) == len(lines)
     assert all(text in row for text, row in zip(lines, rows, strict=True))
     assert not any("saves to" in row for row in job_rows(capsys, saves, last_seen=None))
+
+
+def test_status_shows_what_the_nodes_found_about_a_silent_job(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "The job hangs: rank 3 (node1) is behind: train.py:9 in step."
+    hangs = make_job(
+        "running", hang=Hang(state="hung", since=1.0, text=text, place="train.py:9 in step", rank=3)
+    )
+    assert f"j: {text}" in job_rows(capsys, hangs, last_seen=None, reported=True)
+    assert f"j: {text}" not in job_rows(capsys, hangs, last_seen=None)
 
 
 def test_verbose_sync_shows_the_largest_and_the_excluded_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ JOB: dict[str, Any] = {
     "progress": [],
     "usage": [],
     "slowest_rank": None,
+    "hang": None,
 }
 CLUSTER = {
     "cluster": "default",

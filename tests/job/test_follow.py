@@ -250,3 +250,24 @@ def test_a_job_without_output_is_reported_once_with_the_next_command(
 
     _, _, events = watch(Silent({}, back_at=0), tmp_path, monkeypatch)
     assert events == ["no output for 5 min: awsddp why job   # where its ranks are"]
+
+
+def test_what_the_nodes_find_about_a_silent_job_is_reported_each_time_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    found = {3: ("alive", "It is\nalive."), 5: ("alive", "It is\nalive."), 7: ("hung", "It hangs."), 9: None}
+
+    class Silent(Nodes):
+        def _frames(self, node: int, offsets: dict[int, int]) -> bytes:
+            document = make_document(node, "running")
+            if node == 0 and (hang := found.get(self.now)):
+                document["hang"] = {"state": hang[0], "text": hang[1], "since": 1, "place": "", "rank": None}
+            text = json.dumps(document).encode()
+            return (
+                HEADER.pack(b"S", 0, 0, len(text)) * (self.now in found)
+                + text * (self.now in found)
+                + (super()._frames(node, offsets))
+            )
+
+    _, _, events = watch(Silent({}, back_at=0), tmp_path, monkeypatch)
+    assert events == ["It is alive.", "It hangs."]

@@ -141,6 +141,10 @@ def test_a_limit_that_is_too_short_is_refused(key: str, short: str, least: str) 
     load(environ={}, overrides={key: least})
 
 
+def test_the_look_at_silent_jobs_can_be_turned_off() -> None:
+    assert load(environ={}, overrides={"job.hang_after": "off"})[1].job.hang_after == "off"
+
+
 @pytest.mark.parametrize(
     ("key", "wrong", "form"),
     [

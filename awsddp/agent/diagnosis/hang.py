@@ -215,7 +215,7 @@ def _find_behind(ranks: list[RankState]) -> tuple[list[int], str]:
     gone = [rank for rank in ranks if rank.state in ("ended", "missing")]
     remaining = [rank for rank in ranks if rank not in gone]
     if gone and remaining:
-        waiting = [rank for rank in remaining if _is_waiting(rank)]
+        waiting = [rank for rank in remaining if is_waiting(rank)]
         ended = _clause(gone, "has ended", "have ended")
         if not waiting:
             runs = f"{_clause(remaining, 'runs', 'run')}: {_format_places(remaining)}"
@@ -250,14 +250,19 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _is_waiting(rank: RankState) -> bool:
+def is_waiting(rank: RankState) -> bool:
     """Return True if a rank is in a collective or waits for others to join the process group."""
     return bool(rank.collective) or any(_COLLECTIVE in frame for frame in rank.stack)
 
 
+def is_joining(rank: RankState) -> bool:
+    """Return True if a rank waits for others to join the process group."""
+    return any(frame.endswith(_INITS) for frame in rank.stack)
+
+
 def _judge_by_start(ranks: list[RankState]) -> tuple[list[int], str] | None:
     """Diagnose a job in which ranks wait for other ranks to join the process group."""
-    joining = [rank for rank in ranks if any(frame.endswith(_INITS) for frame in rank.stack)]
+    joining = [rank for rank in ranks if is_joining(rank)]
     if not joining:
         return None
     absent = [rank for rank in ranks if rank not in joining and not rank.joined]
@@ -324,7 +329,7 @@ def _records(rank: RankState, group: str) -> Sequence[Collective]:
 
 def _judge_by_stacks(ranks: list[RankState]) -> tuple[list[int], str] | None:
     """Diagnose a job from the stacks only. If some ranks are in a collective, all other ranks are behind."""
-    others = [rank for rank in ranks if not _is_waiting(rank)]
+    others = [rank for rank in ranks if not is_waiting(rank)]
     return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 
 

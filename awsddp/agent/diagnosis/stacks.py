@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from awsddp.agent.job_folder import JobFolder
+from awsddp.agent.job_folder import JobFolder, read_counters
 from awsddp.agent.messages import as_json_list, list_reader, make_reader
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _MAX_RECORDS = 60  # how many of a process group's last records are kept
 _MAX_SOURCES = 1000  # maximum number of code lines, including those of libraries
 _MAX_LINE = 200  # maximum length of a code line
 _MAX_FILE = 1 << 20  # maximum size of a source file in bytes
+_TICKS = os.sysconf("SC_CLK_TCK")
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 
@@ -63,7 +64,8 @@ class Process(NamedTuple):
 
     `state` is the process's state, as in proc(5). `stacks` is faulthandler's text, or "" if the process did
     not respond. `joined` is true if the process is in torch's default group. `records` maps process groups to
-    records.
+    records. `cpu_s` is the CPU time that the process has used. `read_bytes` is how much it has read from
+    files and pipes.
     """
 
     pid: int
@@ -73,6 +75,8 @@ class Process(NamedTuple):
     joined: bool = False
     stacks: str = ""
     records: dict[str, GroupRecords] = {}
+    cpu_s: float = 0.0
+    read_bytes: int = 0
 
     @property
     def is_stopped(self) -> bool:
@@ -85,13 +89,16 @@ class NodeStacks(NamedTuple):
 
     `workdir` is the project folder with links resolved. `silent_s` is how many seconds ago a rank on the node
     last wrote to its log. `sources` maps "file:line" to the line of code, for each line in the stacks that is
-    not in a library.
+    not in a library. `at` is the node's time. `changed` is true if the job's results have changed since the
+    job became silent, and None if that is not known.
     """
 
     workdir: str
     silent_s: float
     processes: list[Process]
     sources: Mapping[str, str] = {}
+    at: float = 0.0
+    changed: bool | None = None
 
 
 _read_group = make_reader(GroupRecords, records=lambda records: [Collective(*record) for record in records])
@@ -113,13 +120,18 @@ def stacks(request: Stacks | Launch) -> NodeStacks:
         pending.signal()
     _wait(silent, _StackRequest.read_dump, _SIGNAL_SECONDS)
     workdir = os.path.realpath(folder.request().workdir)
-    shown = _truncate([pending.process for pending in requests])
+    shown = _truncate([_with_read_bytes(pending.process) for pending in requests])
     return NodeStacks(
         workdir,
         seconds_since_output(folder),
         shown,
         read_sources(workdir, "\n".join(process.stacks for process in shown)),
+        time.time(),
     )
+
+
+def _with_read_bytes(process: Process) -> Process:
+    return process._replace(read_bytes=read_counters(Path(f"/proc/{process.pid}/io")).get("rchar", 0))
 
 
 def read_sources(workdir: str, stacks: str) -> dict[str, str]:
@@ -149,14 +161,16 @@ def list_processes(run: Path) -> list[Process]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes().split(b"\0")
-            state, parent = (path / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            fields = (path / "stat").read_bytes().rpartition(b")")[2].split()
             is_worker = run_variable in environment and worker in (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
+        state, parent, user_ticks, system_ticks = (fields[at] for at in (0, 1, 11, 12))
         if run_variable in environment and not is_worker and state not in (b"Z", b"X"):
             rank = next((entry[5:] for entry in environment if entry.startswith(b"RANK=")), b"")
             number = int(rank) if rank.isdigit() else None
-            matches.append(Process(int(path.name), int(parent), number, state.decode()))
+            cpu_s = (int(user_ticks) + int(system_ticks)) / _TICKS
+            matches.append(Process(int(path.name), int(parent), number, state.decode(), cpu_s=cpu_s))
     return sorted(matches, key=lambda process: process.pid)
 
 

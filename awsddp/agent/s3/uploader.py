@@ -72,8 +72,8 @@ _BATCH_S = 0.02
 _LATE_S = 1800.0
 """How long to retry failures and to wait for open files, from the job's end or from a later success."""
 _HURRY_S = 90.0
-"""The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s, if the time of
-a spot reclaim is not known."""
+"""The same limit at a shutdown of the machine, which awsddp-jobs.service delays by at most 120 s. If the time
+of a spot reclaim is known, it is the limit."""
 _OTHER_NODES_S = 90.0
 """How long the first node waits for another node whose list does not change."""
 _SLOWEST_S = 60.0
