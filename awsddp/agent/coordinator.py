@@ -35,7 +35,7 @@ INSPECT_SECONDS = 3.0
 SILENT_SECONDS = 120.0
 """After this many seconds without output, a cancel also makes the nodes write their ranks' stacks."""
 _FAULTS = ("own", "echo", "stopped")
-_SEEN = " No file of the results changed, and the ranks stayed where they were without using CPU time."
+_SEEN = " No file of the results changed, and two looks at the ranks found nothing that moved."
 
 
 class Order(NamedTuple):
@@ -269,7 +269,7 @@ class Coordinator:
     def _describe_hang(self) -> dict[str, Any] | None:
         """Return what the last looks at a silent job found, and since when the job is silent (Unix time)."""
         verdict = self._watch.verdict
-        return verdict and {**verdict._asdict(), "since": round(self._watch.last_output())}
+        return verdict and {**verdict._asdict(), "since": self._watch.since}
 
     def _join(self, node: int, now: float) -> None:
         self._absent.discard(node)

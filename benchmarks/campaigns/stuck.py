@@ -5,7 +5,7 @@
 Real agents and ranks run on two nodes of this machine, without root. The runs take all programs in turn, and
 choose the rank and the launcher at random. A job that hangs must end in every second run of a program, and
 must only be reported in the others. The nodes look after 4 s of silence and again 3 s later, not after
-30 min and 1 min; a slow program is watched for at least four pairs of looks.
+30 min and 1 min; a slow program is watched for four pairs of looks.
 """
 
 import random
@@ -24,7 +24,6 @@ from tests.support.fleet import Fleet
 from tests.support.waiting import until
 
 LOOKS = (4.0, 3.0)
-_PAIRS = 4
 SPIN = (
     GROUP
     + """\
@@ -81,6 +80,12 @@ _SLOW = {
     "    feeder = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, bufsize=0)\n"
     "    while True: feeder.stdout.read(16384)",
     "files": "while True: time.sleep(len(open(sys.executable, 'rb').read(16384)) / 50000)",
+    # slow data: received over a network, at 80 kB/s
+    "download": "import socket\n"
+    "    server, client = socket.socketpair()\n"
+    "    if os.fork() == 0:\n"
+    "        while True: time.sleep(0.05); server.sendall(b'x' * 4096)\n"
+    "    while True: client.recv(4096)",
     # another program that computes, or many short ones
     "program": "import subprocess\n    subprocess.run(['sh', '-c', 'while :; do :; done'])",
     "programs": "import subprocess\n    while True: subprocess.run(['sleep', '0.3'])",
@@ -138,11 +143,11 @@ def watch_hung(fleet: Fleet, name: str, culprit: int, *, ends: bool) -> tuple[bo
     return is_alive and hang["rank"] == culprit and place in hang["place"], hang["text"]
 
 
-def watch_slow(fleet: Fleet) -> tuple[bool, str]:
-    """Watch a slow job for some pairs of looks. Return True if it was always found alive, and the reasons."""
+def watch_slow(fleet: Fleet, pairs: int) -> tuple[bool, str]:
+    """Watch a slow job for `pairs` more pairs of looks. Return True if it was always found alive, and the reasons."""
     until(lambda: fleet.document(0)["hang"], seconds=180)
     texts: list[str] = []
-    end = time.monotonic() + _PAIRS * (sum(LOOKS) + 1)
+    end = time.monotonic() + pairs * (sum(LOOKS) + 1)
     while time.monotonic() < end:
         document: dict[str, Any] = fleet.document(0)
         hang = document["hang"]
@@ -153,7 +158,7 @@ def watch_slow(fleet: Fleet) -> tuple[bool, str]:
     return True, " / ".join(texts)
 
 
-def run(number: int, dice: random.Random) -> Row:
+def run(number: int, dice: random.Random, *, pairs: int = 3) -> Row:
     """Run one silent job, and return its row."""
     kind, name = PROGRAMS[number % len(PROGRAMS)]
     ends = kind == "slow" or number // len(PROGRAMS) % 2 == 1
@@ -161,7 +166,10 @@ def run(number: int, dice: random.Random) -> Row:
         fleet, start = Fleet(Path(folder), 2), time.monotonic()
         try:
             culprit, launcher = launch(fleet, SCRIPTS[kind][name], dice, ends=ends)
-            ok, said = watch_hung(fleet, name, culprit, ends=ends) if kind == "hung" else watch_slow(fleet)
+            if kind == "hung":
+                ok, said = watch_hung(fleet, name, culprit, ends=ends)
+            else:
+                ok, said = watch_slow(fleet, pairs)
         except AssertionError as error:
             culprit, launcher, ok, said = -1, "", False, f"{error} {fleet.document(0)['hang']}"
         finally:

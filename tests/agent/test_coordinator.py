@@ -203,6 +203,7 @@ def test_silent_job_is_ended_with_the_stopped_rank_as_its_cause() -> None:
     cause = coordinator.document().cause
     assert (cause.kind, cause.rank, cause.node, cause.instance_id) == ("hang", 3, 1, "i-1")
     assert cause.explanation.startswith("No rank wrote to its log for 10 s. Rank 3 (node1) was stopped by ")
+    assert cause.values == {"place": "stopped"}
     assert cause.next.startswith("awsddp why job")
 
 
@@ -413,7 +414,7 @@ def test_job_with_recover_ends_when_it_hangs_and_the_cause_has_the_place() -> No
     cause = coordinator.document().cause
     assert (cause.kind, cause.rank, cause.node, cause.values) == ("hang", 3, 1, {"place": "stopped"})
     assert cause.explanation.startswith(
-        "No rank wrote to its log for 1861 s. No file of the results changed, and the ranks stayed where "
+        "No rank wrote to its log for 1861 s. No file of the results changed, and two looks at the ranks "
     )
     assert coordinator.document().hang is None
 

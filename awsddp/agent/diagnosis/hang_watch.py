@@ -30,6 +30,9 @@ _OTHER_SHARE = 0.05
 https://docs.wandb.ai/guides/models/track/log/#automatically-logged-metrics"""
 _READ_RATE = 4096.0
 """The bytes per second that an idle rank, or a child that runs user code, may read from files and pipes."""
+_WAKEUP_RATE = 5.0
+"""How often per second the main thread of such a process may wake up. A DataLoader that waits for its workers
+wakes up every 5 s; a process that receives data over a network wakes up hundreds of times per second."""
 _LOADER = "torch/utils/data/_utils/worker.py"
 _MAX_PLACE, _MAX_TEXT = 200, 2000
 
@@ -110,6 +113,9 @@ def _find_life(diagnosis: Diagnosis, first: Answers, second: Answers, seconds: f
             rate = (process.read_bytes - before[process.pid].read_bytes) / max(seconds, 0.001)
             if rate > _READ_RATE and process.pid in idle_shares:
                 yield f"rank {process.rank} (node{node}) reads {rate:.0f} bytes per second"
+            rate = (process.wakeups - before[process.pid].wakeups) / max(seconds, 0.001)
+            if rate > _WAKEUP_RATE and idle_shares.get(process.pid) == _IDLE_SHARE:
+                yield f"rank {process.rank} (node{node}) wakes up {rate:.0f} times per second"
 
 
 def _idle_shares(diagnosis: Diagnosis, answers: Answers) -> dict[int, float]:
@@ -174,7 +180,7 @@ def _has_stack(rank: RankState, answer: NodeStacks | None) -> bool:
 class HangWatch:
     """When to look at a job's ranks, and what the last two looks found (`verdict`, None while ranks write).
 
-    `pauses` are the seconds of silence before the first look, and between the two looks; without them, the
+    `since` is when a rank last wrote a line (Unix time), according to the nodes. `pauses` are the seconds of silence before the first look, and between the two looks; without them, the
     watch never looks. After two looks, the same silence follows until the next ones. `now` is always in
     seconds on the same clock.
     """
@@ -186,6 +192,7 @@ class HangWatch:
         self._answers: dict[int, NodeStacks] = {}
         self._first: tuple[float, dict[int, NodeStacks]] | None = None
         self.verdict: Verdict | None = None
+        self.since = 0
 
     def reset(self, now: float) -> None:
         """Begin again, because a rank has written a line."""
@@ -218,8 +225,6 @@ class HangWatch:
         self.verdict = compare_looks(
             layout, first, self._answers, seconds=look_at - first_at, exit_codes=exit_codes
         )
+        last = (answer.at - answer.silent_s for answer in self._answers.values())
+        self.since = round(max(last, default=0.0))
         return True
-
-    def last_output(self) -> float:
-        """Return when a rank last wrote a line (Unix time), according to the nodes' last answers."""
-        return max((answer.at - answer.silent_s for answer in self._answers.values()), default=0.0)

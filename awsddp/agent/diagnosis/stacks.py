@@ -65,7 +65,7 @@ class Process(NamedTuple):
     `state` is the process's state, as in proc(5). `stacks` is faulthandler's text, or "" if the process did
     not respond. `joined` is true if the process is in torch's default group. `records` maps process groups to
     records. `cpu_s` is the CPU time that the process has used. `read_bytes` is how much it has read from
-    files and pipes.
+    files and pipes, and `wakeups` is how often its main thread has waited.
     """
 
     pid: int
@@ -77,6 +77,7 @@ class Process(NamedTuple):
     records: dict[str, GroupRecords] = {}
     cpu_s: float = 0.0
     read_bytes: int = 0
+    wakeups: int = 0
 
     @property
     def is_stopped(self) -> bool:
@@ -120,7 +121,7 @@ def stacks(request: Stacks | Launch) -> NodeStacks:
         pending.signal()
     _wait(silent, _StackRequest.read_dump, _SIGNAL_SECONDS)
     workdir = os.path.realpath(folder.request().workdir)
-    shown = _truncate([_with_read_bytes(pending.process) for pending in requests])
+    shown = _truncate([_with_counters(pending.process) for pending in requests])
     return NodeStacks(
         workdir,
         seconds_since_output(folder),
@@ -130,8 +131,11 @@ def stacks(request: Stacks | Launch) -> NodeStacks:
     )
 
 
-def _with_read_bytes(process: Process) -> Process:
-    return process._replace(read_bytes=read_counters(Path(f"/proc/{process.pid}/io")).get("rchar", 0))
+def _with_counters(process: Process) -> Process:
+    return process._replace(
+        read_bytes=read_counters(Path(f"/proc/{process.pid}/io")).get("rchar", 0),
+        wakeups=int(_read_status(process.pid, "voluntary_ctxt_switches")),
+    )
 
 
 def read_sources(workdir: str, stacks: str) -> dict[str, str]:
@@ -250,12 +254,16 @@ def _truncate(selected: list[Process]) -> list[Process]:
 
 def _handles_sigusr2(pid: int) -> bool:
     """Return True if a process has a SIGUSR2 handler. Without a handler, the signal would end the process."""
+    return bool(int(_read_status(pid, "SigCgt"), 16) >> (signal.SIGUSR2 - 1) & 1)
+
+
+def _read_status(pid: int, name: str) -> str:
+    """Return a number from /proc/PID/status, or "0" if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
     except OSError:
-        return False
-    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
-    return bool(caught >> (signal.SIGUSR2 - 1) & 1)
+        return "0"
+    return next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "0")
 
 
 def parse_flight_records(traces: Iterable[str]) -> dict[str, GroupRecords]:
