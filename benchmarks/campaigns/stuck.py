@@ -144,7 +144,7 @@ def watch_hung(fleet: Fleet, name: str, culprit: int, *, ends: bool) -> tuple[bo
 
 
 def watch_slow(fleet: Fleet, pairs: int) -> tuple[bool, str]:
-    """Watch a slow job for `pairs` more pairs of looks. Return True if it was always found alive, and the reasons."""
+    """Watch a slow job for `pairs` more pairs of looks. Return True if it was always alive, and why."""
     until(lambda: fleet.document(0)["hang"], seconds=180)
     texts: list[str] = []
     end = time.monotonic() + pairs * (sum(LOOKS) + 1)

@@ -180,9 +180,9 @@ def _has_stack(rank: RankState, answer: NodeStacks | None) -> bool:
 class HangWatch:
     """When to look at a job's ranks, and what the last two looks found (`verdict`, None while ranks write).
 
-    `since` is when a rank last wrote a line (Unix time), according to the nodes. `pauses` are the seconds of silence before the first look, and between the two looks; without them, the
-    watch never looks. After two looks, the same silence follows until the next ones. `now` is always in
-    seconds on the same clock.
+    `since` is when a rank last wrote a line (Unix time), according to the nodes. `pauses` are the seconds of
+    silence before the first look, and between the two looks; without them, the watch never looks. After two
+    looks, the same silence follows until the next ones. `now` is always in seconds on the same clock.
     """
 
     def __init__(self, layout: Sequence[Sequence[int]], pauses: Sequence[float]) -> None:
