@@ -278,8 +278,9 @@ class Process(Fields):
     When the process ends, `ranks` end too, each with the process's exit code (-N: signal N). `log` is the
     file in logs/ that receives the output: rank3.log if the process is rank 3. The log of a process that
     starts ranks is launcher0.log (on node 0), and the ranks write their own logs (rank3.log). `environment`
-    is added to the node's environment. `script` must exist on the node (None: do not check). `files` maps
-    file names to texts that are written into the job's folder before the start.
+    is added to the node's environment, and `defaults` are set where neither has them. `script` must exist on
+    the node (None: do not check). `files` maps file names to texts that are written into the job's folder
+    before the start.
     """
 
     ranks: Sequence[int]
@@ -288,6 +289,7 @@ class Process(Fields):
     log: str
     script: str | None = None
     files: Mapping[str, str] = NOTHING
+    defaults: Mapping[str, str] = NOTHING
 
 
 class Launch(Request["node_answers.LaunchResult"]):

@@ -110,6 +110,7 @@ class Ranks:
                 cwd=self._request.workdir,
                 env={
                     **self._request.defaults,
+                    **launch_process.defaults,
                     **os.environ,
                     "PATH": rank_search_path(self._request.path),
                     **launch_process.environment,

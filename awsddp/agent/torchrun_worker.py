@@ -145,11 +145,14 @@ def _before_program() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def main(folder: str, first: str, templates: str) -> int:
+def main(folder: str, first: str, templates: str, defaults: str) -> int:
     """Run a rank.
 
-    `templates` is JSON with a list [literal text, variable, literal text, ...] for each argument.
+    `templates` is JSON with a list [literal text, variable, literal text, ...] for each argument. `defaults`
+    is JSON with the variables for the rank that torch has made rank 0, where its environment lacks them.
     """
+    if os.environ["RANK"] == "0":
+        os.environ.update({**json.loads(defaults), **os.environ})
     argv = [
         "".join(os.environ[part] if number % 2 else part for number, part in enumerate(parts))
         for parts in json.loads(templates)

@@ -3,6 +3,7 @@
 import posixpath
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,9 @@ def make_launch_requests(
     """Return {node: request}. A request launches a node's part once the jobs in `after` have ended.
 
     `hosts` are the nodes that `ranks` run on, in any order. `facts` are fields that nodes store and report
-    with the job (commit, dirty, resumed, instance_type, price_usd_per_hour). The options of `requested_spec`
-    are added to these fields. The processes' environment contains the values of the job's secrets. Raises
+    with the job (commit, dirty, resumed, run_id, life, instance_type, price_usd_per_hour). The options of
+    `requested_spec` are added to these fields, and a job without a `run_id` begins a run with the launch's
+    id. The processes' environment contains the values of the job's secrets. Raises
     UsageError for invalid placeholders or a missing script, and ConfigError for a secret that is not set on
     this machine.
     """
@@ -67,12 +69,13 @@ def make_launch_requests(
     if not spec.job.script:
         raise UsageError("no script to run", "", "awsddp train SCRIPT")
     spec, hang_after = with_secrets(spec), spec.job.hang_after
-    by_node = {host.node.node: host for host in hosts}
+    launch, secret = secrets.token_hex(8), secrets.token_hex(32)
+    stored = {**_facts(spec, requested_spec), "run_id": launch, **(facts or {})}
+    by_node = {host.node.node: replace(host, run_id=str(stored["run_id"])) for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot)
     rendezvous = Rendezvous(job=job, master_addr=_private_ip(used[0]), master_port=port)
     processes = launcher(spec.job.launcher_name)
-    launch, secret = secrets.token_hex(8), secrets.token_hex(32)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     nodes = [
         LaunchNode(node=host.node.node, private_ip=_private_ip(host), instance_id=host.node.instance_id)
@@ -105,7 +108,7 @@ def make_launch_requests(
             gpus=host.gpus,
             after=after,
             secrets=spec.env.secrets,
-            facts={**_facts(spec, requested_spec), **(facts or {})},
+            facts=stored,
             hang_after=None if hang_after in (None, "off") else parse_duration(hang_after),
             looks=() if hang_after == "off" else LOOKS,
             ends_when_hung=spec.job.recover is not None,

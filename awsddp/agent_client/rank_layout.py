@@ -76,7 +76,8 @@ class Host:
 
     `workdir` is the absolute path of the project folder. `gpus` are the indices of the GPUs that the job is
     allowed to use (empty: all). `resume` is the checkpoint's path. `sources` are the folders in the project
-    folder from which packages are imported. `data` are the names of the data sets on the node.
+    folder from which packages are imported. `data` are the names of the data sets on the node. `run_id` is
+    the id that the job shares with the jobs that it continues.
     """
 
     node: Node
@@ -86,6 +87,7 @@ class Host:
     resume: str | None = None
     sources: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    run_id: str = ""
 
     @property
     def only_data(self) -> str | None:
@@ -95,9 +97,9 @@ class Host:
     def environment(self, job: str, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that all ranks of the job have on the node.
 
-        The user's `variables` override everything except the run folder, the checkpoint, the data and the
-        GPUs. The folders of the job's packages are appended to PYTHONPATH. NCCL treats `=nic` as an exact
-        name, and `nic` as a prefix
+        The user's `variables` override everything except the run's folder and id, the checkpoint, the data
+        and the GPUs. The folders of the job's packages are appended to PYTHONPATH. NCCL treats `=nic` as an
+        exact name, and `nic` as a prefix
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
         """
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
@@ -115,7 +117,19 @@ class Host:
             **({"AWSDDP_RESUME": self.resume} if self.resume else {}),
             **({"AWSDDP_DATA": posixpath.join(self.prepared.home, DATA)} if self.data else {}),
             "AWSDDP_RUN_DIR": f"{self.folder(job)}/run",
+            "AWSDDP_RUN_ID": self.run_id,
         }
+
+    def tracker_defaults(self, job: JobSection) -> dict[str, str]:
+        """Return the variables with which rank 0 continues its run at W&B, or {} for a job that neither
+        continues another job nor can be recovered.
+
+        With "allow", W&B resumes the run with this id or creates it. An id has at most 64 word characters
+        (https://docs.wandb.ai/guides/track/environment-variables, https://docs.wandb.ai/guides/runs/resuming).
+        """
+        if job.resume is None and job.recover is None:
+            return {}
+        return {"WANDB_RUN_ID": self.run_id, "WANDB_RESUME": "allow"}
 
     def folder(self, job: str) -> str:
         """Return the job's folder on the node."""

@@ -1,9 +1,12 @@
 """Find the checkpoint that a job resumes from."""
 
+import hashlib
+from dataclasses import replace
 from os.path import normpath
 
 from awsddp.errors import ConfigError
 from awsddp.job.registry import JobRegistry
+from awsddp.model.records import JobRecord
 from awsddp.session.context import Session
 from awsddp.storage.checkpoints import Checkpoint, find_newest_checkpoint
 from awsddp.storage.results_dir import read_job
@@ -32,12 +35,20 @@ def find_checkpoint_to_resume(session: Session) -> Checkpoint | None:
             f"{session.results / job} has no run/latest, and no file or folder that is a complete checkpoint",
             f"awsddp fetch {job}   # if its results are on the nodes",
         )
-    return checkpoint
+    return checkpoint if recorded is None else replace(checkpoint, run_id=find_run_id(recorded))
+
+
+def find_run_id(job: JobRecord) -> str:
+    """Return the id of a job's run, which is derived from its name and instances if its record has no id."""
+    if job.run_id is not None:
+        return job.run_id
+    identity = " ".join([job.job, *(node.instance_id for node in job.nodes)])
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def _saved_checkpoint(session: Session, uri: str) -> Checkpoint:
     with open_saved_job(session, uri) as saved:
-        return saved.read_checkpoint()
+        return replace(saved.read_checkpoint(), run_id=find_run_id(saved.job))
 
 
 def _last_job(session: Session) -> str:

@@ -216,6 +216,7 @@ def _make_requests(
     price = record.price_usd_per_hour
     facts = {
         "resumed": checkpoint.job if checkpoint else None,
+        **({"run_id": checkpoint.run_id} if checkpoint and checkpoint.run_id else {}),
         "commit": name,
         "dirty": dirty,
         "instance_type": record.instance_type,

@@ -18,11 +18,13 @@ from awsddp.model.records import (
     Hang,
     JobNode,
     JobState,
+    Life,
     NodeNumber,
     RankNumber,
     RankProgress,
     RankResult,
     RankUsage,
+    RunId,
     Saving,
     Seconds,
     ShortText,
@@ -146,6 +148,8 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
     launcher: ShortText = "ssh"
     options: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
     resumed: ShortText | None = None
+    run_id: RunId | None = None
+    life: Life = 1
     instance_type: ShortText | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     save_to: Text | None = None

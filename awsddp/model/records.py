@@ -22,6 +22,8 @@ Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Text = Annotated[str, Meta(max_length=100_000)]
 ShortText = Annotated[str, Meta(max_length=200)]
+RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$(?!\n)")]
+Life = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 MAX_LINES = 1000
 """The maximum number of lines in a log tail."""
@@ -317,12 +319,14 @@ class JobRecord(Frozen, Keyed):
     `missing` are the nodes whose part of the results is missing. `commit` is the project folder's commit, and
     `dirty` is True if the folder's files differed from the commit (None: no repository). `options` are its
     settings other than defaults, as command line arguments. `resumed` is the job from whose checkpoint this
-    job resumed. `started` is when its first rank started and `ended` when its last rank ended, as
-    2026-11-22T12:00:00Z. `price_usd_per_hour` is what its nodes cost. `restarts` are the restarts by
-    torchrun, such as "1 of 3: rank 3 @ node1: ValueError". While the job runs, `progress` has the ranks that
-    write metrics. `slowest_rank` is a rank that is more than 10 % slower than the best. `usage` has the
-    nodes' samples. `save_to` is the S3 URI for its results, and `saving` is the progress of their upload.
-    `hang` is what the nodes found about a job whose ranks have written no line for half an hour.
+    job resumed. `run_id` is the same for a job and all jobs that continue it (None: an older awsddp wrote the
+    record), and `life` is 1 for a job that no recovery started. `started` is when its first rank started and
+    `ended` when its last rank ended, as 2026-11-22T12:00:00Z. `price_usd_per_hour` is what its nodes cost.
+    `restarts` are the restarts by torchrun, such as "1 of 3: rank 3 @ node1: ValueError". While the job runs,
+    `progress` has the ranks that write metrics. `slowest_rank` is a rank that is more than 10 % slower than
+    the best. `usage` has the nodes' samples. `save_to` is the S3 URI for its results, and `saving` is the
+    progress of their upload. `hang` is what the nodes found about a job whose ranks have written no line for
+    half an hour.
     """
 
     job: str
@@ -339,6 +343,8 @@ class JobRecord(Frozen, Keyed):
     launcher: str = "ssh"
     options: tuple[str, ...] = ()
     resumed: str | None = None
+    run_id: RunId | None = None
+    life: Life = 1
     world_size: int = 0
     instance_type: str | None = None
     price_usd_per_hour: float | None = None

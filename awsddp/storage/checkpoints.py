@@ -73,12 +73,13 @@ class Checkpoint:
     """A job's checkpoint: a file, or a folder that is divided among the nodes.
 
     `parts` has the path of the file, or the folder's path in each node's results. `members` has the files in
-    a folder.
+    a folder. `run_id` is the id of the job's run (None: the job's record is missing).
     """
 
     job: str
     parts: tuple[Path, ...]
     members: frozenset[Path] = frozenset()
+    run_id: str | None = None
 
     @property
     def name(self) -> str:

@@ -128,3 +128,15 @@ def test_durations_of_the_spec_are_seconds_in_the_request(fleet: "Fleet") -> Non
         spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0
     )[1]
     assert (request.timeout, request.grace, request.outputs) == (5400.0, 60.0, ("out",))
+
+
+def test_every_rank_gets_the_id_of_the_run_that_the_launch_begins_or_continues(fleet: "Fleet") -> None:
+    request = fleet.requests("main.py")[1]
+    assert request.facts["run_id"] == request.launch
+    assert {process.environment["AWSDDP_RUN_ID"] for process in request.processes} == {request.launch}
+    spec = JobSpec(job=JobSection(script="x.py"))
+    request = launch_requests.make_launch_requests(
+        spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0, facts={"run_id": "first", "life": 2}
+    )[1]
+    assert (request.facts["run_id"], request.facts["life"], request.launch != "first") == ("first", 2, True)
+    assert {process.environment["AWSDDP_RUN_ID"] for process in request.processes} == {"first"}

@@ -1,6 +1,7 @@
 """The job whose checkpoint --resume takes."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from awsddp.cli.command_line import COMMAND
 from awsddp.cli.pages import job_page
 from awsddp.errors import ConfigError, Interrupted
 from awsddp.job import follow
-from awsddp.job.checkpoint import find_checkpoint_to_resume
-from awsddp.model.records import JobRecord, JobState
+from awsddp.job.checkpoint import find_checkpoint_to_resume, find_run_id
+from awsddp.model.records import JobNode, JobRecord, JobState
 from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.storage.results_dir import make_job_result
 from tests.support.resuming import NOTE, make_session
@@ -38,7 +39,7 @@ def test_resume_last_takes_the_job_that_started_last_not_the_one_fetched_last(
         run.mkdir(parents=True)
         (run / "a.pt").touch()
         started = f"2026-11-{day}T00:00:00Z"
-        job = JobRecord(job=name, state="failed", cause=None, ranks=(), home="", script=file, started=started)
+        job = make_job(name, script=file, started=started, run_id="run-new" if name == "new" else None)
         path = tmp_path / "runs" / name / "job.json"
         path.write_bytes(job_reports.encode_job(job))
         os.utime(path, (mtime, mtime))
@@ -47,6 +48,20 @@ def test_resume_last_takes_the_job_that_started_last_not_the_one_fetched_last(
     checkpoint = find_checkpoint_to_resume(make_session(tmp_path, script))
     assert checkpoint is not None
     assert checkpoint.job == expected
+    assert checkpoint.run_id == (f"run-{expected}" if expected == "new" else find_run_id(make_job("bundled")))
+
+
+def make_job(name: str, **more: Any) -> JobRecord:
+    return JobRecord(job=name, state="failed", cause=None, ranks=(), home="", **more)
+
+
+def test_the_run_of_a_job_without_a_run_id_is_the_same_in_all_copies_of_its_record() -> None:
+    nodes = (JobNode(node=0, instance_id="i-1"),)
+    old, again = make_job("a", nodes=nodes), make_job("a", nodes=nodes, started="2026-11-22T12:00:00Z")
+    assert re.fullmatch("[0-9a-f]{16}", find_run_id(old))
+    assert find_run_id(old) == find_run_id(again)
+    assert find_run_id(make_job("a")) != find_run_id(old), "the same name on other nodes"
+    assert find_run_id(make_job("a", run_id="first")) == "first"
 
 
 def test_resume_last_without_a_script_needs_a_job_of_the_bundled_program(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from awsddp.model.records import OLDER_JOBS
 from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.next_steps import complete_error
 from awsddp.state import read_ledger
+from awsddp.storage.checkpoints import Checkpoint
 from tests.support.folder_nodes import SLEEPS, NodeConnections, World, start_script
 
 
@@ -276,3 +277,15 @@ def test_tags_stay_if_a_node_that_may_run_the_job_does_not_reply(
         start_script(world, SLEEPS, name="lost")
     assert world.homes.document(0, "lost")["state"] != "succeeded"
     assert world.tags == {"i-0": ["lost"], "i-1": ["lost"]}
+
+
+@pytest.mark.parametrize(("run_id", "is_same"), [("first-run", True), (None, False)])
+def test_a_resumed_job_continues_the_run_of_the_job_that_it_resumes(
+    world: World, run_id: str | None, is_same: bool
+) -> None:
+    connected = world.connected(world.session(script="w.py", resume="first"))
+    checkpoint = Checkpoint(job="first", parts=(Path("a.pt"),), run_id=run_id)
+    ranks = layout_ranks([0, 1], gpus=0, world_size=2)
+    _, launches, _ = submit._make_requests(connected, ranks, None, checkpoint)  # type: ignore[arg-type]
+    ids = {launch.facts["run_id"] for launch in launches.values()}
+    assert ids == {"first-run" if is_same else launches[0].launch}

@@ -98,6 +98,7 @@ class Fleet:
             folder.mkdir(parents=True)
         self.ranks: tuple[Rank, ...] = ()
         self.jobs: list[str] = []
+        self.environment: dict[str, str] = {}
 
     def write(self, name: str, text: str) -> None:
         """Write a file into the project folder of every node."""
@@ -117,7 +118,7 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self.homes[node],
-            env={"PATH": os.environ["PATH"], "HOME": str(self.homes[node])},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.homes[node]), **self.environment},
             start_new_session=True,
         )
         assert process.stdin is not None

@@ -48,6 +48,7 @@ for step in range(int(state['step']) + 1, steps + 1):
         dcp.save(state, checkpoint_id=run / f'step-{step}')
     elif dist.get_rank() == 0:
         torch.save(state, run / f'step-{step}.pt')
+print('run', os.environ['AWSDDP_RUN_ID'], os.environ.get('WANDB_RUN_ID'))
 if dist.get_rank() == 3:
     print('weights', torch.nn.utils.parameters_to_vector(parameters).tolist())
 dist.barrier(); time.sleep(0.2); dist.destroy_process_group()
@@ -70,7 +71,16 @@ def test_resumed_job_ends_with_the_weights_of_one_that_was_not_interrupted(clust
     whole = train_weights(cluster, "--", kind, "5")
     half = train_weights(cluster, "--name", f"half-{kind}", "--", kind, "3")
     assert half != whole
-    assert train_weights(cluster, "--resume", "last", "--", kind, "5", "{resume}") == whole
+    assert train_weights(cluster, "--resume", "last", "--name", "end", "--", kind, "5", "{resume}") == whole
+    first, second = read_run_lines(cluster, f"half-{kind}"), read_run_lines(cluster, "end")
+    run = first[0].split()[1]
+    assert (first, second) == ([f"run {run} None"] * 4, [f"run {run} {run}", *[f"run {run} None"] * 3])
+
+
+def read_run_lines(cluster: Lab, job: str) -> list[str]:
+    """Return the line "run ID WANDB_ID" of each rank of a job."""
+    logs = [cluster.project / "runs" / job / "logs" / f"rank{rank}.log" for rank in range(4)]
+    return [re.findall("^run .*$", log.read_text(), re.MULTILINE)[0] for log in logs]
 
 
 def load_last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:

@@ -216,6 +216,9 @@ def test_new_nodes_resume_from_s3(lab: Lab, client: Any) -> None:
     (lab.project / "runs").rename(lab.project / "elsewhere")
     resumed = lab.run("train", "saved.py", "--name", "second", "--resume", "s3://results/runs/first", *args)
     assert "rank 2 begins at 7" in resumed.stdout, resumed.stderr + resumed.stdout
+    records = (lab.project / name / "job.json" for name in ("elsewhere/first", "runs/second"))
+    first, second = (json.loads(record.read_text())["run_id"] for record in records)
+    assert first == second is not None
 
 
 @pytest.mark.prove

@@ -38,6 +38,7 @@ def processes(
             | rank_environment(rank, rendezvous=rendezvous, folder=folder),
             log=f"rank{rank.rank}.log",
             script=None if spec.job.module else file,
+            defaults=host.tracker_defaults(spec.job) if rank.rank == 0 else {},
         )
 
     return tuple(map(process, ranks))

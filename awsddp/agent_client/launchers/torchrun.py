@@ -32,7 +32,8 @@ def processes(
     interpreter_argv, path_prefix = resolve_interpreter(spec, "".join(script), python=python)
     script[0] = path_prefix + script[0]
     rank_argv = [*templates(spec.job.prefix), *([arg] for arg in interpreter_argv), script, *args]
-    worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank_argv))
+    worker_json = (json.dumps(rank_argv), json.dumps(host.tracker_defaults(spec.job)))
+    worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), *worker_json)
     return (
         Process(
             ranks=tuple(rank.rank for rank in ranks),

@@ -26,3 +26,28 @@ def test_sources_of_a_project_come_after_the_users_pythonpath(fleet: "Fleet") ->
     for variables, paths in (({}, "{}/src"), ({"PYTHONPATH": "vendor"}, "vendor:{}/src")):
         environ = fleet.requests("main.py", variables=variables)[1].processes[0].environment
         assert environ["PYTHONPATH"] == paths.format(fleet.workdirs[1])
+
+
+PRINT_TRACKERS = """
+import os
+names = ("AWSDDP_RUN_ID", "WANDB_RUN_ID", "WANDB_RESUME")
+print(*(os.environ.get(name, "-") for name in names))
+"""
+
+
+@pytest.mark.parametrize("settings", [{"resume": "last"}, {"recover": 1}])
+def test_rank_0_of_a_job_that_goes_on_continues_its_run_at_wandb(
+    fleet: "Fleet", settings: dict[str, object]
+) -> None:
+    job = fleet.run(PRINT_TRACKERS, **settings)
+    expected = [f"{job.run_id} {job.run_id} allow\n", *[f"{job.run_id} - -\n"] * 3]
+    assert [fleet.log(rank).decode() for rank in range(4)] == expected
+
+
+def test_the_users_own_run_at_wandb_stays(fleet: "Fleet") -> None:
+    request = fleet.requests(PRINT_TRACKERS, resume="last", variables={"WANDB_RUN_ID": "mine"})[0]
+    assert request.processes[0].environment["WANDB_RUN_ID"] == "mine"
+    assert fleet.requests(PRINT_TRACKERS)[0].processes[0].defaults == {}, "a new job"
+    fleet.environment = {"WANDB_RESUME": "must"}  # of the node
+    fleet.run(PRINT_TRACKERS, resume="last", variables={"WANDB_RUN_ID": "mine"})
+    assert fleet.log(0).decode().split()[1:] == ["mine", "must"]
