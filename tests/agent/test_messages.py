@@ -45,6 +45,7 @@ def test_client_can_parse_the_answer_to_each_request(fleet: "Fleet") -> None:
 
 def test_launch_has_the_keys_that_an_older_awsddp_reads() -> None:
     document = Launch.from_json(LAUNCHED).to_json()
+    assert [process.pop("defaults") for process in document["processes"]] == [{}] * len(LAUNCHED["processes"])
     assert {key: document[key] for key in LAUNCHED} == LAUNCHED
 
 
