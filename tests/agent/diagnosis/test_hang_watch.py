@@ -1,16 +1,22 @@
 """A silent job: what two looks at its ranks find, and when the nodes look."""
 
 import random
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from awsddp.agent.diagnosis.hang_watch import ANSWER_SECONDS, HangWatch, Verdict, compare_looks
 from awsddp.agent.diagnosis.stacks import Collective, GroupRecords, NodeStacks, Process
+from awsddp.agent_client import launch_requests
 from benchmarks.campaigns import stuck
 from benchmarks.campaigns.stuck import HUNG, SLOW
 from tests.support.seed import SEED, draw_cases
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from tests.support.fleet import Fleet
 
 LAYOUT = [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
 NEVER = float("inf")
@@ -232,6 +238,30 @@ def test_lost_node_of_an_elastic_job_is_not_waited_for() -> None:
     assert concluded
     assert watch.verdict is not None
     assert (watch.verdict.state, watch.verdict.rank) == ("hung", 2)
+
+
+WAITS = """\
+import os, time
+while not os.path.exists("go.txt"): time.sleep(0.5)
+print("goes on", flush=True)
+time.sleep(600)
+"""
+
+
+def test_real_agents_report_what_they_found_until_a_rank_writes(
+    fleet: "Fleet", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_requests, "LOOKS", (0.8, 0.3))
+    fleet.launch(WAITS)
+    until(lambda: (fleet.document(0)["hang"] or {}).get("state") == "unknown")
+    hang = fleet.document(0)["hang"]
+    assert hang["text"].endswith(
+        "no rank has joined a process group, so the ranks may wait for something else."
+    )
+    assert 0 <= time.time() - hang["since"] < 60
+    fleet.write("go.txt", "")
+    until(lambda: fleet.document(0)["hang"] is None)
+    assert fleet.document(0)["state"] == "running"
 
 
 @pytest.mark.prove
