@@ -255,7 +255,8 @@ class Agent:
             self._send_to_first(Message(kind="stacks", answer=self._dump_stacks()))
         elif order.do == "look" and self._look is None:
             silent_s = order.seconds - min(2 * _REPORT_SECONDS, order.seconds / 4)  # output is reported late
-            self._look = stacks(self._request), ChangeSearch(self._request, self._folder, silent_s)
+            with contextlib.suppress(OSError):  # for example, too many processes
+                self._look = stacks(self._request), ChangeSearch(self._request, self._folder, silent_s)
         elif order.do == "silence":
             self._is_silent = order.silent
         elif order.do == "end":

@@ -21,20 +21,34 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 45.0
 """How long the nodes may take for a look, which includes a search for changed results (changes.py)."""
-_IDLE_SHARE = 0.01
-"""The share of one core that an idle rank, or a child that runs user code, may use. The threads of NCCL's
-watchdog wake up 10 times per second:
-https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"""
-_OTHER_SHARE = 0.05
-"""The same for a rank's other children. wandb's process samples the machine while the rank does nothing:
-https://docs.wandb.ai/guides/models/track/log/#automatically-logged-metrics"""
-_READ_RATE = 4096.0
-"""The bytes per second that an idle rank, or a child that runs user code, may read from files and pipes."""
-_WAKEUP_RATE = 5.0
-"""How often per second the main thread of such a process may wake up. A DataLoader that waits for its workers
-wakes up every 5 s; a process that receives data over a network wakes up hundreds of times per second."""
 _LOADER = "torch/utils/data/_utils/worker.py"
 _MAX_PLACE, _MAX_TEXT = 200, 2000
+
+
+class _Limits(NamedTuple):
+    """Up to which use per second a process counts as idle: CPU time (s), bytes read from files and pipes, and
+    wakeups of its main thread.
+    """
+
+    cpu_s: float
+    read_bytes: float
+    wakeups: float
+
+
+_USES = {
+    "cpu_s": "a process uses {:.0%} of a CPU core",
+    "read_bytes": "a process reads {:.0f} bytes per second",
+    "wakeups": "a process wakes up {:.0f} times per second",
+}
+_IDLE = _Limits(0.01, 4096.0, 5.0)
+"""For a rank, and for a child that runs user code. NCCL's watchdog thread wakes up 10 times per second
+(https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp), and the main
+thread every 5 s if it waits for a DataLoader's workers. A thread that receives data wakes up far more often."""
+_WAITING = _Limits(float("inf"), 4096.0, float("inf"))
+"""For a rank that waits for others in a collective, where it may spin."""
+_OTHER = _Limits(0.05, float("inf"), float("inf"))
+"""For other children. wandb's process samples the machine while the rank does nothing:
+https://docs.wandb.ai/guides/models/track/log/#automatically-logged-metrics"""
 
 
 class Verdict(NamedTuple):
@@ -93,7 +107,7 @@ def _format_place(rank: RankState) -> str:
 
 def _find_life(diagnosis: Diagnosis, first: Answers, second: Answers, seconds: float) -> Iterator[str]:
     """Yield a clause for each sign of life."""
-    idle_shares = _idle_shares(diagnosis, second)
+    limits = _idle_limits(diagnosis)
     for node, answer in sorted(second.items()):
         if answer.changed:
             yield f"files of its results on node{node} change"
@@ -104,45 +118,36 @@ def _find_life(diagnosis: Diagnosis, first: Answers, second: Answers, seconds: f
             yield f"processes on node{node} start or end"
             continue
         for process in answer.processes:
-            life = _describe_life(before[process.pid], process)
+            limit = limits.get((node, process.pid), _OTHER)
+            life = _describe_life(before[process.pid], process, limit, seconds)
             if life:
-                yield f"{life} rank {process.rank} (node{node}) changes"
-            share = (process.cpu_s - before[process.pid].cpu_s) / max(seconds, 0.001)
-            if share > idle_shares.get(process.pid, _OTHER_SHARE):
-                yield f"rank {process.rank} (node{node}) uses {share:.0%} of a CPU core"
-            rate = (process.read_bytes - before[process.pid].read_bytes) / max(seconds, 0.001)
-            if rate > _READ_RATE and process.pid in idle_shares:
-                yield f"rank {process.rank} (node{node}) reads {rate:.0f} bytes per second"
-            rate = (process.wakeups - before[process.pid].wakeups) / max(seconds, 0.001)
-            if rate > _WAKEUP_RATE and idle_shares.get(process.pid) == _IDLE_SHARE:
-                yield f"rank {process.rank} (node{node}) wakes up {rate:.0f} times per second"
+                yield f"{life} (rank {process.rank} on node{node})"
 
 
-def _idle_shares(diagnosis: Diagnosis, answers: Answers) -> dict[int, float]:
-    """Return {pid: CPU share without life} for the main processes and for children that run user code.
-
-    A rank that waits for others in a collective may spin.
-    """
-    shares: dict[int, float] = {}
+def _idle_limits(diagnosis: Diagnosis) -> dict[tuple[int, int], _Limits]:
+    """Return {(node, pid): limits} for the ranks' main processes, and for children that run user code."""
+    limits: dict[tuple[int, int], _Limits] = {}
     for rank in diagnosis.ranks:
-        workers = [worker for worker in rank.workers if worker.where or _is_loader(worker.stack)]
-        shares.update({worker.pid: _IDLE_SHARE for worker in workers})
+        for worker in rank.workers:
+            if worker.where or any(_LOADER in frame for frame in worker.stack):
+                limits[rank.node, worker.pid] = _IDLE
         if rank.pid is not None:
-            shares[rank.pid] = float("inf") if is_waiting(rank) else _IDLE_SHARE
-    return shares
+            limits[rank.node, rank.pid] = _WAITING if is_waiting(rank) else _IDLE
+    return limits
 
 
-def _is_loader(stack: Sequence[str]) -> bool:
-    return any(_LOADER in frame for frame in stack)
-
-
-def _describe_life(before: Process, now: Process) -> str:
+def _describe_life(before: Process, now: Process, limits: _Limits, seconds: float) -> str:
+    """Return a process's first sign of life between two looks, or "" if there is none."""
     if before.is_stopped != now.is_stopped:
-        return "the state of"
+        return "a process was stopped or continued"
     if before.stacks and now.stacks and before.stacks != now.stacks:
-        return "the stack of"
+        return "a stack changes"
     if _numbers(before) != _numbers(now):
-        return "the collective of"
+        return "collectives begin or end"
+    for name, text in _USES.items():
+        use = (getattr(now, name) - getattr(before, name)) / max(seconds, 0.001)
+        if use > getattr(limits, name):
+            return text.format(use)
     return ""
 
 

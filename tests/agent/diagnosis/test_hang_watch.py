@@ -78,19 +78,31 @@ LOADER = frames(9, "/v/site-packages/torch/utils/data/_utils/worker.py", "_worke
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"stacks": frames(42)}, "the stack of rank 2 (node1) changes"),
-        ({"cpu_s": 0.7}, "rank 2 (node1) uses 1% of a CPU core"),
-        ({"cpu_s": 60.0}, "rank 2 (node1) uses 100% of a CPU core"),
-        ({"read_bytes": 5000 * 60}, "rank 2 (node1) reads 5000 bytes per second"),
-        ({"wakeups": 6 * 60}, "rank 2 (node1) wakes up 6 times per second"),
-        ({"records": make_rank(0).records}, "the collective of rank 2 (node1) changes"),
-        ({"state": "T"}, "the state of rank 2 (node1) changes"),
-        ({"pid": 99}, "processes on node1 start or end"),
+        ({"stacks": frames(42)}, "a stack changes"),
+        ({"cpu_s": 0.7}, "a process uses 1% of a CPU core"),
+        ({"cpu_s": 60.0}, "a process uses 100% of a CPU core"),
+        ({"read_bytes": 5000 * 60}, "a process reads 5000 bytes per second"),
+        ({"wakeups": 6 * 60}, "a process wakes up 6 times per second"),
+        ({"records": make_rank(0).records}, "collectives begin or end"),
+        ({"state": "T"}, "a process was stopped or continued"),
     ],
 )
 def test_any_change_of_a_rank_that_does_not_wait_is_life(changes: dict[str, Any], reason: str) -> None:
     verdict = compare(make_look(), make_look(make_rank(2, **changes)))
-    assert verdict == ("alive", f"The job writes nothing, but {reason}.", "", None)
+    assert verdict == ("alive", f"The job writes nothing, but {reason} (rank 2 on node1).", "", None)
+
+
+def test_new_process_is_life() -> None:
+    verdict = compare(make_look(), make_look(make_rank(2, pid=99)))
+    assert verdict.text == "The job writes nothing, but processes on node1 start or end."
+
+
+def test_process_ids_of_two_nodes_are_not_mixed_up() -> None:
+    """The rank that is behind has the process id that a waiting rank has on another node."""
+    first, second = (make_look(make_rank(2, pid=10, cpu_s=cpu_s)) for cpu_s in (0.0, 30.0))
+    assert compare(first, second).state == "alive"
+    first, second = (make_look(make_rank(2, pid=10), make_rank(0, cpu_s=cpu_s)) for cpu_s in (0.0, 30.0))
+    assert compare(first, second).state == "hung"
 
 
 def test_changed_files_are_life_even_if_a_node_does_not_answer() -> None:
