@@ -43,7 +43,7 @@ _USES = {
 _IDLE = _Limits(0.01, 4096.0, 5.0)
 """For a rank, and for a child that runs user code. NCCL's watchdog thread wakes up 10 times per second
 (https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp), and the main
-thread every 5 s if it waits for a DataLoader's workers. A thread that receives data wakes up far more often."""
+thread every 5 s if it waits for a DataLoader's workers. Receiving data takes far more wakeups."""
 _WAITING = _Limits(float("inf"), 4096.0, float("inf"))
 """For a rank that waits for others in a collective, where it may spin."""
 _OTHER = _Limits(0.05, float("inf"), float("inf"))
