@@ -5,7 +5,7 @@
 Real agents and ranks run on two nodes of this machine, without root. The runs take all programs in turn, and
 choose the rank and the launcher at random. A job that hangs must end in every second run of a program, and
 must only be reported in the others. The nodes look after 4 s of silence and again 3 s later, not after
-30 min and 1 min; a slow program is watched for four pairs of looks.
+30 min and 1 min; a slow program is watched for three pairs of looks.
 """
 
 import random
@@ -158,7 +158,7 @@ def watch_slow(fleet: Fleet, pairs: int) -> tuple[bool, str]:
     return True, " / ".join(texts)
 
 
-def run(number: int, dice: random.Random, *, pairs: int = 3) -> Row:
+def run(number: int, dice: random.Random, *, pairs: int = 2) -> Row:
     """Run one silent job, and return its row."""
     kind, name = PROGRAMS[number % len(PROGRAMS)]
     ends = kind == "slow" or number // len(PROGRAMS) % 2 == 1
