@@ -14,6 +14,10 @@
                      saver.log      the uploader's errors
                      saver.json     the uploader's command, with the secret that signs its lists (0600)
                      saver.lock     held while the uploader runs
+                     events.json    the job's events, and which of them were sent (notify/outbox.py)
+                     notify.json    what the notifier knows about the job, without the URL
+                     notify.log     the notifier's errors
+                     notify.lock    held while the notifier runs
                      helper/        the ranks' sitecustomize (diagnosis/helper.py)
                      stacks/        requests to the helpers and responses (diagnosis/stacks.py)
                      run/           AWSDDP_RUN_DIR
@@ -109,6 +113,8 @@ class Document(Fields):
     ID, `pid` is the agent's process ID, and `restarts` describes torchrun's restarts. `metrics` and `samples`
     describe the ranks of a running job, and `saving` is the content of saving.json. While no rank writes a
     line, `hang` has what two looks at the ranks found (diagnosis/hang_watch.py).
+    describe the ranks of a running job, and `saving` is the content of saving.json. `acknowledged` is true on
+    the first node once all other nodes know that the job has ended.
     """
 
     parts = _PARTS
@@ -128,6 +134,7 @@ class Document(Fields):
     samples: Sequence[Response] = ()
     saving: Mapping[str, Any] | None = None
     hang: Mapping[str, Any] | None = None
+    acknowledged: bool = False
 
     @property
     def final(self) -> bool:

@@ -16,7 +16,7 @@ import socket
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from awsddp.agent.file_tree import snapshot
 from awsddp.agent.job_folder import (
@@ -30,7 +30,7 @@ from awsddp.agent.job_folder import (
 from awsddp.agent.messages import NOTHING, Claim, Launch, Response, Slots, Unclaim
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _RESERVE_BYTES = 1 << 20
 _CLAIM_SECONDS = 10.0
@@ -149,7 +149,9 @@ def _launch(request: Launch) -> dict[str, str]:
         raise CommandError(f"cannot write {jobs_folder()}", str(error), kind="node") from error
     _start_agent(request, folder, listener, lock)
     if request.saving:
-        _start_uploader(request, folder)
+        _start_detached(request.saving, folder.path / "saver.log")
+    if request.notify:
+        _start_detached(request.notify, folder.path / "notify.log")
     return {"job": request.job}
 
 
@@ -246,7 +248,7 @@ def _without_secrets(request: Launch) -> Launch:
     """Return the request without the secrets' values, which are never written to disk."""
     written = Launch.from_json(request.to_json())
     written.helper = ""  # the helper is in helper/sitecustomize.py
-    written.saving = NOTHING
+    written.saving = written.notify = NOTHING
     for process in written.processes:
         variables = process.environment.items()
         process.environment = {name: text for name, text in variables if name not in request.secrets}
@@ -279,13 +281,13 @@ def _start_agent(request: Launch, folder: JobFolder, listener: socket.socket | N
             raise CommandError("the agent did not start", why)
 
 
-def _start_uploader(request: Launch, folder: JobFolder) -> None:
-    """Start the uploader outside the guard, because the guard kills the job's remaining processes."""
+def _start_detached(command: Mapping[str, Any], log_file: Path) -> None:
+    """Start a program outside the guard, because the guard kills the job's remaining processes."""
     import subprocess  # imported late, because the import would cost other requests 5 ms
 
-    with (folder.path / "saver.log").open("wb") as log:
+    with log_file.open("wb") as log:
         process = subprocess.Popen(
-            request.saving["argv"],
+            command["argv"],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -294,7 +296,7 @@ def _start_uploader(request: Launch, folder: JobFolder) -> None:
         )
     assert process.stdin is not None
     with process.stdin as stdin:
-        stdin.write(base64.b64decode(request.saving["stdin"]))
+        stdin.write(base64.b64decode(command["stdin"]))
 
 
 def _daemonize(log: Path) -> None:

@@ -255,6 +255,19 @@ class Dial(Request["node_answers.DialResult"]):
     seconds: float
 
 
+class TakeEvent(Request["node_answers.TakenEvent"]):
+    """Take an event of `job` that the node cannot send itself, in order to send it.
+
+    `settled` is how the client's last request ended: the event's id, the state and the reason
+    (notify/post.py).
+    """
+
+    module = "notify.pending"
+    extra = ("shutdown", "notify.events", "notify.outbox", "notify.pending")
+    job: str
+    settled: Sequence[str] | None = None
+
+
 class LaunchNode(Fields):
     """One of a job's nodes."""
 
@@ -303,6 +316,8 @@ class Launch(Request["node_answers.LaunchResult"]):
     nodes. `saving` has the `argv` and the `stdin` (base64) for s3/uploader.py. `looks` are the seconds of
     silence before the first look at the ranks, and between two looks; () means never. With `ends_when_hung`,
     the job ends if both looks show that it hangs.
+    nodes. `saving` has the `argv` and the `stdin` (base64) for s3/uploader.py, and `notify` has those for
+    notify/notifier.py.
     """
 
     module = "launch"
@@ -354,6 +369,7 @@ class Launch(Request["node_answers.LaunchResult"]):
     saving: Mapping[str, Any] = NOTHING
     looks: Sequence[float] = ()
     ends_when_hung: bool = False
+    notify: Mapping[str, Any] = NOTHING
 
     @property
     def first_node(self) -> LaunchNode:

@@ -144,6 +144,13 @@ class Peers:
         """True if a peer that is not lost has not acknowledged all messages."""
         return any(peer.session.has_pending and not peer.lost for peer in self._peers.values() if peer.joined)
 
+    @property
+    def all_acknowledged(self) -> bool:
+        """True if every peer has joined, was never lost, and has acknowledged all messages."""
+        return not any(
+            peer.session.has_pending or peer.lost or not peer.joined for peer in self._peers.values()
+        )
+
     def send(self, message: object) -> None:
         """Send `message` to all peers, now or on the next link."""
         for peer in self._peers.values():

@@ -338,6 +338,8 @@ class Agent:
         requested, end = self._requested, time.monotonic() + self._request.silent_s
         while self._peers.has_unacknowledged and self._requested is requested and time.monotonic() < end:
             self._exchange(0.1)
+        self._document.acknowledged = self._peers.all_acknowledged
+        self._write()
 
 
 def ending_of_shutdown(request: Launch, shutdown: Shutdown) -> Ending:

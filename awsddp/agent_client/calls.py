@@ -84,6 +84,8 @@ def _check_response(response: Any, request: Request[Any], node: int) -> None:
         node_answers.check_job(response, node, request.job)
     if isinstance(request, messages.Launch) and response.job != request.job:
         raise ValueError(f"answer is for job {response.job!r}, expected {request.job!r}")
+    if isinstance(request, messages.TakeEvent) and response.event and response.event.job != request.job:
+        raise ValueError(f"event of job {response.event.job!r}, expected {request.job!r}")
     if isinstance(request, messages.Dial):
         targets = sorted((number, port) for number, _, port in request.peers)
         if sorted(dial[:2] for dial in response.dials) != targets:

@@ -28,6 +28,11 @@ UPLOADER_MODULES = (
     *("messages", "diagnosis.job_causes", "job_folder", "s3.checkpoints", "file_tree", "manifest"),
     *("shutdown", "s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
 )
+# The modules for agent/notify/notifier.py.
+NOTIFIER_MODULES = (
+    *("messages", "diagnosis.job_causes", "job_folder", "shutdown", "notify.post", "notify.outbox"),
+    *("notify.events", "notify.pending", "notify.notifier"),
+)
 _PACKAGE = "awsddp.agent"
 # Nodes store no copy of the program, because a copy could be outdated. The source is sent first on stdin.
 _BOOT = """\

@@ -73,6 +73,8 @@ class _Shared(TypedDict, total=False):
     hang_after: str | None
     grace: str
     heartbeat_timeout: str
+    notify_url: str | None
+    notify_format: Literal["text", "json"]
 
 
 class Keys(_Shared, total=False):

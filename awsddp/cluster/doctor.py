@@ -93,7 +93,35 @@ def _with_local_checks(session: Session, checks: Sequence[Check]) -> DoctorDocum
     all_checks = [_run_check("rsync and ssh", rsync.find_rsync), *checks]
     if (jump := find_jump_host(session)) is not None:
         all_checks.append(_run_check("jump host", jump.ensure_connected, jump.name))
+    all_checks += check_notify(session, internet=None)
     return make_doctor_document(session, all_checks)
+
+
+def check_notify(session: Session, *, internet: bool | None) -> list[Check]:
+    """Send a test event from this machine, and return its check; an empty list if notify.url is not set.
+
+    `internet` is True if the nodes have internet access, and None if that is not known.
+    """
+    if (notify := session.job_spec.notify).url is None:
+        return []
+    from awsddp.agent.notify.events import make_event
+    from awsddp.session.notify import send_event
+
+    now, text = time.time(), "sends a test event from `awsddp doctor`"
+    event = make_event(
+        "test",
+        f"cluster {session.name} {text}",
+        key=random.token_hex(8),
+        cluster=session.name,
+        job=None,
+        now=now,
+    )
+    outcome = send_event(session, event)
+    if outcome.state != "delivered":
+        hint = "enter the URL again: read -rs AWSDDP_NOTIFY_URL && export AWSDDP_NOTIFY_URL"
+        return [Check(name="notify", ok=False, value=f"{notify.host}: {outcome.why}", hint=hint)]
+    nodes = {None: "", True: "", False: "; the nodes have no internet access, so only clients send events"}
+    return [Check(name="notify", ok=True, value=f"{notify.host} took a test event{nodes[internet]}")]
 
 
 def _run_check(name: str, attempt: Callable[[], object], value: str = "") -> Check:
@@ -160,7 +188,9 @@ def check_cluster(session: Session) -> DoctorDocument | None:
             connected = stack.enter_context(connect_reachable(cluster))
         except NotFoundError:
             return None
-        return make_doctor_document(session, _check_nodes(connected))
+        checks = _check_nodes(connected)
+        checks += check_notify(session, internet=connected.cluster.record.internet)
+        return make_doctor_document(session, checks)
 
 
 def make_doctor_document(session: Session, checks: Sequence[Check]) -> DoctorDocument:

@@ -34,18 +34,33 @@ def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = 
     from awsddp.aws.waits import CLOCK, growing_pauses
 
     cluster_id = cluster.local_record.id if cluster.local_record else secrets.token_hex(4)
+    has_waited = False
     for pause in growing_pauses(FIRST_PAUSE_S, MOST_PAUSE_S):
         started = now or datetime.now(UTC).replace(microsecond=0)
         try:
-            return _try_alternatives(
+            launched = _try_alternatives(
                 cluster, plan, *_launch_values(cluster.session, plan, cluster_id, started)
             )
         except CapacityError as error:
             if not cluster.session.spec.capacity.retry_until_up:
                 raise
             cluster.session.say(f"{error.message}: retrying in {pause:.0f} s; Ctrl-C stops")
+            has_waited = True
             CLOCK.sleep(pause)
+            continue
+        if has_waited:
+            _notify_capacity(launched)
+        return launched
     raise AssertionError("growing() never ends")
+
+
+def _notify_capacity(cluster: LocatedCluster) -> None:
+    """Notify the user that a launch that had to wait for capacity has its nodes, which cost money now."""
+    from awsddp.session.notify import CAPACITY, notify_event
+
+    record = cluster.record
+    text = f"has its {len(cluster.nodes)} x {record.instance_type} after it waited for capacity"
+    notify_event(cluster.session, CAPACITY, job=None, key=record.created.isoformat(), text=text)
 
 
 def _try_alternatives(

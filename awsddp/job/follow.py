@@ -17,6 +17,7 @@ from awsddp.errors import AwsddpError, Interrupted, NodeError, Terminated
 from awsddp.job.cancel import end_ranks
 from awsddp.job.explain import explain_cause
 from awsddp.job.fetch import MANIFEST_S, fetch_from_nodes, make_manifest_request
+from awsddp.job.notify import LAST_EVENTS_S, send_left_events
 from awsddp.job.reported import choose_job
 from awsddp.model.documents import JobDocument
 from awsddp.model.events import Event
@@ -77,6 +78,8 @@ def fetch_followed_job(connected: ConnectedCluster, job: JobRecord) -> JobDocume
     succeed, missing results are only reported, because the document already has the cause of the failure.
     """
     session = connected.session
+    with contextlib.suppress(AwsddpError):
+        send_left_events(connected, job, wait_s=LAST_EVENTS_S)
     try:
         session.folder.save_jobs(job)
         fetch_from_nodes(connected, job)
@@ -376,6 +379,8 @@ def _end_of(node: Node) -> tuple[str, str]:
 class BackgroundFetch:
     """Fetches event files that have grown, at most every 30 s, and reports if uploads to S3 stop.
 
+    Also sends the job's events that its nodes cannot send.
+
     Errors are suppressed.
     """
 
@@ -404,6 +409,8 @@ class BackgroundFetch:
                 self.fetch_event_files()  # the thread that reads logs reports and reopens a broken connection
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
                 self.report_uploads()
+            with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
+                send_left_events(self._connected, self._job)
             took = time.monotonic() - began
             wait_s = max(
                 FETCH_INTERVAL_S, took / MAX_LISTING_SHARE, (self._fetched - before) / BYTES_PER_SECOND

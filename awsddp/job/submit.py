@@ -232,6 +232,10 @@ def _make_requests(
         facts=facts,
         after=after,
     )
+    if spec.notify.url is not None:
+        from awsddp.job.notify import add_notifiers
+
+        add_notifiers(connected, launches)
     return connected, launches, sending
 
 

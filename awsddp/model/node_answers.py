@@ -271,6 +271,34 @@ class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
 
 
+class EventCause(msgspec.Struct, frozen=True, kw_only=True):
+    """The cause in an event."""
+
+    kind: ShortText
+    explanation: ShortText
+    node: NodeNumber | None = None
+    rank: RankNumber | None = None
+
+
+class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a job (agent/notify/events.py)."""
+
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+    time: ShortText
+    event: Annotated[str, Meta(pattern=r"^[a-z_]{1,32}\Z")]
+    cluster: ShortText
+    job: _Name
+    cause: EventCause | None
+    text: Text
+
+
+class TakenEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that this client now sends, or None. `left` is how many events the node has not sent yet."""
+
+    event: JobEvent | None
+    left: _Size
+
+
 class NameClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a claim for a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 

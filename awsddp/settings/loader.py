@@ -50,6 +50,8 @@ _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capa
 """Keys whose values in awsddp.toml also apply to an existing cluster, because they belong to the command:
 limits, consent and the login.
 """
+SECRETS = frozenset(key for key, definition in SETTINGS.items() if definition.is_secret)
+"""Keys whose values are never shown, recorded or written to a command line."""
 EXCLUSIVE_KEYS = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
 _TABLES = (*SECTIONS, "tags")
@@ -82,6 +84,10 @@ def load(
         if key in ONE_COMMAND_KEYS and source != OPTION:
             words = shlex.join(["awsddp", "...", *option_arguments(key, value)])
             raise ConfigError(f"{label} holds for one command", "", f"{words}   # on the command line")
+        if key in SECRETS and label.startswith("-"):
+            variable = f"AWSDDP_{key.replace('.', '_')}".upper()
+            why = "every user of this machine can read a command line"
+            raise ConfigError(f"{label} is a secret", why, f"read -rs {variable} && export {variable}")
         sources[_set_key(sections, tags, key, value, label)], key_labels[key] = source, label
     for key in filter(key_labels.get, KEYS):
         _check_value(key, sections[key.partition(".")[0]], key_labels[key])
@@ -159,7 +165,8 @@ def _value_of(spec: ClusterSpec | JobSpec, key: str) -> Value:
 def list_settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
     """Return (key, value, source) for every key with a value; the source is "default" or as in `sources`."""
     sources = {**job.sources, **spec.sources}
-    rows = [(key, _value_of(job if _is_job_key(key) else spec, key)) for key in KEYS]
+    rows = [(key, _value_of(job if _is_job_key(key) else spec, key)) for key in KEYS if key not in SECRETS]
+    rows += [("notify.url", f"(secret, {job.notify.host})")] * (job.notify.url is not None)
     rows += [(f"tags.{name}", value) for name, value in spec.tags.items()]
     shown = [(key, value) for key, value in rows if key in sources or value not in (None, (), {}, "", False)]
     return [(key, value, sources.get(key, "default")) for key, value in shown]
@@ -185,6 +192,7 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
 KEYS_NOT_RECORDED = frozenset(
     [f"job.{name}" for name in ("script", "args", "name", "resume")]
     + [f"env.{name}" for name in ("variables", "setup", "index_url", "proxy")]
+    + list(SECRETS)
 )
 """Keys that a job record does not store among its settings.
 
@@ -277,7 +285,8 @@ def _set_key(sections: dict[str, Section], tags: dict[str, str], key: str, value
     hints = typing.get_type_hints(type(values))
     if name not in hints:
         raise _unknown_key(label, name, hints)
-    sections[section] = replace(values, **{name: _convert(value, hints[name], label)})
+    converted = _convert(value, hints[name], label, is_secret=key in SECRETS)
+    sections[section] = replace(values, **{name: converted})
     return key
 
 
@@ -290,7 +299,7 @@ def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
     return replace(env, variables=variables | {name: value}, secrets=secrets)
 
 
-def _convert(value: object, hint: Any, label: str) -> Any:
+def _convert(value: object, hint: Any, label: str, *, is_secret: bool = False) -> Any:
     """Convert `value` to the field's type. Text from an option or a variable may contain a TOML value."""
     if isinstance(value, str) and not _takes_text(hint):
         with contextlib.suppress(tomllib.TOMLDecodeError):
@@ -306,7 +315,9 @@ def _convert(value: object, hint: Any, label: str) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{label}: invalid value {value!r}", str(error), _describe_type(hint)) from error
+        shown = "" if is_secret else f" {value!r}"
+        why = "" if is_secret else str(error)
+        raise ConfigError(f"{label}: invalid value{shown}", why, _describe_type(hint)) from error
 
 
 def _takes_text(hint: Any) -> bool:

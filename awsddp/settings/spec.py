@@ -22,6 +22,7 @@ from awsddp.settings.values import (
     parse_idle,
     parse_jump_host,
     parse_nodes_range,
+    parse_notify_url,
     parse_s3_uri,
     parse_size,
     range_check,
@@ -45,7 +46,8 @@ class Setting:
 
     `option` is the command-line option that sets the key, with a placeholder for its value, or "" if there is
     none. The starter file shows `example` and `comment`, or the default and the help if these are not given.
-    `check` raises ConfigError if the value is invalid; `load` adds the key to the error's message.
+    `check` raises ConfigError if the value is invalid; `load` adds the key to the error's message. The value
+    of a key that `is_secret` is never shown, recorded or written to a command line.
     """
 
     default: Any
@@ -54,12 +56,14 @@ class Setting:
     example: OptionValue = None
     comment: str = ""
     check: Callable[[Any], object] | None = None
+    is_secret: bool = False
 
 
 def setting(default: _Kind, help_text: str, option: str = "", **more: Any) -> _Kind:
     """Return a dataclass field for a key; its metadata holds a Setting with these arguments."""
     definition = Setting(default, help_text, option, **more)
-    return field(default_factory=lambda: default, metadata={"setting": definition})
+    shown = not definition.is_secret
+    return field(default_factory=lambda: default, repr=shown, metadata={"setting": definition})
 
 
 _JOB_LASTS = min_duration_check("1s", "the job would end immediately")
@@ -435,6 +439,26 @@ class JobSection(Section):
         return nodes if self.nnodes is None else min(nodes, parse_nodes_range(self.nnodes)[0])
 
 
+class NotifySection(Section):
+    """[notify]: where events of jobs are sent."""
+
+    url: str | None = setting(
+        None,
+        "Send events of jobs to this URL. A secret: set AWSDDP_NOTIFY_URL instead.",
+        example="https://hooks.slack.com/services/...",
+        check=parse_notify_url,
+        is_secret=True,
+    )
+    format: Literal["text", "json"] = setting(
+        "text", '"text": {"text": ...}, as chats take it; "json": an event with its id.'
+    )
+
+    @property
+    def host(self) -> str:
+        """The host in `url`, which is no secret; "" if there is no URL."""
+        return parse_notify_url(self.url) if self.url is not None else ""
+
+
 class _Spec(Frozen):
     """Records where a spec's values were set.
 
@@ -447,8 +471,10 @@ class _Spec(Frozen):
 
     @property
     def explicit(self) -> frozenset[str]:
-        """The keys that were set, except those in the sections [sync], [data] and [job]."""
-        return frozenset(key for key in self.sources if not key.startswith(("sync.", "data.", "job.")))
+        """The keys that were set, except those in the sections [sync], [data], [job] and [notify]."""
+        return frozenset(
+            key for key in self.sources if not key.startswith(("sync.", "data.", "job.", "notify."))
+        )
 
     def label(self, key: str) -> str:
         """Return a key as the user wrote it, such as --nodes, AWSDDP_CLUSTER_NODES or a line in a file."""
@@ -489,6 +515,7 @@ class JobSpec(_Spec):
     sync: SyncSection = SyncSection()
     data: DataSection = DataSection()
     job: JobSection = JobSection()
+    notify: NotifySection = NotifySection()
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -502,7 +529,12 @@ SETTINGS: dict[str, Setting] = {
     for key in fields(kind)
 }
 KEYS = tuple(SETTINGS)
-_KEYWORDS = {"data.sources": "data", "local.gpus": "local_gpus"}
+_KEYWORDS = {
+    "data.sources": "data",
+    "local.gpus": "local_gpus",
+    "notify.url": "notify_url",
+    "notify.format": "notify_format",
+}
 KEYWORDS = {_KEYWORDS.get(key, key).rpartition(".")[2]: key for key in KEYS}
 """Maps each keyword in the Python API to its key of awsddp.toml."""
 _LAST = ("env.file", "env.variables", "job.name", "job.timeout")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from awsddp.errors import ConfigError
 
@@ -125,6 +126,22 @@ def parse_s3_uri(text: str) -> tuple[str, str]:
         why = "an S3 URI has a bucket and a prefix of object keys"
         raise ConfigError(f"invalid S3 URI {text!r}", why, "write it as s3://bucket/prefix")
     return match[1], match[2].strip("/")
+
+
+def parse_notify_url(url: str) -> str:
+    """Return the host of the secret URL `notify.url`. Raises ConfigError, whose texts do not have the URL."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or "@" in parts.netloc or not url.isascii() or not url.isprintable() or " " in url:
+        raise ConfigError(
+            "the URL is not valid",
+            "it begins with https:// or http://, and has no spaces and no name or password before its host",
+            "read -rs AWSDDP_NOTIFY_URL && export AWSDDP_NOTIFY_URL   # enter the URL",
+        )
+    return str(parts.hostname)
 
 
 def range_check(low: int, high: int) -> Callable[[int], None]:

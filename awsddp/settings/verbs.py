@@ -9,10 +9,10 @@ from awsddp.util.shipped_files import is_bundled
 _NODES = (
     *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
     *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle", "data."),
-    "job.save_to",
+    *("job.save_to", "notify."),
 )
 _REACH = ("network.jump",)
-JOB_KEYS = ("env.", "sync.", "data.", "job.")
+JOB_KEYS = ("env.", "sync.", "data.", "job.", "notify.")
 """The prefixes of a job's keys."""
 _RESULTS = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 HEEDS = {

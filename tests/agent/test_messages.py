@@ -33,12 +33,13 @@ def test_client_can_parse_the_answer_to_each_request(fleet: "Fleet") -> None:
     assert len(connection.ask(messages.Probe(address=str(address), thorough=True)).ports) == 1
     assert connection.ask(messages.Dial(peers=[(1, str(address), 1)], seconds=1)).dials[0][2]
     connection.close()
+    assert fleet.send_request(0, messages.TakeEvent(job="job")).event is None
     assert fleet.send_request(0, messages.Lost(job="job", node=1, why="it burnt", kind="node_lost")).heard
     assert fleet.send_request(0, messages.Cancel(job="job", grace=0)).job == "job"
     fleet.jobs.append("job2")
     assert fleet.send_request(0, launch).job == "job2"
-    requested = {"claim", "unclaim", "slots", "state", "stacks", "manifest", "probe", "dial", "lost"}
-    assert requested | {"cancel", "launch", "follow"} == set(REQUEST_TYPES), (
+    requested = {"claim", "unclaim", "slots", "state", "stacks", "manifest", "probe", "dial", "takeevent"}
+    assert requested | {"lost", "cancel", "launch", "follow"} == set(REQUEST_TYPES), (
         "follow: tests/agent_client/test_logs.py"
     )
 

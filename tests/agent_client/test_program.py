@@ -30,6 +30,10 @@ S3 = {name for name in FILES if name.startswith("s3.")}
 """The upload of results and the download of data: separate programs, in a Python with boto3."""
 
 
+NOTIFIER = set(program.NOTIFIER_MODULES) - {"messages", "diagnosis.job_causes", "job_folder"}
+"""The notifier: a separate program."""
+
+
 ALONE = {"diagnosis.helper", "torchrun_worker"}
 """Files that a process of the job runs."""
 
@@ -53,7 +57,7 @@ def test_sent_program_is_complete_and_in_order() -> None:
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.removeprefix("awsddp.agent.") for name, _ in modules]
     # sent with the requests that need them
-    separate = (ALONE | S3).union(*(kind.extra for kind in messages.REQUEST_TYPES.values()))
+    separate = (ALONE | S3 | NOTIFIER).union(*(kind.extra for kind in messages.REQUEST_TYPES.values()))
     assert sorted(sent) == sorted(FILES.keys() - separate)
     texts = [text for _, text in modules]
     for index, name in enumerate(sent):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.settings.loader import load, settings_to_record, with_secrets
+from awsddp.settings.loader import job_arguments, list_settings, load, settings_to_record, with_secrets
 from awsddp.settings.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -81,3 +81,34 @@ def test_secrets_belong_to_a_job_and_are_not_remembered() -> None:
     spec = load(environ={}, overrides={"env.secrets": ["PATH"], "env.python": "3.12"})[1]
     assert settings_to_record(spec) == {"env.python": "3.12"}
     assert with_secrets(replace(JobSpec(), env=spec.env)).env.variables == {"PATH": os.environ["PATH"]}
+
+
+URL = f"https://hooks.example/{VALUE}"
+
+
+def test_the_url_of_events_is_shown_by_its_host_and_is_not_recorded() -> None:
+    cluster, job = load(environ={"AWSDDP_NOTIFY_URL": URL, "AWSDDP_NOTIFY_FORMAT": "json"})
+    assert (job.notify.url, job.notify.format) == (URL, "json")
+    rows = {key: value for key, value, _ in list_settings(cluster, job)}
+    assert rows["notify.url"] == "(secret, hooks.example)"
+    texts = [rows, repr(job), job_arguments(job), settings_to_record(job), settings_to_record(cluster)]
+    assert VALUE not in str(texts)
+    assert job_arguments(job) == ("-o", "notify.format=json")
+
+
+def test_the_url_of_events_is_refused_on_a_command_line() -> None:
+    label = {"notify.url": "-o notify.url"}
+    with pytest.raises(ConfigError, match="-o notify.url is a secret") as refused:
+        load(environ={}, overrides={"notify.url": URL}, labels=label)
+    assert VALUE not in str(vars(refused.value))
+    assert (
+        load(environ={}, overrides={"notify.url": URL}, labels={"notify.url": "notify_url"})[1].notify.url
+        == URL
+    )
+
+
+@pytest.mark.parametrize("value", [[URL], {"x": URL}, URL.replace("https", "gopher")])
+def test_error_for_an_invalid_url_of_events_does_not_have_it(value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(environ={}, overrides={"notify.url": value})
+    assert VALUE not in str(vars(refused.value))

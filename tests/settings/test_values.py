@@ -3,7 +3,7 @@
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.settings.values import parse_data_sources, parse_duration, parse_jump_host
+from awsddp.settings.values import parse_data_sources, parse_duration, parse_jump_host, parse_notify_url
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,29 @@ def test_an_invalid_data_source_is_refused(texts: list[str]) -> None:
 )
 def test_a_jump_host_is_split_at_its_port(name: str, destination: str, port: int | None) -> None:
     assert parse_jump_host(name) == (destination, port)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://Hooks.example/services/s3cret", "http://hooks.example:8080/?t=s3cret"]
+)
+def test_host_of_a_url_is_the_part_that_is_no_secret(url: str) -> None:
+    assert parse_notify_url(url) == "hooks.example"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("s3cret", "ftp://h/s3cret", "https:///s3cret", "https://me:s3cret@h/", "http://h/s3 cret"),
+        *(
+            "http://h:port/s3cret",
+            "http://[/s3cret",
+            "http://h/s3cret\n",
+            "file:///s3cret",
+            "https://hé/s3cret",
+        ),
+    ],
+)
+def test_error_for_an_invalid_url_does_not_have_the_url(url: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_notify_url(url)
+    assert "s3" not in f"{error.value.message} {error.value.why} {error.value.next}"

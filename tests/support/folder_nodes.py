@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from awsddp.agent_client import launch_requests
+from awsddp.agent_client.program import agent_program
 from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.aws import power
 from awsddp.cluster import down, fetch_unfetched, prepare, reconcile, remote, replaced_nodes, status, stop, up
@@ -93,6 +94,17 @@ class NodeConnections:
             whole = on_data(node, out)
             outcomes[node] = Result(exit_code=0 if whole else 1, stdout=b"", stderr=err)
         return outcomes
+
+    def run_each(
+        self, commands: Mapping[int, tuple[object, bytes]], **_: Any
+    ) -> dict[int, Result | NodeError]:
+        """Answer requests of separate agent processes as `Fleet.run_each` does."""
+        source, ends = agent_program()[1], {}
+        for node, (_argv, data) in commands.items():
+            process = self.homes.start(node, data.removeprefix(source))
+            out, err = process.communicate(timeout=60)
+            ends[node] = Result(exit_code=process.returncode, stdout=out, stderr=err)
+        return ends
 
     responsive_nodes, nodes_of_job = transport.Fleet.responsive_nodes, transport.Fleet.nodes_of_job
 
