@@ -112,8 +112,7 @@ class Document(Fields):
     `complete` is true if the document describes the whole job, not only this node's ranks. `boot` is the boot
     ID, `pid` is the agent's process ID, and `restarts` describes torchrun's restarts. `metrics` and `samples`
     describe the ranks of a running job, and `saving` is the content of saving.json. While no rank writes a
-    line, `hang` has what two looks at the ranks found (diagnosis/hang_watch.py).
-    describe the ranks of a running job, and `saving` is the content of saving.json. `acknowledged` is true on
+    line, `hang` has what two looks at the ranks found (diagnosis/hang_watch.py). `acknowledged` is true on
     the first node once all other nodes know that the job has ended.
     """
 

@@ -315,8 +315,7 @@ class Launch(Request["node_answers.LaunchResult"]):
     `silent_s` is how long an agent may be silent, and `join_s` is how long the first node waits for the other
     nodes. `saving` has the `argv` and the `stdin` (base64) for s3/uploader.py. `looks` are the seconds of
     silence before the first look at the ranks, and between two looks; () means never. With `ends_when_hung`,
-    the job ends if both looks show that it hangs.
-    nodes. `saving` has the `argv` and the `stdin` (base64) for s3/uploader.py, and `notify` has those for
+    the job ends if both looks show that it hangs. `notify` has the `argv` and the `stdin` for
     notify/notifier.py.
     """
 

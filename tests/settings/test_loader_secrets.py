@@ -98,7 +98,7 @@ def test_the_url_of_events_is_shown_by_its_host_and_is_not_recorded() -> None:
 
 def test_the_url_of_events_is_refused_on_a_command_line() -> None:
     label = {"notify.url": "-o notify.url"}
-    with pytest.raises(ConfigError, match="-o notify.url is a secret") as refused:
+    with pytest.raises(ConfigError, match=r"-o notify\.url is a secret") as refused:
         load(environ={}, overrides={"notify.url": URL}, labels=label)
     assert VALUE not in str(vars(refused.value))
     assert (
