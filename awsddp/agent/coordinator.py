@@ -14,7 +14,7 @@ from awsddp.agent.diagnosis.job_causes import (
     TIMED_OUT,
     WAITED,
     Cause,
-    cause_of_kind,
+    cause_of_node,
     explain_early_exit,
     with_address,
     with_node,
@@ -169,8 +169,8 @@ class Coordinator:
             return
         self._remaining.discard(node)
         activity = "ran" if self._has_begun else "waited"
-        cause = cause_of_kind(kind, why=f"node{node} left the job while it {activity}: {why}")
-        self._lost = self._lost or with_node(self._request, node, cause)
+        why = f"node{node} left the job while it {activity}: {why}"
+        self._lost = self._lost or cause_of_node(self._request, node, kind, why=why)
         self._continue_without(node)
 
     def _continue_without(self, _: int) -> None:
@@ -183,7 +183,7 @@ class Coordinator:
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
             why = f"The agent of {names} did not report within {self._request.join_s:g} s"
-            lost = with_node(self._request, min(self._absent), cause_of_kind("node_lost", why=why))
+            lost = cause_of_node(self._request, min(self._absent), "node_lost", why=why)
             self._stop("failed", lost, FAILED_GRACE)
         if self._request.timeout is not None and self._end_by is not None and now >= self._end_by:
             self._end_after_inspection("timeout", self._request.timeout, now)
@@ -219,7 +219,7 @@ class Coordinator:
         """End the job with a cause of `kind`, once all nodes have sent their ranks' stacks."""
         if self._inspect_by is not None or self._stopping:
             return
-        cause = cause_of_kind(kind, seconds=seconds, job=self._request.job)
+        cause = cause_of_node(self._request, None, kind, seconds=seconds)
         self._pending = cause._replace(
             explanation=f"{self._describe_early_exits(now)}{cause.explanation}{seen}"
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from awsddp.model import node_answers  # noqa: F401 (types in brackets)
 
     Read = Callable[[Any], object]  # converts JSON to a field's value
-    Fact = str | float | Sequence[str] | None  # a value of Launch.facts
+    Fact = str | float | Sequence[str] | Mapping[str, Any] | None  # a value of Launch.facts
 else:
 
     def dataclass_transform(**_):  # in typing since Python 3.11; used only by type checkers
@@ -241,7 +241,7 @@ class Probe(Request["node_answers.ProbeResult"]):
     seconds on nodes with GPUs.
     """
 
-    module, extra = "probe", ("diagnosis.evidence", "probe")
+    module, extra = "probe", ("diagnosis.evidence", "shutdown", "probe")
     address: str
     ports: Sequence[int] = ()
     thorough: bool = False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from awsddp.agent.diagnosis.evidence import read_kernel_log, run_command
 from awsddp.agent.job_folder import read_counters
 from awsddp.agent.messages import Dial, Probe, Response
+from awsddp.agent.shutdown import read_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,7 @@ def probe(request: Probe) -> Response:
         memory_size=memory_size,
         cpus=_cpus(),
         time=time.time(),
+        shutdown=read_shutdown().reason[:100],
     )
     if request.thorough:
         _add_thorough_checks(response)

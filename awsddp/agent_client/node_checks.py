@@ -31,6 +31,10 @@ SLOW = 1 / 3
 Dial = tuple[int, int, str]
 
 
+HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140})
+"""The Xids that are a GPU's own fault (diagnosis/causes.py). https://docs.nvidia.com/deploy/xid-errors/"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Probes:
     """The nodes' responses to `probe`, and the time on this machine before and after the probe (Unix time).
@@ -161,6 +165,25 @@ def thorough_checks(probes: Probes) -> list[Check]:
         for name, problems in _gpu_problems(answer).items() if answer.smi else ():
             checks.append(_check(probes, node, name, not problems, ", ".join(problems) or "none"))
     return checks + _equality_checks(probes)
+
+
+def find_reclaimed_nodes(probes: Probes) -> set[int]:
+    """Return the nodes that EC2 is about to reclaim (spot)."""
+    return {node for node, answer in probes.answers.items() if answer.shutdown == "spot"}
+
+
+def find_failed_nodes(probes: Probes) -> set[int]:
+    """Return the nodes whose thorough probe shows that a GPU failed: ECC errors, a hardware Xid, a reset that
+    is needed, or a GPU that is missing."""
+    return {
+        node
+        for node, answer in probes.answers.items()
+        if not HARDWARE_XIDS.isdisjoint(answer.xids)
+        or any(
+            gpu.errors or any("throttled" not in fault for fault in gpu.faults) for gpu in answer.smi or ()
+        )
+        or not all(check.ok for check in _gpus(probes, node))
+    }
 
 
 def _gpus(probes: Probes, node: int) -> list[Check]:

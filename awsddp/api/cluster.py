@@ -177,12 +177,14 @@ class Cluster:
         fetched. `keys` are keys of [job], [env] and [sync], such as `world_size=4`. Raises the errors of
         `awsddp train`.
         """
-        from awsddp.job.train import train
+        from awsddp.cluster.train import train_job
 
         options = {"script": script, "args": [str(item) for item in args] or None, **keys}
         configured = self._with({key: value for key, value in options.items() if value is not None})
         with completing_errors(configured.session):
-            document = train(configured.session, on_lines=on_lines or ignore_event, detach=on_lines is None)
+            document = train_job(
+                configured.session, on_lines=on_lines or ignore_event, detach=on_lines is None
+            )
             return Job(configured, document["job"], document)
 
     def jobs(self) -> "list[Job]":

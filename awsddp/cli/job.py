@@ -17,6 +17,7 @@ from awsddp.cli.options import complete_jobs as complete_jobs
 from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_page, run_page
 from awsddp.cli.plan_page import launch_question
 from awsddp.errors import Interrupted, UsageError
+from awsddp.model.records import ACTIVE
 from awsddp.settings.spec import OptionValue
 
 if TYPE_CHECKING:
@@ -89,16 +90,40 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **values: An
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
     {init_file}, {resume} and {data}; write {{ and }} for braces.
     """
-    from awsddp.job.train import train
+    from awsddp.cluster.train import train_job
 
     refuse_launcher(ctx, options)
     with invocation.opened(options, read_job_overrides(values)) as (session, show):
         next_step = "awsddp down   # terminate the nodes"
         page = functools.partial(job_page, next_step=next_step, streamed=not detach)
         with show.partial_result(page):
-            job = train(session, on_lines=show.lines, detach=detach)
+            job = train_job(session, on_lines=show.lines, detach=detach)
         show.result(job, page)
     ctx.exit(0 if detach or job.state == "succeeded" else 1)
+
+
+@click.command("recover", cls=Verb)
+@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.option("--detach", is_flag=True, help="Return when the ranks run; do nothing while the job runs.")
+@click.pass_context
+def recover(ctx: click.Context, /, options: Globals, *, job: str | None, detach: bool) -> None:
+    """Continue JOB (default: the last job) after a machine's fault, from its newest complete checkpoint.
+
+    A machine's fault is a spot reclaim, a lost or powered off node, or a failed GPU. Failed nodes are
+    replaced. If AWS has no capacity for them, all nodes are launched elsewhere once their results are
+    fetched. A job that failed by its own error is not continued. Type this in the project folder of the
+    machine that started the job. Without --detach, the job is followed to its end, with further recoveries.
+    """
+    from awsddp.cluster.recover import recover
+
+    with invocation.opened(options) as (session, show):
+        page = functools.partial(
+            job_page, next_step="awsddp down   # terminate the nodes", streamed=not detach
+        )
+        with show.partial_result(page):
+            document = recover(session, job=job, on_lines=show.lines, detach=detach)
+        show.result(document, page)
+    ctx.exit(0 if document.state in ("succeeded", *ACTIVE) else 1)
 
 
 class Run(Launch):

@@ -22,6 +22,7 @@ VERBS = {
     "status": ("cluster", "Show nodes, addresses, jobs, price, cost and time left."),
     "sync": ("node", "Send the project folder to every node."),
     "train": ("job", "Sync the project, start the ranks, stream their logs, fetch the results."),
+    "recover": ("job", "Continue a job after a machine's fault, from its newest checkpoint."),
     "jobs": ("job", "List all jobs, with the cost of jobs and clusters."),
     "logs": ("job", "Show a job's logs; -f follows the job to its end and fetches its results."),
     "why": ("node", "Show where a running job hangs, or why one ended."),

@@ -11,6 +11,7 @@ from awsddp.cli.command_line import resume_command, with_global_options
 from awsddp.cli.table import line, place_name, table
 from awsddp.model.rank_columns import make_rank_columns
 from awsddp.model.records import ACTIVE, Cause, JobRecord
+from awsddp.model.recovery_text import describe_recoveries
 from awsddp.model.saving_text import describe_saving
 from awsddp.util.formatting import age, counted, duration, elapsed_seconds, money, node_name, size_text
 
@@ -51,7 +52,7 @@ def cluster_page(cluster: "documents.ClusterDocument") -> None:
     if cluster.jobs:
         rows = [(job.job, _state_and_age(job), _job_place(job), _progress(job)) for job in cluster.jobs]
         table(("job", "state", "results", "progress"), rows)
-        line(*_upload_lines(cluster.jobs), *_hang_lines(cluster.jobs))
+        line(*_upload_lines(cluster.jobs), *_hang_lines(cluster.jobs), *_recovery_lines(cluster.jobs))
     line(_cost(cluster))
     budget, cost = cluster.budget_usd, cluster.cost_usd
     if budget and cost is not None and cost >= _BUDGET_WARNING * budget:
@@ -89,6 +90,11 @@ def _upload_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> 
         for job in jobs
         if job.reported and job.saving is not None and not job.saving.is_complete
     ]
+
+
+def _recovery_lines(jobs: "Sequence[JobRecord]") -> list[str]:
+    """Return a line for each job that a recovery started: why, from which checkpoint, and what was lost."""
+    return [describe_recoveries(job)[-1] for job in jobs if job.recoveries]
 
 
 def _hang_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> list[str]:
@@ -211,6 +217,7 @@ def job_lines(job: "documents.JobDocument", *, streamed: bool = False) -> list[s
     facts += [counted(len(job.ranks), "rank")] if job.ranks else []
     facts += [] if job.loss is None else [f"loss {job.loss:.4g}"]
     lines = [" ".join([*lines, ", ".join(facts)]).strip()]
+    lines += [f"  {text}" for text in describe_recoveries(job)]
     if (cause := job.cause) and cause.kind != "cancelled":
         tail = [text for text in cause.tail[-1:] if text not in cause.explanation] if streamed else cause.tail
         lines += [f"  cause: {_cause(cause)}", *(f"  | {text}" for text in tail)]
@@ -244,7 +251,7 @@ def jobs_page(document: "documents.JobsDocument", *, verbose: bool = False, chos
         second, last = ("arguments", "progress") if chosen else ("age", "progress, or cause")
         rows = [_job_row(job, chosen) for job in document.jobs]
         table(("job", "state", second, "time", "loss", "cost", last), rows, cut=not chosen)
-        line(*_upload_lines(document.jobs), *_hang_lines(document.jobs))
+        line(*_upload_lines(document.jobs), *_hang_lines(document.jobs), *_recovery_lines(document.jobs))
     else:
         line(with_global_options("No jobs yet. Start one: awsddp train"))
     for job in document.jobs if verbose else ():

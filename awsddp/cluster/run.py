@@ -9,6 +9,7 @@ from typing import TypeVar
 from awsddp.cluster.down import down
 from awsddp.cluster.reconcile import Confirm
 from awsddp.cluster.stop import stop
+from awsddp.cluster.train import train_job
 from awsddp.cluster.up import up
 from awsddp.errors import (
     AwsddpError,
@@ -23,7 +24,7 @@ from awsddp.errors import (
 )
 from awsddp.job.checkpoint import find_checkpoint_to_resume
 from awsddp.job.submit import resolve_after
-from awsddp.job.train import check_job, check_ranks, train
+from awsddp.job.train import check_job, check_ranks
 from awsddp.model.documents import DownDocument, RunDocument
 from awsddp.plan.records import LaunchPlan
 from awsddp.session.context import Session
@@ -116,7 +117,7 @@ def _up_and_train(
 
     try:
         result.up = _timed(result, "up", lambda: up(session, confirm=check_plan))
-        result.train = _timed(result, "train", lambda: train(session, on_lines=on_lines, detach=detach))
+        result.train = _timed(result, "train", lambda: train_job(session, on_lines=on_lines, detach=detach))
     except InUse:  # the cluster existed before, and another job runs on it
         raise
     except Interrupted as error:

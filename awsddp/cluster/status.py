@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from awsddp.errors import AwsddpError
+from awsddp.job.lives import report_missing_checkpoints
 from awsddp.job.registry import JobRegistry
 from awsddp.job.release import release_saved_jobs, release_unlaunched_jobs
 from awsddp.model import cluster_state
@@ -85,6 +86,7 @@ def refresh_jobs(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRec
         release_saved_jobs(connected, reported)
         release_unlaunched_jobs(connected, reported)
         cluster = replace(cluster, local_record=cluster.session.folder.read())
+        report_missing_checkpoints(connected, reported)
     return cluster, reported
 
 

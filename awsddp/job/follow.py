@@ -213,7 +213,7 @@ class JobFollower:
         self.connected = replace(self.connected, cluster=replace(self.connected.cluster, nodes=nodes))
         first = min(off)
         kind, why = _end_of(off[first])
-        row = cause_of_kind(kind, why=why)._replace(node=first, values={})
+        row = cause_of_kind(kind, why=why, job=job.job)._replace(node=first, values={})
         cause = Cause(**row._replace(instance_id=off[first].instance_id)._asdict())
         return replace(job, state="interrupted", cause=cause, progress=(), usage=(), slowest_rank=None)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from awsddp.model.metric_rows import read_values
 from awsddp.model.rank_columns import make_rank_columns
+from awsddp.model.recovery_text import describe_recoveries
 from awsddp.storage.loss_plot import Rows, plot_loss
 from awsddp.util.formatting import duration, money
 from awsddp.util.html import Html, tag, to_html
@@ -67,6 +68,8 @@ def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
     if job.checkpoint:
         resume = tag("code", f"--resume {job.job}")
         yield "Checkpoint", (resume, " continues from ", tag("code", job.checkpoint))
+    for text in describe_recoveries(job):
+        yield "Recovery", (text,)
     if job.job_usd is not None:
         source = "job.json: price_usd_per_hour over the time"
         note = ", a rehearsal, not billed" if job.target == "local" else ""

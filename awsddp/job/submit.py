@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert, structs, to_builtins
+
 from awsddp.agent import messages
 from awsddp.agent.messages import Launch
 from awsddp.agent_client import launch_requests
@@ -23,7 +25,7 @@ from awsddp.job.environment import ensure_environment
 from awsddp.job.registry import JobRegistry
 from awsddp.job.release import describe_client, release_unknown_jobs
 from awsddp.job.script import read_commit
-from awsddp.model.node_answers import ClaimResult, Slots
+from awsddp.model.node_answers import ClaimResult, LaunchFacts, Slots
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.spec import JobSpec
@@ -35,6 +37,7 @@ from awsddp.util.parallel import results_or_raise, run_both, run_in_thread
 from awsddp.util.shipped_files import BUNDLED, BUNDLED_SCRIPT, REMOTE_DIR
 
 if TYPE_CHECKING:
+    from awsddp.job.lives import NextLife
     from awsddp.nodes.fleet import Fleet
     from awsddp.nodes.project_files import Listing
 
@@ -51,8 +54,9 @@ def submit_job(
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
+    next_life: "NextLife | None" = None,
 ) -> JobRecord:
-    """Send the files, start the job and return its record.
+    """Send the files, start the job and return its record. `next_life` is set if the job continues a run.
 
     Only one client at a time can start a job, across all machines. Sends nothing while a job runs on the
     nodes. Starts nothing unless the nodes pass `preflight` and EC2 keeps the nodes' disks at a poweroff. A
@@ -60,7 +64,7 @@ def submit_job(
     is used. Raises InUse, CloudError or NodeError, or UsageError if the name is taken.
     """
     session = connected.session
-    nodes, launches = _launch_alone(connected, ranks, listing, checkpoint)
+    nodes, launches = _launch_alone(connected, ranks, listing, checkpoint, next_life)
     launch = next(iter(launches.values()))
     job = _make_record(session, launch, ranks, nodes)
     _save_job(session, job)
@@ -78,6 +82,7 @@ def _launch_alone(
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None",
+    next_life: "NextLife | None",
 ) -> tuple[list[Node], dict[int, Launch]]:
     """Start the job under this machine's lock. If an automatic name is taken, use the next name.
 
@@ -88,7 +93,7 @@ def _launch_alone(
     with session.folder.lock("train", wait_s=CLAIM_S):
         for attempt in count(1):
             try:
-                nodes, launches = _launch_on_nodes(connected, ranks, listing, checkpoint, refused)
+                nodes, launches = _launch_on_nodes(connected, ranks, listing, checkpoint, next_life, refused)
                 break
             except NameTaken:
                 if session.job_spec.job.name is not None or attempt == MAX_NAME_TRIES:
@@ -107,7 +112,7 @@ def _make_record(session: Session, launch: Launch, ranks: Sequence[Rank], nodes:
         cause=None,
         world_size=len(ranks),
         started=optional_utc(datetime.now(UTC)),
-        **launch.facts,
+        **structs.asdict(convert(launch.facts, LaunchFacts)),
         ranks=tuple(
             RankResult(
                 rank=rank.rank, local_rank=rank.local_rank, node=rank.node, exit_code=None, seconds=0.0
@@ -139,13 +144,14 @@ def _launch_on_nodes(
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None",
+    next_life: "NextLife | None",
     refused: list[str],
 ) -> tuple[list[Node], dict[int, Launch]]:
     """Start the job under a name that is not in `refused`; return its nodes and their launch requests.
 
     If a node already has a job with that name, adds the name to `refused` and raises NameTaken.
     """
-    connected, launches, sending = _make_requests(connected, ranks, listing, checkpoint, refused)
+    connected, launches, sending = _make_requests(connected, ranks, listing, checkpoint, next_life, refused)
     nodes = [node for node in connected.cluster.nodes if node.node in launches]
     launch = next(iter(launches.values()))
     with _roll_back(connected, nodes, launch) as others:
@@ -177,6 +183,7 @@ def _make_requests(
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
+    next_life: "NextLife | None" = None,
     refused: Collection[str] = (),
 ) -> tuple[ConnectedCluster, dict[int, Launch], Callable[..., object]]:
     """Return the cluster with the job's environment, the launch requests by node, and the file sender.
@@ -214,7 +221,7 @@ def _make_requests(
     resume = f"{checkpoint.folder}/{checkpoint.name}" if checkpoint else None
     record, (name, dirty) = connected.cluster.record, commit.result()
     price = record.price_usd_per_hour
-    facts = {
+    facts: dict[str, Any] = {
         "resumed": checkpoint.job if checkpoint else None,
         **({"run_id": checkpoint.run_id} if checkpoint and checkpoint.run_id else {}),
         "commit": name,
@@ -222,6 +229,11 @@ def _make_requests(
         "instance_type": record.instance_type,
         "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
     }
+    if next_life is not None:
+        facts |= {
+            "run_id": next_life.run_id,
+            "recoveries": to_builtins(next_life.recoveries),
+        }
     launches = launch_requests.make_launch_requests(
         _with_script(connected.cluster, spec),
         job=job,

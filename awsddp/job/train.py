@@ -22,23 +22,33 @@ from awsddp.session.context import LocatedCluster, Session
 from awsddp.storage.results_dir import make_job_result
 
 if TYPE_CHECKING:
+    from awsddp.job.lives import NextLife
     from awsddp.plan.records import LaunchPlan
 
 
-def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool = False) -> JobDocument:
+def train(
+    session: Session,
+    *,
+    on_lines: Callable[[bytes], None],
+    detach: bool = False,
+    next_life: "NextLife | None" = None,
+    on_start: Callable[[JobRecord], object] = lambda job: None,
+) -> JobDocument:
     """Run a job to its end, fetch its results, and return it as the `train` document.
 
     With `detach`, return once the ranks run; `logs` follows the job and fetches its results. `on_lines`
-    receives the ranks' labelled lines. Raises UsageError for an invalid job, InUse if another job runs,
+    receives the ranks' labelled lines. `next_life` is given for a job that continues a run. `on_start` is
+    called with the job once its ranks run. Raises UsageError for an invalid job, InUse if another job runs,
     NotFoundError or NodeError for a cluster that is not ready, or Interrupted after Ctrl-C.
     """
     from awsddp.job.unsynced_data import ask_about_unsynced_data
 
     check_job(session, detach=detach)
-    checkpoint = find_checkpoint_to_resume(session)
+    checkpoint = find_checkpoint_to_resume(session) if next_life is None else next_life.checkpoint
     if checkpoint is not None:
         session.say(f"resuming from {checkpoint.display_path}")
-    if session.verb == "train" and session.folder.read() is not None:  # `run` asks before its `up`
+    is_first = session.verb == "train" and next_life is None  # `run` asks before its `up`
+    if is_first and session.folder.read() is not None:
         session = ask_about_unsynced_data(session)
     listing = list_project_files(session.job_spec, awsddp_home=session.home, on_event=session.on_event)
     with ready_cluster(session) as cluster:
@@ -53,11 +63,12 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
             prepare_local_saving(cluster)
         with connect(cluster) as connected:
             try:
-                job = submit_job(connected, ranks, listing, checkpoint)
+                job = submit_job(connected, ranks, listing, checkpoint, next_life)
             except InUse as busy:
                 if detach:
                     busy.next = busy.next.replace("awsddp train", "awsddp train --detach")
                 raise
+            on_start(job)
             if detach:
                 return make_job_result(session, job)
             return follow_to_end(connected, job, on_lines=on_lines)

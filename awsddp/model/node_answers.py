@@ -18,12 +18,12 @@ from awsddp.model.records import (
     Hang,
     JobNode,
     JobState,
-    Life,
     NodeNumber,
     RankNumber,
     RankProgress,
     RankResult,
     RankUsage,
+    Recovery,
     RunId,
     Saving,
     Seconds,
@@ -149,10 +149,10 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
     options: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
     resumed: ShortText | None = None
     run_id: RunId | None = None
-    life: Life = 1
     instance_type: ShortText | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     save_to: Text | None = None
+    recoveries: Annotated[tuple[Recovery, ...], Meta(max_length=1000)] = ()
 
 
 class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +229,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """A node's resources (in bytes; `time` is a Unix time).
 
+    `shutdown` says why the node is about to shut down ("spot", "expires"), or is "" if it is not.
     `smi` and the fields after it are present only in a full probe.
     """
 
@@ -239,6 +240,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     memory_size: _Size
     cpus: Annotated[float, Meta(ge=0, le=100_000)]
     time: Seconds
+    shutdown: ShortText = ""
     kernel: ShortText = ""
     smi: Annotated[tuple[Gpu, ...], Meta(max_length=1024)] | None = None
     links_down: _Size = 0

@@ -23,7 +23,6 @@ Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Text = Annotated[str, Meta(max_length=100_000)]
 ShortText = Annotated[str, Meta(max_length=200)]
 RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$(?!\n)")]
-Life = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 MAX_LINES = 1000
 """The maximum number of lines in a log tail."""
@@ -313,6 +312,26 @@ class JobNode(Frozen):
     instance_id: ShortText
 
 
+class Recovery(Frozen):
+    """How a job goes on after an earlier job of its run, which a machine's fault ended.
+
+    `job` is the earlier job, `kind` and `why` are the kind and the explanation of its cause, and `cost_usd`
+    is its list price. `checkpoint` is the checkpoint from which this job resumed (None: from the beginning).
+    `steps_repeated` is how many steps the earlier job had done after that checkpoint, and `seconds_lost` is
+    the time from its end until this job was started (None: unknown). `earlier_world_size` is its number of
+    ranks.
+    """
+
+    job: ShortText
+    kind: ShortText
+    why: Text = ""
+    checkpoint: Text | None = None
+    steps_repeated: Count | None = None
+    seconds_lost: Amount | None = None
+    cost_usd: Amount | None = None
+    earlier_world_size: Count = 0
+
+
 class JobRecord(Frozen, Keyed):
     """A job as its nodes report it. `home` is its results folder, relative to the project folder.
 
@@ -320,13 +339,13 @@ class JobRecord(Frozen, Keyed):
     `dirty` is True if the folder's files differed from the commit (None: no repository). `options` are its
     settings other than defaults, as command line arguments. `resumed` is the job from whose checkpoint this
     job resumed. `run_id` is the same for a job and all jobs that continue it (None: an older awsddp wrote the
-    record), and `life` is 1 for a job that no recovery started. `started` is when its first rank started and
+    record). `started` is when its first rank started and
     `ended` when its last rank ended, as 2026-11-22T12:00:00Z. `price_usd_per_hour` is what its nodes cost.
     `restarts` are the restarts by torchrun, such as "1 of 3: rank 3 @ node1: ValueError". While the job runs,
     `progress` has the ranks that write metrics. `slowest_rank` is a rank that is more than 10 % slower than
     the best. `usage` has the nodes' samples. `save_to` is the S3 URI for its results, and `saving` is the
     progress of their upload. `hang` is what the nodes found about a job whose ranks have written no line for
-    half an hour.
+    half an hour. `recoveries` are those of its run until this job's start, oldest first (--recover).
     """
 
     job: str
@@ -344,7 +363,6 @@ class JobRecord(Frozen, Keyed):
     options: tuple[str, ...] = ()
     resumed: str | None = None
     run_id: RunId | None = None
-    life: Life = 1
     world_size: int = 0
     instance_type: str | None = None
     price_usd_per_hour: float | None = None
@@ -357,6 +375,7 @@ class JobRecord(Frozen, Keyed):
     save_to: str | None = None
     saving: Saving | None = None
     hang: Hang | None = None
+    recoveries: Annotated[tuple[Recovery, ...], Meta(max_length=1000)] = ()
 
 
 class Choice(Frozen):

@@ -145,7 +145,7 @@ def _with_options(session: Session, command: Command, job: JobRecord | None, *, 
         verb, {key: value for key, value in options.items() if not _sets_key(typed_words, key)}
     )
     if job is not None and "--resume" in typed_words:
-        options["job.args"] = [*job.args, *_resume_words(session, job)]
+        options["job.args"] = [*job.args, *resume_words(session, job)]
     script = script_arguments(options)
     script = [] if {"SCRIPT", "--", *script[:1]} & {*typed_words} else script
     return replace(command, verb=verb, verb_options=tuple(added), script_words=tuple(script))
@@ -199,6 +199,16 @@ def job_options(job: JobRecord) -> dict[str, OptionValue]:
     return options | {"job.script": job.script, "job.args": job.args}
 
 
+def make_recover_line(session: Session, job: JobRecord) -> str:
+    """Return the shell line that continues a job's run after a machine's fault, without a terminal."""
+    options = global_options(
+        session.folder, local=session.local, region=None, profile=session.spec.cluster.profile
+    )
+    words = ["awsddp", *options, "recover", job.job, "--detach"]
+    words += ["-o", "capacity.retry_until_up=true"] if session.spec.capacity.retry_until_up else []
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"
+
+
 def resume_note(session: Session, job: JobRecord) -> str:
     """Return a note if a job's script does not take a checkpoint as an option or argument, or else ""."""
     option = _resume_option(session, job)
@@ -206,7 +216,7 @@ def resume_note(session: Session, job: JobRecord) -> str:
     return "" if takes else "   # the script has to read $AWSDDP_RESUME"
 
 
-def _resume_words(session: Session, job: JobRecord) -> list[str]:
+def resume_words(session: Session, job: JobRecord) -> list[str]:
     """Return the arguments to add so that a job's script gets the checkpoint."""
     option = _resume_option(session, job)
     return [option, "{resume}"] if option and not any("{resume}" in argument for argument in job.args) else []

@@ -21,8 +21,8 @@ HEEDS = {
     **dict.fromkeys(("jobs", "logs", "why", "fetch", "report", "stop", "down"), _RESULTS),
     "up": (*_NODES, *_RESULTS),
     "sync": (*_REACH, "sync."),
-    "train": (*_REACH, *JOB_KEYS),
-    "run": ("",),
+    "train": (*_REACH, *JOB_KEYS, "capacity.retry_until_up"),
+    **dict.fromkeys(("recover", "run"), ("",)),
 }
 """Maps each verb that works on one cluster (-c) to the prefixes of the awsddp.toml keys that it uses."""
 HAS_OPTION = {

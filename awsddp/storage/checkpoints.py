@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from awsddp.agent.s3.checkpoints import (
@@ -16,12 +17,19 @@ from awsddp.agent.s3.checkpoints import (
     find_flaw,
 )
 
+_SHARD = re.compile(rb"__\d+_\d+\.distcp")
+"""The names of torch.distributed.checkpoint's files; .metadata names all files of its checkpoint."""
+_OPTIMIZER_STATES = "_optim_states.pt"
+"""With ZeRO, DeepSpeed writes one such file per rank."""
 
-def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
+
+def find_newest_checkpoint(results: Path, *, world_size: int | None = None) -> "Checkpoint | None":
     """Return the checkpoint in `results` (runs/JOB) to resume from, or None if there is no checkpoint.
 
     agent/s3/checkpoints.py decides which files are checkpoints and which one is the newest. Nodes share no
-    file system, so a checkpoint folder's files may be on several nodes.
+    file system, so a checkpoint folder's files may be on several nodes. A checkpoint that lacks the files of
+    a node is left out. DeepSpeed's checkpoints do not name their files; with `world_size`, those with fewer
+    optimizer states than ranks are left out.
     """
     job, results = results.name, results.resolve()
     nodes = sorted(path for path in results.glob("node*") if path.is_dir())
@@ -41,13 +49,28 @@ def find_newest_checkpoint(results: Path) -> "Checkpoint | None":
             flaws = {path: find_flaw(path, path.as_posix()) for path in _metadata_files(match, files)}
             if "torn" in flaws.values() and not match.trees:
                 continue
+            if match.trees and _lacks_files(files, world_size):
+                continue
             modified = max(path.stat().st_mtime for path in files)
             key = checkpoint_sort_key(
                 match.name, modified, is_weights="weights" in flaws.values(), named=named
             )
             if best is None or key >= best[0]:
-                best = key, checkpoint
+                best = key, replace(checkpoint, modified=modified)
     return best[1] if best else None
+
+
+def _lacks_files(files: Sequence[Path], world_size: int | None) -> bool:
+    """Return True if a checkpoint folder lacks files, for example those of a lost node.
+
+    https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    """
+    names = {path.name for path in files}
+    for path in files:
+        if path.name == ".metadata" and {text.decode() for text in _SHARD.findall(path.read_bytes())} - names:
+            return True
+    states = sum(name.endswith(_OPTIMIZER_STATES) for name in names)
+    return 0 < states < (world_size or 0)
 
 
 def _make_checkpoints(
@@ -73,12 +96,14 @@ class Checkpoint:
     """A job's checkpoint: a file, or a folder that is divided among the nodes.
 
     `parts` has the path of the file, or the folder's path in each node's results. `members` has the files in
-    a folder. `run_id` is the id of the job's run (None: the job's record is missing).
+    a folder. `modified` is when its newest file was written (Unix time, by the node's clock), and `run_id` is
+    the id of the job's run (None: the job's record is missing).
     """
 
     job: str
     parts: tuple[Path, ...]
     members: frozenset[Path] = frozenset()
+    modified: float = 0.0
     run_id: str | None = None
 
     @property

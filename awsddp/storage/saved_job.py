@@ -324,7 +324,8 @@ class StoredJob:
                 self._manifest(node, [_entry(path, size=row.size)])
                 files[posixpath.basename(name) + path[len(top) :]] = row.parts
         parts = (Path(f"{self.uri}/{name}"),)
-        return SavedCheckpoint(job=self.job.job, parts=parts, uri=self.uri, files=files)
+        modified = max(row.modified for row in rows.values()) / 1e9
+        return SavedCheckpoint(job=self.job.job, parts=parts, modified=modified, uri=self.uri, files=files)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,7 +167,7 @@ train train.py --save s3://x/y => awsddp train train.py --save-to s3://x/y
 train train.py --node 1 => awsddp train train.py --on 1
 train train.py --rank 0 => awsddp logs --rank 0
 train train.py --discard => awsddp down --help
-up --nodes 2 --detach => awsddp train, run & awsddp up --nodes 2   # then: & awsddp train --detach
+up --nodes 2 --detach => awsddp train, recover, run & awsddp up --nodes 2   # then: & awsddp train --detach
 up --timeout 2h => awsddp up --expires 2h   # then: & awsddp train --timeout 2h
 up --world-size 4 => awsddp train, run & awsddp up & awsddp train --world-size 4
 plan --world-size 4 => awsddp plan -o job.world_size=4

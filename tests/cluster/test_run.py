@@ -32,7 +32,7 @@ class Parts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **outcomes: Any) -> None:
         self.called: list[str] = []
-        for name in ("check_job", "up", "train", "down", "stop"):
+        for name in ("check_job", "up", "train_job", "down", "stop"):
             monkeypatch.setattr(run_module, name, self._part(name, outcomes.get(name, DONE)))
 
     def _part(self, name: str, outcome: Any) -> Any:
@@ -58,7 +58,7 @@ def make_error() -> NodeError:
 def test_run_succeeds_if_the_results_are_fetched_in_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Parts(monkeypatch, train=make_error())
+    Parts(monkeypatch, train_job=make_error())
     monkeypatch.setattr(run_module, "find_fetched_job", lambda _, name: name == "j")
     assert run_in(world).train == replace(DONE, fetched=True)
 
@@ -66,12 +66,12 @@ def test_run_succeeds_if_the_results_are_fetched_in_the_end(
 def test_run_stops_the_nodes_and_reports_the_job_if_its_results_are_not_fetched(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = Parts(monkeypatch, train=make_error(), down=NodeError("the results of j are not fetched"))
+    parts = Parts(monkeypatch, train_job=make_error(), down=NodeError("the results of j are not fetched"))
     with pytest.raises(
         NodeError, match=r"^the results of j are not fetched; the nodes were stopped"
     ) as error:
         run_in(world)
-    assert parts.called == ["check_job", "up", "train", "down", "stop"]
+    assert parts.called == ["check_job", "up", "train_job", "down", "stop"]
     assert (error.value.result.train, error.value.result.down) == (DONE, None)
 
 
@@ -79,7 +79,9 @@ def test_run_stops_the_nodes_if_this_machine_cannot_write_the_results(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = Parts(
-        monkeypatch, train=make_error(), down=ConfigError("cannot write runs/j", "No space left on device")
+        monkeypatch,
+        train_job=make_error(),
+        down=ConfigError("cannot write runs/j", "No space left on device"),
     )
     with pytest.raises(ConfigError, match=r"^cannot write runs/j; the nodes were stopped") as error:
         run_in(world)
@@ -97,10 +99,10 @@ def test_run_does_not_retry_what_aws_refuses(world: World, monkeypatch: pytest.M
 def test_run_leaves_a_cluster_on_which_another_job_runs_unchanged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = Parts(monkeypatch, train=InUse("job other runs on node0"))
+    parts = Parts(monkeypatch, train_job=InUse("job other runs on node0"))
     with pytest.raises(InUse):
         run_in(world)
-    assert parts.called == ["check_job", "up", "train"]
+    assert parts.called == ["check_job", "up", "train_job"]
 
 
 @pytest.mark.parametrize(

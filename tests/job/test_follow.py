@@ -217,7 +217,7 @@ def test_a_running_job_is_interrupted_once_ec2_has_ended_all_of_its_nodes(
         assert state == "running"
         return
     assert (job.cause.kind, job.cause.node, job.cause.retryable) == ("spot_interruption", 0, True)
-    assert job.cause.next.startswith("awsddp up")
+    assert job.cause.next.startswith("awsddp recover job ")
 
 
 def test_a_node_whose_streams_end_without_data_is_given_up(

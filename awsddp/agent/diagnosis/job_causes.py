@@ -70,18 +70,18 @@ left_early: All ranks must call the same collectives.
 uneven_batches: The rank was in backward(): the ranks do not have the same number of batches.
   next use a DistributedSampler, drop_last=True, or: with model.join():
 node_lost (retryable): {why}.
-  next awsddp up && awsddp train   # replaces the node if it is gone
+  next awsddp recover {job}   # on repaired nodes, from its newest checkpoint
 spot_interruption (retryable): {why}.
-  next awsddp up && awsddp train   # replaces the node if it is gone
+  next awsddp recover {job}   # on repaired nodes, from its newest checkpoint
 instance_retired (retryable): {why}.
-  next awsddp up && awsddp train   # replaces the node if it is gone
+  next awsddp recover {job}   # on repaired nodes, from its newest checkpoint
 timeout: The job ran for longer than its timeout of {seconds:g} s.
   next awsddp train --timeout TIME   # a longer timeout, if the job did not hang
 hang: No rank wrote to its log for {seconds:g} s.
   next awsddp why {job} -v   # where each rank was
 cancelled: It was cancelled.
 interrupted (retryable): {why}.
-  next awsddp up && awsddp train   # starts the stopped nodes
+  next awsddp recover {job}   # on repaired nodes, from its newest checkpoint
 expired (retryable): {why}.
   next awsddp up --expires TIME && awsddp train   # starts the nodes with more time""")
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
@@ -106,7 +106,7 @@ def cause_of_kind(kind: str, **values: str | float) -> Cause:
 
 def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | float) -> Cause:
     """Return the cause of `kind` from JOB_TABLE, on `node` (None: on no particular node)."""
-    return with_node(request, node, cause_of_kind(kind, **values))
+    return with_node(request, node, cause_of_kind(kind, job=request.job, **values))
 
 
 def with_node(request: Launch, node: int | None, cause: Cause) -> Cause:

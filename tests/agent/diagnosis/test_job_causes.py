@@ -42,5 +42,5 @@ def test_cause_of_a_node_names_its_instance_and_a_next_step() -> None:
     request = make_launch()
     cause = cause_of_node(request, 1, "node_lost", why="node1 was lost")
     assert (cause.instance_id, cause.explanation, cause.retryable) == ("i-1", "node1 was lost.", True)
-    assert cause.next.startswith("awsddp up")
+    assert cause.next.startswith("awsddp recover job ")
     assert cause_of_node(request, None, "timeout", seconds=90.0).node is None

@@ -1,0 +1,234 @@
+"""recover: after a machine's fault, repair the cluster and continue the job from its newest checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from awsddp.cluster.down import down
+from awsddp.cluster.run_state import RunState, observe_run
+from awsddp.cluster.up import up
+from awsddp.errors import AwsddpError, Interrupted, UsageError
+from awsddp.job.checkpoint import find_run_id
+from awsddp.job.fetch import fetch
+from awsddp.job.follow import follow_to_end
+from awsddp.job.lives import (
+    NextLife,
+    describe_recovery,
+    find_checkpoint_of_run,
+    list_lives,
+    make_next_session,
+    with_job_settings,
+)
+from awsddp.job.registry import JobRegistry
+from awsddp.job.reported import find_job_on_nodes
+from awsddp.job.train import train
+from awsddp.model.documents import JobDocument
+from awsddp.model.records import JobRecord
+from awsddp.model.recovery_text import describe_lost_work
+from awsddp.plan.recovery import RecoveryStep, plan_recovery_step
+from awsddp.session.connect import connect_reachable, preconnected_cluster
+from awsddp.session.context import Session
+from awsddp.session.next_steps import make_recover_line
+from awsddp.settings.loader import with_cluster_settings
+from awsddp.storage.results_dir import make_job_result
+from awsddp.util.formatting import counted
+
+LOCK_PART = "recover"
+"""The part of a cluster that is locked while a client follows a run, so that only one client continues it."""
+_Lines = Callable[[bytes], None]
+
+
+def train_and_recover(session: Session, *, on_lines: _Lines, detach: bool = False) -> JobDocument:
+    """Run a job as `train` does, and continue it after a machine's fault, as often as `job.recover` allows.
+
+    Returns the `train` document of the last job of the run. Raises the errors of `train`, and ConfigError if
+    another client follows a run on this cluster.
+    """
+    started: list[JobRecord] = []
+
+    def on_start(job: JobRecord) -> None:
+        started.append(job)
+        _report_start(session, job, detach=detach)
+
+    with session.folder.lock(session.verb, part=LOCK_PART):
+        try:
+            document = train(session, on_lines=on_lines, detach=detach, on_start=on_start)
+            if detach:
+                return document
+        except AwsddpError as error:
+            if not started or isinstance(error, Interrupted):
+                raise
+            session.say(error.summary)
+        return _Recovery(session, started[0], on_lines).run()
+
+
+def recover(session: Session, *, job: str | None, on_lines: _Lines, detach: bool = False) -> JobDocument:
+    """Continue the run of `job` (default: the last job) if a machine's fault ended it.
+
+    The job is followed to its end, with further recoveries; with `detach`, returns once the next job's ranks
+    run. A job that has succeeded is returned unchanged, with `detach` also a job that runs. Raises
+    NotFoundError for an unknown job, ConfigError if another client follows the run, and the error of a step
+    that failed repeatedly.
+    """
+    view = JobRegistry(session).require(job)
+    session = with_job_settings(session, view.job)
+    if session.job_spec.job.recover is None:  # once, each time that it is typed
+        limit = len(list_lives(session, view.job))
+        section = replace(session.job_spec.job, recover=limit)
+        session = session.with_settings(job_spec=replace(session.job_spec, job=section))
+    with session.folder.lock("recover", part=LOCK_PART):
+        return _Recovery(session, view.job, on_lines, detach=detach).run()
+
+
+def _report_start(session: Session, job: JobRecord, *, detach: bool) -> None:
+    """Report what a recovery will do; for a detached job, also the line for cron that starts it."""
+    limit = counted(session.job_spec.job.recover or 0, "time")
+    session.say(
+        f"after a machine's fault, {job.job} goes on up to {limit}, from its newest complete checkpoint; "
+        "it has none yet"
+    )
+    if detach:
+        line = make_recover_line(session, job)
+        session.say(f"it goes on only when this line is run, for example by cron every 5 minutes: {line}")
+
+
+@dataclass
+class _Recovery:
+    """Continues one run. `detach` returns once a job runs."""
+
+    session: Session
+    job: JobRecord
+    on_lines: _Lines
+    detach: bool = False
+    _refusals: int = field(default=0, init=False)
+    _error: AwsddpError | None = field(default=None, init=False)
+    _moved: bool = field(default=False, init=False)
+    _nodes: int | None = field(default=None, init=False)
+
+    def run(self) -> JobDocument:
+        """Take one step after the other until the run has ended, or until a job runs (`detach`)."""
+        while True:
+            state = observe_run(self.session, self.job, nodes=self._nodes)
+            situation = replace(state.situation, refusals=self._refusals, moved=self._moved)
+            step = plan_recovery_step(situation)
+            if step.do == "end" or (step.do == "follow" and self.detach):
+                return self._end(state, step)
+            self._pause(step)
+            try:
+                self._take(step, state)
+            except Interrupted:
+                raise
+            except AwsddpError as error:
+                self._refusals, self._error = self._refusals + 1, error
+                self.session.say(error.summary)
+
+    def _end(self, state: RunState, step: RecoveryStep) -> JobDocument:
+        """Return the document of the run's last job. Raises the error of a step that failed repeatedly."""
+        view = state.last
+        document = make_job_result(self.session, view.job, folder=view.folder)
+        if step.why:
+            self.session.say(f"{view.job.job} does not go on: {step.why}")
+        if self._error is not None:
+            self._error.result = document
+            raise self._error
+        return document
+
+    def _pause(self, step: RecoveryStep) -> None:
+        from awsddp.aws.waits import CLOCK
+
+        if step.pause_s:
+            self.session.say(f"trying again in {step.pause_s:.0f} s")
+            CLOCK.sleep(step.pause_s)
+
+    def _take(self, step: RecoveryStep, state: RunState) -> None:
+        """Take a step. Raises its AwsddpError if it failed."""
+        if step.do == "follow":
+            self._follow(state)
+        elif step.do == "fetch":
+            fetch(self.session, job=state.last.job.job, start=lambda: None)
+        elif step.do == "repair":
+            self._repair(step, state)
+        elif step.do == "move":
+            self._move(step, state)
+        else:
+            self._start(state)
+        self._refusals, self._error = 0, None
+
+    def _follow(self, state: RunState) -> None:
+        with preconnected_cluster(self.session) as cluster, connect_reachable(cluster) as connected:
+            job = find_job_on_nodes(connected, state.last.job.job)
+            follow_to_end(connected, job, on_lines=self.on_lines)
+
+    def _repair(self, step: RecoveryStep, state: RunState) -> None:
+        """Replace failed nodes, launch missing nodes and start stopped nodes."""
+        if step.why:
+            self.session.say(f"{step.why}: {state.last.job.job} goes on with {counted(step.nodes, 'node')}")
+        self._nodes = step.nodes
+        up(self._make_session(step, state), confirm=lambda _: None)
+
+    def _move(self, step: RecoveryStep, state: RunState) -> None:
+        """Terminate the cluster, after its results are fetched, and launch it in any allowed place.
+
+        A budget is reduced by the terminated cluster's cost.
+        """
+        self.session.say(f"{step.why}: terminating all nodes, to launch {step.nodes} elsewhere")
+        session = self._make_session(step, state)
+        self._nodes = step.nodes
+        budget = session.spec.cluster.budget_usd
+        cost_usd = down(self.session, confirm=lambda _: None).cost_usd
+        self._moved = True
+        if budget is not None and cost_usd is not None:
+            left = replace(session.spec.cluster, budget_usd=budget - cost_usd)
+            session = session.with_settings(replace(session.spec, cluster=left))
+        up(session, confirm=lambda _: None)
+
+    def _make_session(self, step: RecoveryStep, state: RunState) -> Session:
+        """Return the session for `up`: the cluster's settings, the step's nodes, and the remaining time."""
+        session = self.session
+        record, history = session.folder.read(), state.last.history
+        launch = (
+            None
+            if history is None
+            else next((row for row in reversed(history.rows) if row.event == "launched"), None)
+        )
+        settings = dict(record.asked if record is not None else (launch and launch.asked) or {})
+        spec = with_cluster_settings(session.spec, settings)
+        left_s = max(0, int(state.situation.left_s))
+        is_restart = step.do == "move" or not state.nodes
+        sources = {key: source for key, source in spec.sources.items() if key != "cluster.expires"}
+        cluster = replace(spec.cluster, nodes=step.nodes, replace=step.replace)
+        if is_restart:
+            cluster = replace(cluster, expires=f"{left_s}s")
+        changed = ["cluster.nodes", *["cluster.expires"] * is_restart]
+        return replace(
+            session, local=session.local or (launch is not None and launch.target == "local")
+        ).with_settings(
+            replace(
+                spec,
+                cluster=cluster,
+                capacity=replace(spec.capacity, retry_until_up=False),  # this class repeats the step
+                sources=sources | dict.fromkeys(changed, "recover"),
+            )
+        )
+
+    def _start(self, state: RunState) -> None:
+        """Start the job that continues the run, and follow it to its end (unless `detach`)."""
+        lives, last = state.lives, state.last
+        checkpoint = find_checkpoint_of_run(self.session, lives)
+        recovery = describe_recovery(last, checkpoint, lives)
+        self.session.say(describe_lost_work(last.job.job, recovery))
+        taken = {view.job.job for view in JobRegistry(self.session).jobs}
+        life = NextLife(
+            run_id=find_run_id(last.job),
+            checkpoint=checkpoint,
+            recoveries=(*last.job.recoveries, recovery),
+        )
+        while True:
+            session = make_next_session(self.session, last.job, taken, nodes=state.situation.nodes)
+            try:
+                train(session, on_lines=self.on_lines, detach=self.detach, next_life=life)
+                return
+            except UsageError as error:
+                name = str(session.job_spec.job.name)
+                if "already exists" not in error.message:
+                    raise
+                taken.add(name)  # a client was killed after it had claimed the name
