@@ -29,6 +29,7 @@ ELSEWHERE = {
     "storage/test_checkpoints.py": "agent/s3/checkpoints",
     "system/test_hosts.py": "local/cgroups",
     "system/test_main_job.py": "cluster/prepare",
+    "system/test_recovery_campaign.py": "cluster/run_state cluster/train",
     "system/test_verbs.py": "cli/cluster cli/node cluster/remote cluster/sync",
 }
 """Modules without a test file of their own, by the test that runs them."""

@@ -1,0 +1,72 @@
+"""recover: the steps that continue a run, on nodes that are folders. Real machines are in tests/system."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from awsddp.aws import instances
+from awsddp.cluster import recover as recover_module
+from awsddp.cluster.recover import LOCK_PART, recover
+from awsddp.errors import ConfigError
+from awsddp.job.logs import logs
+from awsddp.model.documents import JobDocument
+from awsddp.model.records import JobRecord
+from awsddp.session.context import Session
+from tests.support.folder_nodes import World, start_script
+
+DIES = "import sys; sys.exit(int(sys.argv[1]))\n"
+GOES_ON = "import os; print(os.environ['AWSDDP_RUN_ID'], os.environ.get('AWSDDP_RESUME'))\n"
+
+
+@pytest.fixture
+def ups(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Session]]:
+    """The sessions with which `up` was called; it replaces node 1."""
+    called: list[Session] = []
+
+    def up(session: Session, **_: object) -> None:
+        called.append(session)
+        world.replace_node(1)
+
+    monkeypatch.setattr(recover_module, "up", up)
+    monkeypatch.setattr(instances, "list_impaired", lambda *_: frozenset())
+    yield called
+
+
+def run_to_end(world: World, script: str, **job: Any) -> JobRecord:
+    job_record = start_script(world, script, **job)
+    return logs(world.session(), job=job_record.job, follow=True, on_lines=lambda _: None)
+
+
+def recover_in(world: World, **job: Any) -> JobDocument:
+    return recover(world.session(**job), job=None, on_lines=lambda _: None)
+
+
+def test_an_own_error_is_not_repeated(world: World, ups: list[Session]) -> None:
+    failed = run_to_end(world, DIES.replace("sys.argv[1]", "'3'"))
+    document = recover_in(world)
+    assert (document.job, document.state, ups) == (failed.job, "failed", [])
+    assert any("does not go on" in text for text in world.events)
+
+
+def test_an_exit_code_of_the_user_goes_on_on_the_same_nodes(world: World, ups: list[Session]) -> None:
+    failed = run_to_end(world, DIES.replace("sys.argv[1]", "'75'"), recover=1, recover_on=[75])
+    (world.project / "w.py").write_text(GOES_ON)
+    document = recover_in(world)
+    assert (document.job, document.state, ups) == (f"{failed.job}.2", "succeeded", [])
+    assert document.run_id == failed.run_id
+    [recovery] = document.recoveries
+    assert (recovery.job, recovery.kind, recovery.checkpoint) == (failed.job, "exit", None)
+    stored = json.loads((world.project / "runs" / document.job / "job.json").read_bytes())
+    assert stored["recoveries"][0]["job"] == failed.job
+
+
+def test_a_second_client_is_told_who_continues_the_run(world: World, ups: list[Session]) -> None:
+    run_to_end(world, DIES.replace("sys.argv[1]", "'3'"))
+    with (
+        world.folder.lock("train", part=LOCK_PART),
+        pytest.raises(ConfigError, match="in use") as error,
+    ):
+        recover_in(world)
+    assert "`awsddp train`" in error.value.why
