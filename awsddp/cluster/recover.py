@@ -28,6 +28,7 @@ from awsddp.plan.recovery import RecoveryStep, plan_recovery_step
 from awsddp.session.connect import connect_reachable, preconnected_cluster
 from awsddp.session.context import Session
 from awsddp.session.next_steps import make_recover_line
+from awsddp.session.notify import GIVEN_UP, RECOVERED, notify_event
 from awsddp.settings.loader import with_cluster_settings
 from awsddp.storage.results_dir import make_job_result
 from awsddp.util.formatting import counted
@@ -127,10 +128,16 @@ class _Recovery:
         document = make_job_result(self.session, view.job, folder=view.folder)
         if step.why:
             self.session.say(f"{view.job.job} does not go on: {step.why}")
+            self._notify(GIVEN_UP, view.job, f"does not go on: {step.why}")
         if self._error is not None:
             self._error.result = document
             raise self._error
         return document
+
+    def _notify(self, event: str, job: JobRecord, text: str) -> None:
+        """Send an event about a job of the run to `notify.url`, if it is set."""
+        key = f"{find_run_id(job)} {len(job.recoveries)} {job.state}"
+        notify_event(self.session, event, job=job.job, key=key, text=text)
 
     def _pause(self, step: RecoveryStep) -> None:
         from awsddp.aws.waits import CLOCK
@@ -225,7 +232,15 @@ class _Recovery:
         while True:
             session = make_next_session(self.session, last.job, taken, nodes=state.situation.nodes)
             try:
-                train(session, on_lines=self.on_lines, detach=self.detach, next_life=life)
+                train(
+                    session,
+                    on_lines=self.on_lines,
+                    detach=self.detach,
+                    next_life=life,
+                    on_start=lambda job: self._notify(
+                        RECOVERED, job, f"goes on: {describe_lost_work(last.job.job, recovery)}"
+                    ),
+                )
                 return
             except UsageError as error:
                 name = str(session.job_spec.job.name)

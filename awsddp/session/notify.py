@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.agent.notify.events import make_event
 from awsddp.agent.notify.outbox import Outbox
 from awsddp.session.context import Session
+from awsddp.state import make_folder
 
 if TYPE_CHECKING:
     from awsddp.agent.notify.post import Outcome
@@ -19,26 +20,26 @@ _PAUSES_S = (1.0, 4.0)
 def notify_event(session: Session, event: str, *, job: str | None, key: str, text: str) -> None:
     """Send an event to `notify.url`, if it is set, and report a failure. The event is sent at most twice.
 
-    Does nothing for a cluster without a record on this machine.
-
     `text` follows "job JOB on cluster NAME", or "cluster NAME" if `job` is None. `key` identifies what
     happened within the cluster, such as a life's number: an event with the same key is sent only once, also
     by later commands on this machine.
     """
-    record, cluster = session.folder.read(ignore_newer=True), session.name
-    if session.job_spec.notify.url is None or record is None:
+    if session.job_spec.notify.url is None:
         return
+    record, cluster = session.folder.read(ignore_newer=True), session.name
     about = f"cluster {cluster}" if job is None else f"job {job} on cluster {cluster}"
     made = make_event(
         event,
         f"{about} {text}",
-        key=f"{record.id} {job or ''} {key}",
+        key=f"{record.id if record is not None else ''} {job or ''} {key}",
         cluster=cluster,
         job=job,
         now=datetime.now(UTC).timestamp(),
     )
     try:
-        outbox = Outbox(session.folder.path / "events.json")
+        folder = session.home / "events"  # stays when `down` removes the cluster's folder
+        make_folder(folder)
+        outbox = Outbox(folder / f"{cluster}.json")
         outbox.add([made])
         for left in outbox.open_events():  # an earlier command may have left events
             _deliver(session, outbox, left)
