@@ -99,7 +99,8 @@ def fault_add(
     A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packets in or out; `one-way`,
     outgoing packets are dropped; `slow-network` and `slow-cpu`; `frozen`, no process runs; `full-disk`, no
     disk space left; `oom`, almost no memory left; `clock`, 2 minutes fast; `hostkey`, a different host key;
-    or once: `reboot` or `poweroff`, as if started inside the node; `reclaim`, a spot reclaim after a notice.
+    or once: `reboot` or `poweroff`, as if started inside the node; `reclaim`, a spot reclaim after a notice;
+    `xid`, GPU 0 fails until the node reboots.
     """
     with _opened(options) as (session, show):
         values |= {"for_s": _seconds(lasts, "--for"), "notice_s": _seconds(notice, "--notice")}

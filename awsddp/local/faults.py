@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import UsageError
-from awsddp.local import cgroups
+from awsddp.local import cgroups, image
 from awsddp.local.ec2_http import Refusal, get_records
 from awsddp.local.machine import write_json
 from awsddp.local.nspawn import find_faketime
@@ -184,7 +185,12 @@ LASTING_EFFECTS = (
     *("cut", "one-way", "slow-network", "slow-cpu", "frozen"),
     *("full-disk", "oom", "clock", "hostkey"),
 )
-ONE_TIME_EFFECTS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
+ONE_TIME_EFFECTS: dict[str, set[str]] = {
+    "reboot": set(),
+    "poweroff": set(),
+    "xid": set(),
+    "reclaim": {"notice_s"},
+}
 """The effects that happen once, with their options. A lasting effect's only option is `--for`."""
 NOTICE_S = 120.0
 """The time in seconds from the spot notice to the spot reclaim (the default for `notice_s`)."""
@@ -229,6 +235,9 @@ def check_node_fault(options: Mapping[str, Any], instances: Mapping[str, Any], *
         raise invalid_fault_error(f"{effect} requires nodes that run in systemd-nspawn", why)
     elif effect == "frozen" and not cgroups.can_freeze():
         raise invalid_fault_error("this machine cannot freeze a node", "it has no cgroup v2")
+    elif effect == "xid" and image.get_rehearsed_type(instances[instance_id]) not in GPU_TYPES:
+        why = "its type has no GPUs, or the cluster was created with local.gpus=off"
+        raise invalid_fault_error(f"{instance_id} has no simulated GPUs", why)
     elif effect == "clock" and find_faketime() is None:
         why = "Debian's package faketime is missing: apt-get install faketime"
         raise invalid_fault_error("this machine cannot shift a node's clock", why)

@@ -118,6 +118,9 @@ class Hosts:
         not booted yet."""
         return True
 
+    def fail_gpu(self, instance_id: str) -> None:
+        """Make a host's first GPU fail until the host reboots."""
+
     def set_host_names(self, names: dict[str, str]) -> None:
         """Write all hosts' names and addresses to every host."""
 

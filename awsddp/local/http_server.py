@@ -125,6 +125,8 @@ class EndpointApp:
             notice_s = fault.get("notice_s", faults.NOTICE_S)
             instances[fault["operation"]].reclaimed_at = time.time() + notice_s
             self.store.save()
+        elif fault["effect"] == "xid":
+            self.lifecycle.hosts.fail_gpu(fault["operation"])
         else:
             self.lifecycle.hosts.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
         return True

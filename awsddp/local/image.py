@@ -94,6 +94,15 @@ Type=oneshot
 ExecStart=/bin/touch /{UP_MARK}
 """
 
+KERNEL_LOG = str(Path(UP_MARK).with_name("kernel.log"))
+"""A node's file with the kernel's messages about a failed GPU. It exists only after the fault `xid`."""
+DMESG = f"""\
+#!/bin/sh
+# A node of the local cloud shares its kernel with the machine, and cannot read the kernel's log.
+if [ -e /{KERNEL_LOG} ]; then exec cat /{KERNEL_LOG}; fi
+exec /usr/bin/dmesg "$@"
+"""
+
 FILES = {
     "etc/environment": 'PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n',
     "etc/machine-id": "",
@@ -106,6 +115,7 @@ FILES = {
     'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
     "root ALL=(ALL:ALL) ALL\n%sudo ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n",
     "etc/systemd/system/answers.service": UP_UNIT,
+    "usr/local/bin/dmesg": DMESG,
 }
 
 
@@ -132,6 +142,7 @@ def build_layer(folder: Path) -> None:
     for name, text in FILES.items():
         _write(building / name, text)
     (building / "etc/sudoers").chmod(0o440)
+    (building / "usr/local/bin/dmesg").chmod(0o755)
     _write(building / "etc/ssh/sshd_config", SSHD_CONFIG.read_text())
     _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG)
     logging = Path("/etc/cloud/cloud.cfg.d/05_logging.cfg")
@@ -312,6 +323,12 @@ def set_python(python: Path, environment: Path) -> None:
     )
 
 
+def get_rehearsed_type(instance: Any) -> str | None:
+    """Return the type whose GPUs torch simulates on an instance, or None if torch simulates none."""
+    tags = [(tag["key"], tag["value"]) for tag in instance.get_tags()]
+    return None if ("awsddp:gpus", "pretended") in tags else str(instance.instance_type)
+
+
 def install_rehearsal(packages: Path, instance_type: str) -> None:
     """Install templates/rehearse_gpu into `packages`; torch then simulates the type's GPUs, if it has any."""
     shutil.copytree(
@@ -324,6 +341,7 @@ def install_rehearsal(packages: Path, instance_type: str) -> None:
             "name": f"NVIDIA {kind.gpu}",
             "memory_bytes": int(kind.memory_gb * 2**30),
             "capability": tuple(map(int, (kind.capability or "8.0").split("."))),
+            "fault": f"/{KERNEL_LOG}",
         }
     # A sitecustomize would not be imported, because Debian's Python has its own, which comes first.
     (packages / "rehearse_gpu.pth").write_text(f"import rehearse_gpu; rehearse_gpu.pretend(**{facts!r})\n")

@@ -20,6 +20,7 @@ from awsddp.local import emulator as records
 from awsddp.local.emulator import Emulator, Store
 from awsddp.local.faults import Faults
 from awsddp.local.hosts import Condition, Hosts, HostSpec
+from awsddp.local.image import get_rehearsed_type
 from awsddp.local.network import make_fault_rules, make_group_rules
 
 BUSY_POLL_S = 0.05
@@ -223,8 +224,6 @@ def _make_spec(instance: Any) -> HostSpec:
     pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     image = instance.ec2_backend.amis[instance.image_id]
     disk = instance.block_device_mapping[instance.root_device_name]
-    tags = [(tag["key"], tag["value"]) for tag in instance.get_tags()]
-    is_pretended = ("awsddp:gpus", "pretended") in tags
     return HostSpec(
         instance_id=instance.id,
         address=instance.private_ip,
@@ -233,7 +232,7 @@ def _make_spec(instance: Any) -> HostSpec:
         public_keys=(pair.material_public.decode().strip(),) if pair else (),
         has_torch="PyTorch" in image.name,
         disk_gib=int(instance.ec2_backend.volumes[disk.volume_id].size),
-        rehearsal=None if is_pretended else instance.instance_type,
+        rehearsal=get_rehearsed_type(instance),
     )
 
 

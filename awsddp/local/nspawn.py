@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,11 +28,14 @@ REBOOT_STATUS = 133
 SEED = "var/lib/cloud/seed/nocloud"
 MARKS = str(Path(image.UP_MARK).parent)
 ANSWERS = f"marks/{Path(image.UP_MARK).name}"
+KERNEL_LOG = f"marks/{Path(image.KERNEL_LOG).name}"
 RUNTIME = Path("/run/systemd/nspawn")
 FILLER = "filler"
 CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={library}\n"
 """Variables that make a login's processes see a wrong time: https://manpages.debian.org/faketime"""
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
+XID = "NVRM: Xid (PCI:0000:00:1e): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+"""The driver's message for a GPU that has failed: https://docs.nvidia.com/deploy/xid-errors/"""
 
 # $1 has the cgroups, one per line; the other arguments are the command. The script returns once the host is
 # in the cgroups. The daemon's mark is removed, because the next daemon kills all processes with this mark.
@@ -73,7 +77,7 @@ class NspawnHosts(Hosts):
         _write_seed(node / "seed", spec)
         if spec.rehearsal is not None:
             image.install_rehearsal(node / "rehearsal" / image.PACKAGES, spec.rehearsal)
-        for name in ("exit", "pid", "wrapper", ANSWERS):
+        for name in ("exit", "pid", "wrapper", ANSWERS, KERNEL_LOG):
             (node / name).unlink(missing_ok=True)
         network.unplug(self._paths, spec.instance_id)
         network.plug_in(self._paths, spec.instance_id, spec.address)
@@ -192,6 +196,13 @@ class NspawnHosts(Hosts):
         except FileNotFoundError:  # the host is ending
             return False
         return True
+
+    def fail_gpu(self, instance_id: str) -> None:
+        # As on Ubuntu, only root can read the log: agent/diagnosis/evidence.py then uses sudo.
+        path = self.folder(instance_id) / KERNEL_LOG
+        path.touch(mode=0o600)
+        with path.open("a") as log:
+            log.write(f"[{time.monotonic():12.6f}] {XID}\n")
 
     def _reload_sshd(self, instance_id: str) -> None:
         for pid in cgroups.list_processes(self._paths, instance_id):

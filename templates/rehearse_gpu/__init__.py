@@ -12,9 +12,9 @@ import os
 import sys
 import types
 
-GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
+GPUS = types.SimpleNamespace(count=0, used=False, forked=False, fault="")
 """The node's identical GPUs. `used`: this process has used a GPU. `forked`: the parent process had used a GPU
-before the fork."""
+before the fork. `fault`: a file that exists once the first GPU has failed."""
 ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # a rank's child processes inherit this, so that they do not repeat notes
 PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
 """pip sets one of these in builds, depending on pip's version. If torch found GPUs, builds would need CUDA's
@@ -23,6 +23,8 @@ compiler."""
 
 def pretend(**facts):
     """Make torch find simulated GPUs with this `count`, `name`, `memory_bytes` and `capability` (a pair).
+
+    The first GPU fails once the file `fault` exists.
 
     Without a count torch finds no GPU. torch is not patched while packages are built.
     """

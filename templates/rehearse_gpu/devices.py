@@ -53,6 +53,17 @@ def gpu_index(device):
     return number
 
 
+def check_gpu(number):
+    """Raise the error of a failed GPU if the GPU `number` has failed.
+
+    For example: https://github.com/pytorch/pytorch/issues/74235
+    """
+    if GPUS.fault and os.access(GPUS.fault, os.F_OK) and visible_gpus()[number] == 0:
+        raise getattr(torch, "AcceleratorError", RuntimeError)(
+            "CUDA error: unspecified launch failure\nGPU 0 of this node has failed (local fault add NODE xid)"
+        )
+
+
 def current_device():
     """Return the number of this thread's current GPU."""
     return getattr(_thread, "device", 0)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rehearse_gpu.devices import current_device, gpu_index
+from rehearse_gpu.devices import check_gpu, current_device, gpu_index
 
 GPU_ATTRIBUTE = "_rehearsed_on"
 """The attribute of a storage: its GPU's number, or None if Python created the storage on the host."""
@@ -233,6 +233,8 @@ class FakeCudaTensorMode(TorchDispatchMode):
             if gpu is not None:
                 _refuse_mixed_devices(op, pairs)
             is_on_host = gpu is None and any(_is_on_host(*pair) for pair in pairs)
+        if gpu is not None:
+            check_gpu(gpu)
         result = op(*args, **kwargs)
         if (gpu is not None or is_on_host) and op.overloadpacket not in _COPIES:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):

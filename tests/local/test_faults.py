@@ -1,5 +1,6 @@
 """Injected faults, as a client sees them."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,25 @@ def test_a_fault_can_be_limited_to_a_zone(records: Cloud) -> None:
     request = records.request()
     assert error_code_of(ec2.run_instances, **request, SubnetId=subnets["us-east-1b"])
     assert ec2.run_instances(**request, SubnetId=subnets["us-east-1a"])["Instances"]
+
+
+@pytest.mark.parametrize("only", ["", "us-east-1a", "g4dn.12xlarge"])
+def test_capacity_that_is_gone_comes_back_after_its_time(records: Cloud, only: str) -> None:
+    ec2 = records.client("ec2")
+    subnets = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in ec2.describe_subnets()["Subnets"]}
+    here = records.request(SubnetId=subnets["us-east-1a"])
+    other = {
+        "us-east-1a": {"SubnetId": subnets["us-east-1b"]},
+        "g4dn.12xlarge": {"InstanceType": "g6.xlarge"},
+    }
+    began = time.monotonic()
+    add_fault(records.info, "RunInstances", "InsufficientInstanceCapacity", for_s=0.5, only=only)
+    assert error_code_of(ec2.run_instances, **here) == "InsufficientInstanceCapacity"
+    if only:
+        assert ec2.run_instances(**here | other[only])["Instances"]
+    until(lambda: not control.send_command(records.info).faults)
+    assert time.monotonic() - began >= 0.5
+    assert ec2.run_instances(**here)["Instances"]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,14 @@ from awsddp.local import control, faults, nspawn
 from awsddp.local.faults import Faults
 from tests.support.local_cloud import Cloud, add_fault
 
+
+def make_instance(state: str, *, lifecycle: str | None = None, gpus: str = "rehearsed") -> Any:
+    tags = [{"key": "awsddp:gpus", "value": gpus}]
+    return SimpleNamespace(state=state, lifecycle=lifecycle, instance_type="g6.xlarge", get_tags=lambda: tags)
+
+
 INSTANCES = {
-    key: SimpleNamespace(state=state, lifecycle=None)
+    key: make_instance(state)
     for key, state in {"i-0a": "running", "i-0b": "stopped", "i-0c": "terminated"}.items()
 }
 
@@ -30,8 +36,19 @@ def test_every_node_effect_is_accepted(effect: str) -> None:
             faults.check_node_fault(fault("i-0a", effect), INSTANCES, mode="nspawn")
         assert "Debian's package faketime is missing" in caught.value.why
         return
-    spot = SimpleNamespace(state="running", lifecycle="spot")
+    spot = make_instance("running", lifecycle="spot")
     faults.check_node_fault(fault("i-0a", effect), {"i-0a": spot}, mode="nspawn")
+    if effect != "reclaim":
+        with pytest.raises(UsageError, match=f"{effect} requires nodes that run in systemd-nspawn"):
+            faults.check_node_fault(fault("i-0a", effect), {"i-0a": spot}, mode="loopback")
+
+
+def test_a_gpu_fault_needs_simulated_gpus() -> None:
+    without = {"i-0a": make_instance("running", gpus="pretended"), "i-0b": make_instance("running")}
+    without["i-0b"].instance_type = "m7i.large"
+    for instance_id in without:
+        with pytest.raises(UsageError, match=f"{instance_id} has no simulated GPUs"):
+            faults.check_node_fault(fault(instance_id, "xid"), without, mode="nspawn")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +98,18 @@ def test_a_reclaimed_spot_instance_ends_after_its_notice_with_the_reason_of_ec2(
     with pytest.raises(UsageError, match="is not a spot instance"):
         add_fault(records.info, on_demand_instance["InstanceId"], "reclaim")
     ec2.terminate_instances(InstanceIds=[on_demand_instance["InstanceId"]])
+
+
+def test_two_spot_instances_have_their_notices_and_ends_at_once(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    spot = {"InstanceMarketOptions": {"MarketType": "spot"}, "MinCount": 2, "MaxCount": 2}
+    ids = [row["InstanceId"] for row in ec2.run_instances(**records.request(**spot))["Instances"]]
+    records.wait("running", *ids)
+    for instance_id in ids:
+        add_fault(records.info, instance_id, "reclaim", notice_s=0.5)
+    assert {row["State"]["Name"] for row in records.instances(*ids)} == {"running"}
+    ended = records.wait("terminated", *ids)
+    assert [row["StateReason"]["Code"] for row in ended] == ["Server.SpotInstanceTermination"] * 2
 
 
 def test_a_fault_ends_at_its_time_even_if_the_daemon_was_killed(

@@ -517,6 +517,15 @@ def test_faults_of_cpu_memory_and_host_key_last_until_they_are_cleared(pair: Pai
     assert pair.run(1, take) == f"{500 << 20}\n"
 
 
+def test_the_message_of_a_failed_gpu_is_in_the_kernel_log_that_root_reads_on_this_node(pair: Pair) -> None:
+    add_fault(pair.cloud.info, pair.ids[1], "xid")
+    assert pair.run(1, "dmesg 2>&1 || echo refused").endswith("refused\n")
+    stamp, text = pair.run(1, "sudo -n dmesg").strip().lstrip("[").split("] ")
+    assert text == nspawn.XID
+    assert 0 <= time.monotonic() - float(stamp) < 60
+    assert nspawn.XID not in pair.run(0, "sudo -n dmesg 2>/dev/null || true")
+
+
 @pytest.mark.skipif(nspawn.find_faketime() is None, reason="Debian's package faketime is missing")
 def test_the_clock_of_a_login_is_ahead_until_the_fault_ends(pair: Pair, cleared: None) -> None:
     add_fault(pair.cloud.info, pair.ids[1], "clock")

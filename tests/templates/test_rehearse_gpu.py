@@ -12,6 +12,7 @@ import pytest
 
 from awsddp.local import image
 from tests.support.lab import Lab
+from tests.support.waiting import until
 
 ANSWERS = """
 import copy, io, json, os, pickle, threading, torch
@@ -132,6 +133,15 @@ answers["forced"] = gpu.numpy(force=True).tolist() == cpu.tolist()
 answers["pinned there"] = refused(gpu.pin_memory)
 torch.compile(model)(x.cuda(1))
 torch.compile(model)
+from rehearse_gpu import GPUS
+fault = GPUS.fault
+GPUS.fault = __file__
+add = lambda number: refused(lambda: torch.ones(2).cuda(number) + 1)
+answers["failed"] = [fault, add(0), add(1), refused(cpu.sum)]
+os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+answers["failed"].append(add(0))
+del os.environ["CUDA_VISIBLE_DEVICES"]
+GPUS.fault = fault
 """
 
 MORE_ANSWERS = """
@@ -520,6 +530,13 @@ def test_number_is_a_gpu_wherever_torch_accepts_one(answers: dict[str, Any]) -> 
     assert answers["mapped"] == ["cuda:1"]
 
 
+def test_only_the_ranks_on_a_failed_gpu_fail(answers: dict[str, Any]) -> None:
+    file, first, *others = answers["failed"]
+    assert file == f"/{image.KERNEL_LOG}"
+    assert first.startswith("AcceleratorError: CUDA error: unspecified launch failure\nGPU 0 of this node")
+    assert others == [None, None, None], "another GPU, the host, another GPU that is the process's first"
+
+
 def test_failed_collective_raises_the_error_of_torch(answers: dict[str, Any]) -> None:
     assert answers["nccl"] is True
     assert answers["a failed collective"].startswith("RuntimeError: ProcessGroupGloo::allgather: invalid")
@@ -718,6 +735,37 @@ def test_two_ranks_on_one_gpu_are_refused(gpu_lab: Lab) -> None:
     result = gpu_lab.run("train", "both.py", "--world-size", "4")
     assert result.returncode == 1
     assert "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0" in result.stdout
+
+
+GPU_LOOP = """
+import os, time, torch, torch.distributed as dist
+gpu = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(gpu)
+dist.init_process_group("nccl")
+while True:
+    dist.all_reduce(torch.ones(1).cuda() * 2)
+    print("step", flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.prove
+def test_a_gpu_that_fails_is_the_cause_by_its_own_nodes_kernel_log(gpu_lab: Lab) -> None:
+    """This is the last test on these nodes: a GPU stays broken until its node reboots."""
+    gpu_lab.script("steps.py", GPU_LOOP)
+    job = gpu_lab.json("train", "steps.py", "--world-size", "4", "--detach")["job"]
+    until(lambda: "@ node1] step" in gpu_lab.run("logs", job).stdout)
+    added = gpu_lab.run("local", "fault", "add", "node1", "xid")
+    assert (added.returncode, "No faults." in added.stdout) == (0, True), "it happens once"
+    ended = gpu_lab.run("logs", "-f", job)
+    record = json.loads((gpu_lab.project / "runs" / job / "job.json").read_text())
+    cause, node = record["cause"], record["nodes"][1]
+    assert (ended.returncode, record["state"]) == (1, "failed")
+    assert (cause["kind"], cause["values"]["xid"], cause["retryable"]) == ("xid", "79", True)
+    assert (cause["rank"], cause["node"], cause["instance_id"]) == (2, 1, node["instance_id"])
+    assert "GPU 0000:00:1e failed (Xid 79 in the kernel's log" in cause["explanation"]
+    again = gpu_lab.json("train", "steps.py", "--world-size", "4", code=1)
+    assert (again["cause"]["node"], again["cause"]["kind"]) == (1, "cuda_error"), "no new line in the log"
 
 
 @pytest.mark.prove

@@ -28,10 +28,6 @@ host_oom: The node ran out of memory, and its kernel killed {victim}.
   next use a smaller batch or fewer loader workers, or a larger --instance-type
 killed: Killed from outside awsddp (by a user or a memory limit).
   killed
-abort_at_exit (retryable): The rank aborted at its exit, after its work was done. gloo sometimes causes this.
-  signal SIGABRT
-  log destroy_process_group|terminate called without an active exception
-  next call torch.distributed.barrier() before destroy_process_group()
 import_error: {module} is not installed for the python that runs the ranks.
   said (?:NotFoundError|python[\d.]*): No module named '?(?P<module>[\w.]+)
   next awsddp train --env requirements.txt   # if requirements.txt names the module's package
@@ -55,6 +51,10 @@ ecc_error (retryable): The memory of GPU {gpu} has a fault (Xid {xid} in the ker
 xid (retryable): GPU {gpu} failed (Xid {xid} in the kernel's log: {text}).
   kernel NVRM: Xid \(PCI:(?P<gpu>[\w:.]+)\): (?P<xid>62|74|79|119|120|140)\b,? ?(?P<text>[^\n]*)
   next awsddp doctor   # checks the GPUs of each node; retry on other instances: awsddp down, awsddp up
+abort_at_exit (retryable): The rank aborted at its exit, after its work was done. gloo sometimes causes this.
+  signal SIGABRT
+  log destroy_process_group|terminate called without an active exception
+  next call torch.distributed.barrier() before destroy_process_group()
 driver_too_old: The node's NVIDIA driver does not fit this torch.
   said driver on your system is too old|driver version is insufficient|Driver/library version mismatch
   next awsddp plan   # names the driver and the torch that fit; or omit torch from the requirements
