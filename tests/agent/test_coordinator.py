@@ -241,6 +241,25 @@ def test_cause_is_a_rank_that_timed_out_before_one_that_lost_its_peer() -> None:
     assert (coordinator.orders, get_cause_rank(coordinator)) == ([GO, STACKS, STOP], 1)
 
 
+def test_failed_gpu_is_the_cause_of_the_errors_of_nccl_on_other_nodes_and_not_of_a_ranks_own_fault() -> None:
+    gpu = make_exit(2, -15, "echo", "GPU 0000:23:00 failed", "xid")  # ended by the job's stop
+    for kind in ("nccl_error", "peer_lost", "nccl_timeout", "exit"):
+        coordinator = start_coordinator()
+        coordinator.receive(0, make_exit(0, 1, "own" if kind == "exit" else "echo", kind=kind), now=2)
+        coordinator.receive(1, gpu, now=3)
+        cause = coordinator.document().cause
+        expected = ("exit", 0) if kind == "exit" else ("xid", 1)
+        assert (cause.kind, cause.node) == expected, kind
+        assert cause.instance_id == f"i-{cause.node}"
+
+
+def test_lost_node_is_the_cause_of_the_errors_of_nccl_on_other_nodes() -> None:
+    coordinator = start_coordinator()
+    coordinator.receive(0, make_exit(0, 1, "echo", "NCCL error: unhandled system error", "nccl_error"), now=2)
+    coordinator.lose(1, "no heartbeat for 5 s")
+    assert coordinator.document().cause.kind == "node_lost"
+
+
 def test_failure_of_another_rank_ends_the_wait_for_stacks() -> None:
     coordinator = start_coordinator()
     time_out_ranks(coordinator, 0)

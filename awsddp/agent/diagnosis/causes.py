@@ -200,7 +200,7 @@ output_lost: Python could not write the last output: stdout was closed, or the d
 signal: The script, or a program or user outside awsddp, sent the signal.
   signalled
 exit:""")
-ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
+ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "nccl_error", "peer_lost"}
 """The kinds of causes that may be the result of another rank's fault."""
 
 _HANDLED = frozenset({"file_not_found", "import_error", "no_metadata", "permission"})

@@ -9,7 +9,7 @@ import pytest
 
 from awsddp.agent.diagnosis.causes import CONDITIONS, TABLE, Evidence, explain
 from awsddp.agent.diagnosis.evidence import last_lines, read_last_loss, read_tail
-from awsddp.agent.diagnosis.job_causes import JOB_TABLE, Row
+from awsddp.agent.diagnosis.job_causes import GPU_FAULTS, JOB_TABLE, Row
 from awsddp.agent_client import program
 from tests.support.rank_logs import GLOO, TRACEBACK, exception_log
 
@@ -396,6 +396,35 @@ def test_fault_of_a_gpu_is_read_from_the_log_of_the_kernel(line: str, kind: str,
     cause = explain(Evidence(1, text, kernel=lambda: log))
     assert (cause.kind, phrase in cause.explanation) == (kind, True), cause
     assert explain(Evidence(1, exception_log("ValueError: no"), kernel=lambda: log)).kind == "exit"
+
+
+UNBOUND = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  "
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        (1, exception_log(f"{NCCL}unhandled cuda error"), ""),
+        (1, exception_log(f"{NCCL}remote process exited or there was a network error"), ""),
+        (-6, f"{UNBOUND}Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)", ""),
+        (-6, "Warning: destroy_process_group() was not called before the program exited\n", ""),
+        (-15, "", ""),
+        (1, exception_log("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), "cuda_oom"),
+        (
+            1,
+            exception_log("RuntimeError: [gloo/pair.cc:1] Connection closed by peer [10.0.0.1]"),
+            "peer_lost",
+        ),
+        (1, exception_log("ValueError: no"), "exit"),
+    ],
+)
+@pytest.mark.parametrize(("xid", "fault"), [(79, "xid"), (119, "xid"), (94, "ecc_error"), (95, "ecc_error")])
+def test_failed_gpu_explains_every_end_of_its_nodes_ranks_but_the_programs_own(
+    code: int, text: str, kind: str, xid: int, fault: str
+) -> None:
+    log = f"NVRM: Xid (PCI:0000:23:00): {xid}, pid=1234, name=python, a fault"
+    assert explain(Evidence(code, text, kernel=lambda: log)).kind == (kind or fault)
+    assert explain(Evidence(code, text)).kind not in GPU_FAULTS
 
 
 def test_loss_that_is_not_finite_is_read_from_the_metrics(tmp_path: Path) -> None:
