@@ -9,7 +9,7 @@ from pathlib import Path
 
 from awsddp.agent.s3.checkpoints import find_checkpoints
 from awsddp.agent_client.calls import call_nodes
-from awsddp.errors import ConfigError, NotFoundError
+from awsddp.errors import AwsddpError, ConfigError, NotFoundError
 from awsddp.job.fetch import make_manifest_request
 from awsddp.job.registry import JobRegistry, JobView
 from awsddp.model.metric_rows import as_number
@@ -20,7 +20,7 @@ from awsddp.settings.loader import list_settings, load, parse_job_arguments
 from awsddp.settings.spec import FILE, OPTION, OptionValue
 from awsddp.storage.checkpoints import Checkpoint, find_newest_checkpoint
 from awsddp.storage.results_dir import get_job_progress, read_metrics
-from awsddp.storage.saved_job import open_saved_job
+from awsddp.storage.saved_job import download_saved_job, open_saved_job
 from awsddp.util.formatting import duration, elapsed_seconds
 
 CHECKPOINT_DUE_S = 600.0
@@ -77,11 +77,11 @@ def find_checkpoint_of_job(session: Session, view: JobView) -> Checkpoint | None
     local = find_newest_checkpoint(view.folder, world_size=job.world_size if job.missing else None)
     saved: Checkpoint | None = None
     if job.save_to is not None:
-        with (
-            contextlib.suppress(ConfigError, NotFoundError),
-            open_saved_job(session, f"{job.save_to}/{job.job}") as stored,
-        ):
+        uri = f"{job.save_to}/{job.job}"
+        with contextlib.suppress(ConfigError, NotFoundError), open_saved_job(session, uri) as stored:
             saved = stored.read_checkpoint()
+        with contextlib.suppress(AwsddpError):  # the metrics of a lost node, for the steps that are repeated
+            download_saved_job(session, uri)
     if local is None or saved is None:
         return local or saved
     return max(saved, local, key=lambda checkpoint: checkpoint.modified)

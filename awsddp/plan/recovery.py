@@ -103,14 +103,14 @@ def plan_recovery_step(situation: Situation) -> RecoveryStep:
         if situation.refusals >= MAX_REFUSALS:
             return RecoveryStep(do="end", why="its nodes cannot be reached")
         return RecoveryStep(do="follow", pause_s=_pause_s(situation.refusals))
+    if not situation.is_fetched and situation.refusals < MAX_REFUSALS:
+        return RecoveryStep(do="fetch", pause_s=_pause_s(situation.refusals))
     if last.state == "succeeded":
         return RecoveryStep(do="end")
     if why := find_reason_to_end(situation):
         return RecoveryStep(do="end", why=why)
     if not situation.is_fetched:
-        if situation.refusals >= MAX_REFUSALS:
-            return RecoveryStep(do="end", why=f"the results of {last.job} could not be fetched")
-        return RecoveryStep(do="fetch", pause_s=_pause_s(situation.refusals))
+        return RecoveryStep(do="end", why=f"the results of {last.job} could not be fetched")
     if situation.is_ready and not situation.faulty:
         if situation.refusals >= MAX_REFUSALS:
             return RecoveryStep(do="end", why="the job could not be started")
