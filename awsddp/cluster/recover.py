@@ -24,7 +24,7 @@ from awsddp.job.train import train
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import JobRecord
 from awsddp.model.recovery_text import describe_lost_work
-from awsddp.plan.recovery import RecoveryStep, plan_recovery_step
+from awsddp.plan.recovery import FIRST_PAUSE_S, MAX_REFUSALS, RecoveryStep, plan_recovery_step
 from awsddp.session.connect import connect_reachable, preconnected_cluster
 from awsddp.session.context import Session
 from awsddp.session.next_steps import make_recover_line
@@ -82,10 +82,11 @@ def recover(session: Session, *, job: str | None, on_lines: _Lines, detach: bool
 
 def _report_start(session: Session, job: JobRecord, *, detach: bool) -> None:
     """Report what a recovery will do; for a detached job, also the line for cron that starts it."""
-    limit = counted(session.job_spec.job.recover or 0, "time")
+    requested = session.job_spec.job
+    limit = counted(requested.recover or 0, "time")
+    until = "" if requested.resume is not None else "; until it has one, it would start from step 0"
     session.say(
-        f"after a machine's fault, {job.job} goes on up to {limit}, from its newest complete checkpoint; "
-        "it has none yet"
+        f"after a machine's fault, {job.job} goes on up to {limit} from its newest complete checkpoint{until}"
     )
     if detach:
         line = make_recover_line(session, job)
@@ -108,12 +109,13 @@ class _Recovery:
     def run(self) -> JobDocument:
         """Take one step after the other until the run has ended, or until a job runs (`detach`)."""
         while True:
-            state = observe_run(self.session, self.job, nodes=self._nodes)
+            state = self._observe()
             situation = replace(state.situation, refusals=self._refusals, moved=self._moved)
             step = plan_recovery_step(situation)
             if step.do == "end" or (step.do == "follow" and self.detach):
                 return self._end(state, step)
-            self._pause(step)
+            if step.pause_s:
+                self._sleep(step.pause_s)
             try:
                 self._take(step, state)
             except Interrupted:
@@ -121,6 +123,18 @@ class _Recovery:
             except AwsddpError as error:
                 self._refusals, self._error = self._refusals + 1, error
                 self.session.say(error.summary)
+
+    def _observe(self) -> RunState:
+        """Return the run's state, and try again if AWS does not answer. Raises CloudError or ConfigError."""
+        for attempt in range(1, MAX_REFUSALS + 1):
+            try:
+                return observe_run(self.session, self.job, nodes=self._nodes)
+            except AwsddpError as error:
+                if not error.retryable or attempt == MAX_REFUSALS:
+                    raise
+                self.session.say(error.summary)
+                self._sleep(FIRST_PAUSE_S)
+        raise AssertionError("the last attempt returns or raises")
 
     def _end(self, state: RunState, step: RecoveryStep) -> JobDocument:
         """Return the document of the run's last job. Raises the error of a step that failed repeatedly."""
@@ -139,12 +153,11 @@ class _Recovery:
         key = f"{find_run_id(job)} {len(job.recoveries)} {job.state}"
         notify_event(self.session, event, job=job.job, key=key, text=text)
 
-    def _pause(self, step: RecoveryStep) -> None:
+    def _sleep(self, seconds: float) -> None:
         from awsddp.aws.waits import CLOCK
 
-        if step.pause_s:
-            self.session.say(f"trying again in {step.pause_s:.0f} s")
-            CLOCK.sleep(step.pause_s)
+        self.session.say(f"trying again in {seconds:.0f} s")
+        CLOCK.sleep(seconds)
 
     def _take(self, step: RecoveryStep, state: RunState) -> None:
         """Take a step. Raises its AwsddpError if it failed."""

@@ -63,9 +63,12 @@ def _first_job(job: JobRecord) -> str:
 def find_checkpoint_of_run(session: Session, lives: Sequence[JobView]) -> Checkpoint | None:
     """Return the newest complete checkpoint of the last life that has one, on this machine or in S3.
 
-    Returns None if no life has a checkpoint. Raises CloudError or NodeError if S3 cannot be read.
+    If no life has a checkpoint, the job from which the first life resumed is searched. Returns None if that
+    one has no checkpoint either. Raises CloudError or NodeError if S3 cannot be read.
     """
-    for view in reversed(lives):
+    resumed = lives[0].job.resumed
+    earlier = JobRegistry(session).find(resumed) if resumed is not None else None
+    for view in (*reversed(lives), *([earlier] if earlier is not None else ())):
         if checkpoint := find_checkpoint_of_job(session, view):
             return checkpoint
     return None

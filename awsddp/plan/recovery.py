@@ -171,7 +171,10 @@ def _plan_nodes(situation: Situation) -> RecoveryStep:
     another job uses them.
     """
     needed, living = situation.nodes, len(situation.living)
-    if situation.refusals < MAX_REFUSALS or (situation.moved and situation.waits):
+    waits = situation.moved and situation.waits
+    if situation.refusals >= 2 * MAX_REFUSALS + needed and not waits:
+        return RecoveryStep(do="end", why="its nodes could not be repaired")
+    if situation.refusals < MAX_REFUSALS or waits:
         replaced = tuple(sorted(situation.faulty))
         return RecoveryStep(do="repair", replace=replaced, nodes=needed, pause_s=_pause_s(situation.refusals))
     is_usable = situation.living == tuple(range(living)) and not situation.faulty
@@ -180,11 +183,14 @@ def _plan_nodes(situation: Situation) -> RecoveryStep:
     if situation.moved:
         fewer = needed - 1 if needed > situation.min_nodes else 0
         if fewer:
-            return RecoveryStep(do="move", nodes=fewer, why=f"AWS has no capacity for {needed} nodes")
+            why = f"AWS has no capacity for {needed} nodes"
+            return RecoveryStep(do="move", nodes=fewer, why=why)
         return RecoveryStep(do="end", why="AWS has no capacity for its nodes")
     if situation.shares_nodes:
         return RecoveryStep(do="end", why="AWS has no capacity, and another job uses the living nodes")
-    return RecoveryStep(do="move", nodes=needed, why="AWS has no capacity next to the living nodes")
+    pause_s = _pause_s(situation.refusals - MAX_REFUSALS)
+    why = "AWS has no capacity next to the living nodes"
+    return RecoveryStep(do="move", nodes=needed, why=why, pause_s=pause_s)
 
 
 def _pause_s(refusals: int) -> float:
