@@ -105,6 +105,7 @@ def check_notify(session: Session, *, internet: bool | None) -> list[Check]:
     if (notify := session.job_spec.notify).url is None:
         return []
     from awsddp.agent.notify.events import make_event
+    from awsddp.job.notify import describe_doubt
     from awsddp.session.notify import send_event
 
     now, text = time.time(), "sends a test event from `awsddp doctor`"
@@ -120,8 +121,9 @@ def check_notify(session: Session, *, internet: bool | None) -> list[Check]:
     if outcome.state != "delivered":
         hint = "enter the URL again: read -rs AWSDDP_NOTIFY_URL && export AWSDDP_NOTIFY_URL"
         return [Check(name="notify", ok=False, value=f"{notify.host}: {outcome.why}", hint=hint)]
-    nodes = {None: "", True: "", False: "; the nodes have no internet access, so only clients send events"}
-    return [Check(name="notify", ok=True, value=f"{notify.host} took a test event{nodes[internet]}")]
+    doubt = describe_doubt(session, internet=internet)
+    value = f"{notify.host} took a test event from this machine{doubt and f'; {doubt}'}"
+    return [Check(name="notify", ok=True, value=value)]
 
 
 def _run_check(name: str, attempt: Callable[[], object], value: str = "") -> Check:

@@ -1,6 +1,7 @@
 """A job's events: start the notifier on its nodes, and send events that the nodes cannot send."""
 
 import base64
+import ipaddress
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from awsddp.agent_client.program import NOTIFIER_MODULES, node_program
 from awsddp.errors import AwsddpError
 from awsddp.model.node_answers import TakenEvent
 from awsddp.model.records import JobRecord
-from awsddp.session.context import ConnectedCluster
+from awsddp.session.context import ConnectedCluster, Session
 from awsddp.session.cost import compute_bill
 from awsddp.session.notify import send_event
 
@@ -32,21 +33,38 @@ def add_notifiers(connected: ConnectedCluster, launches: Mapping[int, Launch]) -
     notify = session.job_spec.notify
     if notify.url is None:
         return
-    if not record.internet:
-        session.say(
-            f"the nodes have no internet access, so events are sent to {notify.host} only by a client that "
-            "follows the job"
-        )
+    if doubt := describe_doubt(session, internet=record.internet):
+        session.say(f"notify.url: {doubt}")
     launch = next(iter(launches.values()))
     order = {"job": launch.job, "cluster": session.name, "launch": launch.launch}
     message = {
         "order": {**order, "budget_at": find_budget_time(connected)},
-        "url": notify.url if record.internet else None,
+        "url": notify.url if record.internet or is_private(notify.host) else None,
         "format": notify.format,
     }
     argv, stdin = node_program("python3", NOTIFIER_MODULES, message)
     for launch in launches.values():
         launch.notify = {"argv": argv, "stdin": base64.b64encode(stdin).decode()}
+
+
+def describe_doubt(session: Session, *, internet: bool | None) -> str:
+    """Return why nodes may not reach `notify.url` (`internet`: do they have internet access?), or ""."""
+    spec, host = session.spec, session.job_spec.notify.host
+    if internet is False and not is_private(host):
+        return (
+            f"the nodes have no internet access, so only a client that follows a job sends events to {host}"
+        )
+    if spec.network.address == "private" or session.job_spec.env.packages_from == "client":
+        return f"if the nodes do not reach {host}, a client that follows a job sends its events"
+    return ""
+
+
+def is_private(host: str) -> bool:
+    """Return True for a private IP address, which nodes without internet access may reach."""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return False
 
 
 def find_budget_time(connected: ConnectedCluster) -> float | None:

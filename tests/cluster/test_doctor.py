@@ -17,7 +17,9 @@ from awsddp.model.records import Check
 from awsddp.session.connect import list_jobs_on_nodes
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from tests.agent_client.test_node_checks import probes
+from tests.session.test_notify import notifying
 from tests.support.folder_nodes import NodeConnections, World, start_script
+from tests.support.webhook import serve_webhook
 
 
 class Shell(NodeConnections):
@@ -42,6 +44,20 @@ class Shell(NodeConnections):
             assert process.stdout is not None
             for line in process.stdout:
                 on_data(node, line)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ok", "value"),
+    [
+        ("ok", True, "127.0.0.1 took a test event from this machine"),
+        ("404", False, "127.0.0.1: HTTP status 404"),
+    ],
+)
+def test_the_url_of_events_gets_a_test_event(world: World, kind: str, ok: bool, value: str) -> None:
+    with serve_webhook(kind) as hook:
+        (check,) = doctor.check_notify(notifying(world, hook.url), internet=True)
+        assert (check.ok, check.value, hook.events) == (ok, value, ["test"])
+    assert doctor.check_notify(world.session(), internet=True) == []
 
 
 def run_group_checks(world: World, monkeypatch: pytest.MonkeyPatch, **node1: Any) -> list[Check]:

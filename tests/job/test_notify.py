@@ -10,7 +10,8 @@ from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.job import notify, submit
 from awsddp.job.notify import find_budget_time, send_left_events
 from awsddp.model.records import JobRecord
-from awsddp.session.context import ConnectedCluster
+from awsddp.session.context import ConnectedCluster, Session
+from awsddp.settings.loader import load
 from tests.session.test_notify import notifying
 from tests.settings.test_loader_secrets import find_files_with
 from tests.support.folder_nodes import World
@@ -40,9 +41,11 @@ def test_node_with_internet_sends_the_end_and_no_file_has_the_url(world: World) 
 
 def test_client_sends_for_nodes_without_internet_and_the_launch_says_so(world: World) -> None:
     world.folder.write(replace(world.record, internet=False))
-    with serve_webhook() as hook:
+    with serve_webhook(host="localhost") as hook:
         connected, job = start(world, hook)
-        assert any("events are sent to 127.0.0.1 only by a client" in text for text in world.events)
+        assert any(
+            "only a client that follows a job sends events to localhost" in text for text in world.events
+        )
         until(lambda: not any(document["state"] == "running" for document in documents(world, job)))
         until(lambda: sent(connected, job, hook))
         send_left_events(connected, job)
@@ -56,6 +59,25 @@ def sent(connected: ConnectedCluster, job: JobRecord, hook: Webhook) -> bool:
 
 def documents(world: World, job: JobRecord) -> list[dict[str, Any]]:
     return [world.homes.document(node, job.job) for node in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("host", "internet", "settings", "doubt"),
+    [
+        ("hooks.example", True, {}, ""),
+        ("hooks.example", None, {}, ""),
+        ("hooks.example", False, {}, "the nodes have no internet access"),
+        ("10.0.0.1", False, {}, ""),
+        ("hooks.example", True, {"network.address": "private"}, "if the nodes do not reach hooks.example"),
+        ("hooks.example", True, {"env.packages_from": "client"}, "if the nodes do not reach hooks.example"),
+    ],
+)
+def test_doubt_says_who_sends_if_nodes_may_not_reach_the_url(
+    host: str, internet: bool | None, settings: dict[str, Any], doubt: str
+) -> None:
+    loaded = load(environ={"AWSDDP_NOTIFY_URL": f"https://{host}/x"}, overrides=settings)
+    found = notify.describe_doubt(Session(name="default", settings=loaded), internet=internet)
+    assert found.startswith(doubt) and bool(found) == bool(doubt)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 class Webhook:
     """A server: its port, the bodies of its requests, and when they came (Unix time)."""
 
-    address: str = "127.0.0.1"
+    host: str = "127.0.0.1"
     port: int = 0
     bodies: list[Any] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Webhook:
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}:{self.port}/services/s3cret"
+        return f"http://{self.host}:{self.port}/services/s3cret"
 
     @property
     def events(self) -> list[str]:
@@ -51,9 +51,14 @@ _ANSWERS = {
 
 
 @contextmanager
-def serve_webhook(kind: str = "ok", *, address: str = "127.0.0.1", port: int = 0) -> Iterator[Webhook]:
-    """Run a server of a kind, "ok" or one of LYING. With `port` 0, the port is any free one."""
-    hook = Webhook(address)
+def serve_webhook(
+    kind: str = "ok", *, address: str = "127.0.0.1", port: int = 0, host: str = ""
+) -> Iterator[Webhook]:
+    """Run a server of a kind, "ok" or one of LYING, at an address; `host` is the address in its URL.
+
+    With `port` 0, the port is any free one.
+    """
+    hook = Webhook(host or address)
     if kind == "refused":
         hook.port = free_ports()
         yield hook
