@@ -18,6 +18,7 @@ SHORTEST = {
     "gang": "--pairs 1 --ranks 2",
     "local_boot": "--nodes 2 --times 1",
     "many_lines": "--nodes 1 --ranks 1 --lines 10 --rounds 1",
+    "notify": "ok --pairs 2 --steps 2",
     "own_time": "1",
     "rank_helper": "1",
     "rehearsed_gpu": "",
