@@ -30,8 +30,8 @@ UPLOADER_MODULES = (
 )
 # The modules for agent/notify/notifier.py.
 NOTIFIER_MODULES = (
-    *("messages", "diagnosis.job_causes", "job_folder", "shutdown", "notify.post", "notify.outbox"),
-    *("notify.events", "notify.pending", "notify.notifier"),
+    *("messages", "diagnosis.job_causes", "job_folder", "shutdown", "notify.events", "notify.post"),
+    *("notify.outbox", "notify.pending", "notify.notifier"),
 )
 _PACKAGE = "awsddp.agent"
 # Nodes store no copy of the program, because a copy could be outdated. The source is sent first on stdin.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     Event = Mapping[str, Any]
 
+FIELDS = ("id", "time", "event", "cluster", "job", "cause")
+"""The fields of an event in the format "json"; an event also has a `text`."""
 _MAX_CHARACTERS = 200
 _OMITTED = str.maketrans(dict.fromkeys("<>&@`", " "))
 """Characters with a meaning in chats: `<!channel>` and `@everyone` notify people."""

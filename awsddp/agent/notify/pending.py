@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.agent.job_folder import Document, JobFolder, read_json
 from awsddp.agent.messages import Response
-from awsddp.agent.notify.events import Facts, Order, find_events, is_first_node
+from awsddp.agent.notify.events import FIELDS, Facts, Order, find_events, is_first_node
 from awsddp.agent.notify.outbox import Outbox
 from awsddp.agent.shutdown import read_shutdown
 
@@ -69,23 +69,23 @@ def takeevent(request: TakeEvent) -> Response:
     written = read_json(folder.path / "notify.json")
     if written is None:
         return Response(event=None, left=0)
-    order, sends = Order(*written["order"]), written["sends"]
-    facts = read_facts(folder)
-    if is_running := _is_notifier_running(folder):
-        is_helped = not sends
-    else:
-        outbox.add(find_events(order, facts))
-        is_helped = True
+    facts, is_running = read_facts(folder), _is_notifier_running(folder)
+    if not is_running:
+        outbox.add(find_events(Order(*written["order"]), facts))
     for row in outbox.open_events():
-        failing_since = row["failing_since"]
-        limit_s = 0.0 if facts.document.final else _FAILING_S
-        is_failing = failing_since is not None and facts.now - failing_since >= limit_s
-        if (is_helped or is_failing) and outbox.claim(row["id"], most=max_requests(facts, row)):
-            event = {name: row[name] for name in ("id", "time", "event", "cluster", "job", "cause", "text")}
+        is_given = not (is_running and written["sends"]) or _is_failing(row, facts)
+        if is_given and outbox.claim(row["id"], most=max_requests(facts, row)):
+            event = {name: row[name] for name in (*FIELDS, "text")}
             return Response(event=event, left=len(outbox.open_events()))
         if is_running:  # the order of the events is kept
             break
     return Response(event=None, left=len(outbox.open_events()))
+
+
+def _is_failing(row: Mapping[str, Any], facts: Facts) -> bool:
+    """Return True if the node has failed to send an event for so long that a client sends it."""
+    since, limit_s = row["failing_since"], 0.0 if facts.document.final else _FAILING_S
+    return since is not None and facts.now - since >= limit_s
 
 
 def lock_notifier(folder: JobFolder) -> int | None:

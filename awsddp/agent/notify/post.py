@@ -11,12 +11,12 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from awsddp.agent.notify.events import FIELDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 TIMEOUT_S = 10.0
-FIELDS = ("id", "time", "event", "cluster", "job", "cause")
-"""The fields of an event in the format "json"."""
 _TEMPORARY = (408, 429)
 """Status codes after which the same request may succeed, besides those from 500:
 https://www.rfc-editor.org/rfc/rfc9110#section-15.5.9 and https://www.rfc-editor.org/rfc/rfc6585#section-4"""

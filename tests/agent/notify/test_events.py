@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.agent.diagnosis.job_causes import Cause, cause_of_kind
+from awsddp.agent.diagnosis.job_causes import Cause
 from awsddp.agent.job_folder import Document
 from awsddp.agent.notify.events import Facts, Order, clean, find_events
 from awsddp.agent.shutdown import Shutdown
@@ -70,7 +70,7 @@ def test_only_the_first_node_sends_the_events_of_the_job() -> None:
 
 
 def test_another_node_sends_the_end_only_if_its_agent_ended_the_job_without_the_first() -> None:
-    lost = cause_of_kind("node_lost", why="node1 ended its ranks: it lost node0")._replace(node=0)
+    lost = Cause("node_lost", explanation="node1 ended its ranks: it lost node0", node=0)
     assert names(facts(1, state="failed", cause=lost)) == ["ended"]
     assert names(facts(1, state="interrupted", cause=lost, final=False)) == []
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from awsddp.agent.job_folder import JobFolder
-from awsddp.agent.messages import Launch
+from awsddp.agent.messages import Cancel, Launch
 from awsddp.agent.notify import notifier
 from awsddp.agent.notify.notifier import UnsavedClock, is_alive, nodes_between
 from awsddp.agent.notify.pending import lock_notifier
@@ -29,9 +29,11 @@ FAILS = "import sys\nraise ValueError('the password is s3cret')\n"
 def launch_with_notifier(fleet: Fleet, script: str, url: str | None, **settings: Any) -> None:
     """Launch a job on all nodes of a fleet, with a notifier that sends JSON to a URL."""
     order = {"job": "job", "cluster": "default", "launch": "l1", **settings.pop("order", {})}
+    looks = settings.pop("looks", ())
     requests = fleet.requests(script, **settings)
     argv, stdin = node_program("python3", NOTIFIER_MODULES, {"order": order, "url": url, "format": "json"})
     for request in requests.values():
+        request.looks = looks
         request.notify = {"argv": argv, "stdin": base64.b64encode(stdin).decode()}
     running = {node: fleet.start(node, request) for node, request in requests.items()}
     for node, process in running.items():
@@ -79,6 +81,24 @@ def test_server_error_is_answered_with_one_more_request_of_the_same_id(fleet: Fl
         until(lambda: not is_notifier_running(fleet, 0), seconds=10)
         assert outcome_of(fleet, 0) == [("ended", "unknown", 2)]
         assert len(hook.bodies) == 2
+
+
+@pytest.mark.prove
+def test_events_arrive_in_the_order_in_which_they_happen(fleet: Fleet) -> None:
+    """The first look of the job's agents at its silent ranks is after half a second."""
+    with serve_webhook() as hook:
+        order = {"budget_at": time.time()}
+        launch_with_notifier(fleet, SLEEP, hook.url, order=order, looks=(0.5, 0.5))
+        hook.wait(2)
+        abandoned = {"error": "AccessDenied: s3cret", "ended": True, "at": time.time()}
+        (fleet.folder(0) / "saving.json").write_text(json.dumps(abandoned))
+        hook.wait(3)
+        fleet.send_request(0, Cancel(job="job", grace=0))
+        hook.wait(4)
+        assert hook.events == ["budget", "silent", "unsaved", "ended"]
+        assert hook.bodies[3]["cause"]["kind"] == "cancelled"
+        until(lambda: not is_notifier_running(fleet, 0), seconds=10)
+        assert len(hook.bodies) == 4
 
 
 @pytest.mark.prove
