@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from awsddp.cluster.down import down
 from awsddp.cluster.run_state import RunState, observe_run
@@ -168,7 +169,7 @@ class _Recovery:
         elif step.do == "repair":
             self._repair(step, state)
         elif step.do == "move":
-            self._move(step, state)
+            self._move(step)
         else:
             self._start(state)
         self._refusals, self._error = 0, None
@@ -185,50 +186,50 @@ class _Recovery:
         self._nodes = step.nodes
         up(self._make_session(step, state), confirm=lambda _: None)
 
-    def _move(self, step: RecoveryStep, state: RunState) -> None:
-        """Terminate the cluster, after its results are fetched, and launch it in any allowed place.
-
-        A budget is reduced by the terminated cluster's cost.
-        """
+    def _move(self, step: RecoveryStep) -> None:
+        """Terminate the cluster, after its results are fetched; the next step launches it in any place."""
         self.session.say(f"{step.why}: terminating all nodes, to launch {step.nodes} elsewhere")
-        session = self._make_session(step, state)
         self._nodes = step.nodes
-        budget = session.spec.cluster.budget_usd
-        cost_usd = down(self.session, confirm=lambda _: None).cost_usd
+        down(self.session, confirm=lambda _: None)
         self._moved = True
-        if budget is not None and cost_usd is not None:
-            left = replace(session.spec.cluster, budget_usd=budget - cost_usd)
-            session = session.with_settings(replace(session.spec, cluster=left))
-        up(session, confirm=lambda _: None)
 
     def _make_session(self, step: RecoveryStep, state: RunState) -> Session:
-        """Return the session for `up`: the cluster's settings, the step's nodes, and the remaining time."""
-        session = self.session
-        record, history = session.folder.read(), state.last.history
-        launch = (
-            None
-            if history is None
-            else next((row for row in reversed(history.rows) if row.event == "launched"), None)
-        )
-        settings = dict(record.asked if record is not None else (launch and launch.asked) or {})
-        spec = with_cluster_settings(session.spec, settings)
-        left_s = max(0, int(state.situation.left_s))
-        is_restart = step.do == "move" or not state.nodes
-        sources = {key: source for key, source in spec.sources.items() if key != "cluster.expires"}
+        """Return the session for `up`: the cluster's settings, the step's nodes, and the remaining time.
+
+        The settings that this command line requested for the first launch do not start a new term.
+        """
+        settings, is_local = self._read_settings(state)
+        spec = with_cluster_settings(self.session.spec, settings)
         cluster = replace(spec.cluster, nodes=step.nodes, replace=step.replace)
-        if is_restart:
-            cluster = replace(cluster, expires=f"{left_s}s")
-        changed = ["cluster.nodes", *["cluster.expires"] * is_restart]
-        return replace(
-            session, local=session.local or (launch is not None and launch.target == "local")
-        ).with_settings(
-            replace(
-                spec,
-                cluster=cluster,
-                capacity=replace(spec.capacity, retry_until_up=False),  # this class repeats the step
-                sources=sources | dict.fromkeys(changed, "recover"),
-            )
-        )
+        changed = ["cluster.nodes"]
+        if not state.nodes:
+            cluster = replace(cluster, expires=f"{max(0, int(state.situation.left_s))}s")
+            changed.append("cluster.expires")
+        if (budget := settings.get("cluster.budget_usd")) is not None:
+            cluster = replace(cluster, budget_usd=budget)
+            changed.append("cluster.budget_usd")
+        capacity = replace(spec.capacity, retry_until_up=False)  # this class repeats the step
+        sources = {key: source for key, source in spec.sources.items() if key != "cluster.expires"}
+        sources |= dict.fromkeys(changed, "recover")
+        spec = replace(spec, cluster=cluster, capacity=capacity, sources=sources)
+        return replace(self.session, local=is_local).with_settings(spec)
+
+    def _read_settings(self, state: RunState) -> tuple[dict[str, Any], bool]:
+        """Return the cluster's settings, and True if it is in the local cloud.
+
+        If the cluster was terminated, they are those of its last launch, and its cost is no longer part of
+        the budget.
+        """
+        record, history = self.session.folder.read(), state.last.history
+        if record is not None and record.settings:
+            return dict(record.asked), record.target.name == "local"
+        rows = [row for row in history.rows if row.event == "launched"] if history is not None else []
+        if history is None or not rows:
+            return {}, self.session.local
+        settings, bill = dict(rows[-1].asked or {}), history.bill
+        if "cluster.budget_usd" in settings and bill is not None and bill.cost_usd is not None:
+            settings["cluster.budget_usd"] -= bill.cost_usd
+        return settings, rows[-1].target == "local"
 
     def _start(self, state: RunState) -> None:
         """Start the job that continues the run, and follow it to its end (unless `detach`)."""

@@ -85,7 +85,7 @@ class RecoveryStep:
     - "fetch": fetch the results of the last life.
     - "repair": after `pause_s`, replace the instances `replace` and launch the missing nodes; the cluster
       then has `nodes` nodes.
-    - "move": terminate all nodes and launch `nodes` nodes in any allowed zone.
+    - "move": terminate all nodes, so that the next step can launch `nodes` nodes in any allowed zone.
     - "start": start the next life.
     """
 
@@ -167,8 +167,8 @@ def _plan_nodes(situation: Situation) -> RecoveryStep:
     """Return the step that repairs the cluster.
 
     First the failed nodes are replaced next to the living nodes. After MAX_REFUSALS refusals, a job with
-    MIN:MAX nodes goes on with the living nodes; otherwise all nodes are moved. No nodes are terminated while
-    another job uses them.
+    MIN:MAX nodes goes on with the living nodes; otherwise all nodes are terminated and launched elsewhere, if
+    need be fewer of them. No nodes are terminated while another job uses them.
     """
     needed, living = situation.nodes, len(situation.living)
     waits = situation.moved and situation.waits
@@ -181,11 +181,10 @@ def _plan_nodes(situation: Situation) -> RecoveryStep:
     if is_usable and situation.min_nodes <= living < needed:
         return RecoveryStep(do="repair", nodes=living, why="AWS has no capacity for the missing nodes")
     if situation.moved:
-        fewer = needed - 1 if needed > situation.min_nodes else 0
-        if fewer:
-            why = f"AWS has no capacity for {needed} nodes"
-            return RecoveryStep(do="move", nodes=fewer, why=why)
-        return RecoveryStep(do="end", why="AWS has no capacity for its nodes")
+        fewer = needed - 1
+        if fewer < situation.min_nodes:
+            return RecoveryStep(do="end", why="AWS has no capacity for its nodes")
+        return RecoveryStep(do="repair", nodes=fewer, why=f"AWS has no capacity for {needed} nodes")
     if situation.shares_nodes:
         return RecoveryStep(do="end", why="AWS has no capacity, and another job uses the living nodes")
     pause_s = _pause_s(situation.refusals - MAX_REFUSALS)

@@ -143,11 +143,11 @@ class World:
             self.unfetched = set()
         elif step.do in ("repair", "move"):
             self.change_nodes(step)
-            if self.no_capacity:
+            if step.do == "repair" and self.no_capacity:
                 self.no_capacity -= 1
                 self.refusals += 1
                 return
-            self.living = set(range(self.nodes))
+            self.living = set(range(self.nodes)) if step.do == "repair" else set()
         else:
             self.lives.append(Life(job=f"train-1.{len(self.lives) + 1}", state="running"))
             self.unfetched = set(self.living) if not self.has_bucket else set()
