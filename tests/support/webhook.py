@@ -48,6 +48,7 @@ _ANSWERS = {
     "redirect": b"HTTP/1.1 307 Again\r\nLocation: /services/again\r\nContent-Length: 0\r\n\r\n",
     "cut": b"HTTP/1.1 2",
 }
+_FLOODS = {"drip": b"H", "continue": b"HTTP/1.1 100 Continue\r\n\r\n" * 100, "endless": bytes(65536)}
 
 
 @contextmanager
@@ -92,9 +93,7 @@ def serve_webhook(
 
         def _never_end(self) -> None:
             head = b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" * (kind == "endless")
-            chunk = {"drip": b"H", "continue": b"HTTP/1.1 100 Continue\r\n\r\n", "endless": bytes(65536)}[
-                kind
-            ]
+            chunk = _FLOODS[kind]
             pause_s = 0.1 if kind == "drip" else 0.001
             try:
                 self.wfile.write(head)

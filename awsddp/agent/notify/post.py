@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 TIMEOUT_S = 10.0
+_MAX_HEAD_BYTES = 1 << 16
 _TEMPORARY = (408, 429)
 """Status codes after which the same request may succeed, besides those from 500:
 https://www.rfc-editor.org/rfc/rfc9110#section-15.5.9 and https://www.rfc-editor.org/rfc/rfc6585#section-4"""
@@ -50,7 +51,8 @@ def post(
     """Send `body` to `url`, and return how the request ended after at most `timeout_s` seconds.
 
     `may_send` is called once the connection is open (with TLS, and through the environment's proxy); if it
-    returns False, the request is not sent. Redirects are not followed, and an answer's body is not read.
+    returns False, the request is not sent. Redirects are not followed. Only an answer's head is read, up to
+    64 KB.
     """
     attempt = _Attempt(may_send)
     threading.Thread(target=attempt.run, args=(url, body, timeout_s), daemon=True).start()
@@ -59,6 +61,34 @@ def post(
 
 class _NotSentError(Exception):
     pass
+
+
+class AnswerTooLongError(http.client.HTTPException):
+    pass
+
+
+class _Lines:
+    """The lines of an answer's head, of at most _MAX_HEAD_BYTES."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._left = file, _MAX_HEAD_BYTES
+
+    def readline(self, limit: int = -1) -> bytes:
+        """Return the next line. Raises AnswerTooLongError; a server could send "100 Continue" without end."""
+        line: bytes = self._file.readline(limit)
+        self._left -= len(line)
+        if self._left < 0:
+            raise AnswerTooLongError
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.fp: Any = _Lines(self.fp)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -113,11 +143,15 @@ class _Attempt:
         attempt = self
 
         class Plain(http.client.HTTPConnection):
+            response_class = _Response
+
             def connect(self) -> None:
                 super().connect()
                 attempt._on_connected(self)
 
         class Encrypted(http.client.HTTPSConnection):
+            response_class = _Response
+
             def connect(self) -> None:
                 super().connect()
                 attempt._on_connected(self)

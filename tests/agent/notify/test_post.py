@@ -86,3 +86,8 @@ def test_certificate_of_a_server_is_verified(tmp_path: Path) -> None:
         outcome = post(f"https://127.0.0.1:{served.port}/", BODY)
         assert outcome.state == "unsent" and "certificate verify failed" in outcome.why
         assert served.requests == []
+
+
+def test_head_of_an_answer_is_read_up_to_a_limit() -> None:
+    with serve_webhook("continue") as hook:
+        assert post(hook.url, BODY, timeout_s=20) == Outcome("unknown", "AnswerTooLongError")
