@@ -42,6 +42,7 @@ SHORTEST = {
     "campaigns/hostile_node": "--runs 1",
     "campaigns/network_breaks": "--runs 1 --longest 1",
     "campaigns/projects": "--runs 1",
+    "campaigns/recoveries": "--runs 1",
     "campaigns/saved": "--runs 1",
     "campaigns/saves": "--runs 1",
     "campaigns/stuck": "--runs 1",
