@@ -1,10 +1,12 @@
 """Test all verbs on a real AWS account, for at most $2: `AWSDDP_REAL=cpu python tools/prove_aws.py` (or gpu).
 
 The program tests up, train, a killed client, a reboot, results in S3, stop, start and down on two nodes. A
-second cluster of one node then resumes from S3, for at most $0.70 of the $2. At the end, the program searches
-for remaining resources. The bucket (at most $0.01 of requests) and the role are created for the test and
-deleted afterwards. A run that succeeds on AWS is added to docs/proven.md. With `--local`, the same steps run
-in a separate local cloud.
+second cluster of two spot nodes then resumes from S3, and AWS FIS interrupts one of the nodes during a job
+with --recover (never run on AWS so far): at most $0.50 for the nodes and $0.30 for FIS, of the $2. At the
+end, the program searches for remaining resources. The bucket (at most $0.01 of requests), the roles and the
+experiment template are created for the test and deleted afterwards. A run that succeeds on AWS is added to
+docs/proven.md. With `--local`, the same steps run in a separate local cloud, whose own fault reclaims the
+node.
 """
 
 import argparse
@@ -29,7 +31,9 @@ from awsddp.local import control
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = "proof"
-BUDGET_USD, SECOND_USD, EXPIRES = "1.30", "0.70", "30m"
+BUDGET_USD, SECOND_USD, EXPIRES = "1.19", "0.50", "30m"
+FIS_USD = "0.30"
+"""For three minutes of one action, at $0.10 per minute: https://aws.amazon.com/fis/pricing/"""
 CPU_TYPE = "t3.medium"
 BOOT_S = 600
 SCRIPT = """
@@ -55,6 +59,37 @@ for step in range(int(sys.argv[1])):
 torch.save(total.cpu(), f"total{rank}.pt")
 dist.destroy_process_group()
 """
+GOES_ON = """
+import os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+cuda = torch.cuda.is_available()
+if cuda:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if cuda else "gloo")
+rank, saved = dist.get_rank(), os.environ.get("AWSDDP_RESUME")
+begin = int(torch.load(saved)) if saved else 0
+latest = Path(os.environ["AWSDDP_RUN_DIR"], "latest.pt")
+for step in range(begin, begin + 5 if saved else 1200):
+    total = torch.ones(1, device="cuda" if cuda else "cpu")
+    dist.all_reduce(total)
+    if rank == 0:
+        torch.save(torch.tensor(step + 1), f"{latest}.new")
+        os.replace(f"{latest}.new", latest)
+    print("step", step, flush=True)
+    time.sleep(0.5)
+torch.save(total.cpu(), f"total{rank}.pt")
+dist.destroy_process_group()
+"""
+FIS_TRUST = """{"Version": "2012-10-17", "Statement": [{
+    "Effect": "Allow", "Principal": {"Service": "fis.amazonaws.com"}, "Action": "sts:AssumeRole"}]}"""
+FIS_POLICY = """{"Version": "2012-10-17", "Statement": [
+    {"Effect": "Allow", "Action": "ec2:DescribeInstances", "Resource": "*"},
+    {"Effect": "Allow", "Action": "ec2:SendSpotInstanceInterruptions",
+     "Resource": "arn:aws:ec2:*:*:instance/*"}]}"""
+FIS_ENDED = ("completed", "stopping", "stopped", "failed", "cancelled")
 TRUST = """{"Version": "2012-10-17", "Statement": [{
     "Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}"""
 START = "cat /proc/sys/kernel/random/boot_id; awk '{print $22}' /proc/1/stat"
@@ -83,6 +118,7 @@ class Proof:
         self.seconds: dict[str, float] = {}
         self.costs: list[float | None] = []
         self.undo = ExitStack()
+        self.fis_role = ""
 
     def awsddp(self, *words: str) -> Any:
         """Run a verb and return its document. Raises Failed."""
@@ -134,9 +170,10 @@ class Proof:
             self.expect(self.awsddp("up")["state"], "ready")
         with self.step("down"):
             self.costs.append(self.awsddp("down")["cost_usd"])
-        with self.step("up, a second cluster"):
-            self.awsddp("up", *options, *second, "--nodes", "1")
+        with self.step("up, a second cluster, of spot nodes"):
+            spot = self.awsddp("up", *options, *second, "--spot")
         self.train("train, resumed from S3", "3", "resumed", save=("--resume", f"{uri}/saved"))
+        self.recover(uri, plan["region"], spot["nodes"][1]["instance_id"])
         with self.step("down of the second cluster"):
             self.costs.append(self.awsddp("down")["cost_usd"])
         with self.step("search by tag"):
@@ -166,15 +203,22 @@ class Proof:
         s3.create_bucket(Bucket=name, **(location if region != "us-east-1" else {}))
         undo(s3.delete_bucket, Bucket=name)
         undo(empty, s3, name)
-        iam.create_role(**role, AssumeRolePolicyDocument=TRUST)
-        undo(iam.delete_role, **role)
-        iam.put_role_policy(**role, PolicyName="s3", PolicyDocument=policy)
-        undo(iam.delete_role_policy, **role, PolicyName="s3")
+        self.create_role(iam, name, trust=TRUST, policy=policy)
+        if not self.local:  # long before its use, because a new role is not usable at once
+            self.fis_role = self.create_role(iam, f"{name}-fis", trust=FIS_TRUST, policy=FIS_POLICY)
         iam.create_instance_profile(**profile)
         undo(iam.delete_instance_profile, **profile)
         iam.add_role_to_instance_profile(**profile, **role)
         undo(iam.remove_role_from_instance_profile, **profile, **role)
         return uri, name
+
+    def create_role(self, iam: Any, name: str, *, trust: str, policy: str) -> str:
+        """Create a role with an inline policy and return the role's ARN; `undo` deletes both."""
+        arn: str = iam.create_role(RoleName=name, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+        self.undo.callback(iam.delete_role, RoleName=name)
+        iam.put_role_policy(RoleName=name, PolicyName="proof", PolicyDocument=policy)
+        self.undo.callback(iam.delete_role_policy, RoleName=name, PolicyName="proof")
+        return arn
 
     def train(self, name: str, *args: str, save: tuple[str, ...] = ()) -> None:
         """Train on all nodes, with the script's arguments `args` and the options `save`; check the
@@ -183,20 +227,72 @@ class Proof:
             job = self.awsddp("train", "steps.py", "--nproc-per-node", "1", *save, "--", *(args or "3"))
             self.results(job)
 
+    def recover(self, uri: str, region: str, instance_id: str) -> None:
+        """Interrupt a spot node during a job; the job must go on by itself, on a new node."""
+        (self.project / "goes_on.py").write_text(GOES_ON)
+        with self.step("train --recover 1, a spot node interrupted"):
+            words = (
+                "goes_on.py",
+                "--nproc-per-node",
+                "1",
+                "--name",
+                "spot",
+                "--recover",
+                "1",
+                "--save-to",
+                uri,
+            )
+            client, is_interrupted = self.start("train", *words), False
+            assert client.stdout is not None
+            for line in client.stdout:
+                if b"step 9" in line and not is_interrupted:
+                    self.interrupt(instance_id, region)
+                    is_interrupted = True
+            self.expect((client.wait(), is_interrupted), (0, True))
+            (last,) = [job for job in self.awsddp("jobs")["jobs"] if job["job"] == "spot.2"]
+            self.expect([recovery["kind"] for recovery in last["recoveries"]], ["spot_interruption"])
+            self.expect(last["recoveries"][0]["checkpoint"] is not None, True)
+            self.results(last)
+
+    def interrupt(self, instance_id: str, region: str) -> None:
+        """Give a spot instance its notice and reclaim it two minutes later, by AWS FIS. Raises Failed.
+
+        Never run on AWS. Your login needs fis:CreateExperimentTemplate, StartExperiment, GetExperiment and
+        DeleteExperimentTemplate, iam:PassRole, and at the account's first experiment
+        iam:CreateServiceLinkedRole
+        (https://docs.aws.amazon.com/fis/latest/userguide/using-service-linked-roles.html).
+        """
+        if self.local:
+            self.awsddp("local", "fault", "add", instance_id, "reclaim", "--notice", "10s")
+            return
+        fis = self.client("fis", region)
+        template = fis.create_experiment_template(**make_experiment(instance_id, region, role=self.fis_role))
+        template_id = template["experimentTemplate"]["id"]
+        self.undo.callback(fis.delete_experiment_template, id=template_id)
+        token = secrets.token_hex(16)
+        run = fis.start_experiment(clientToken=token, experimentTemplateId=template_id)["experiment"]
+        while run["state"]["status"] not in ("running", *FIS_ENDED):
+            time.sleep(2)
+            run = fis.get_experiment(id=run["id"])["experiment"]
+        if run["state"]["status"] not in ("running", "completed"):
+            raise Failed(f"the interruption {run['id']}: {run['state']}")
+
+    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        """Start a verb that shows its lines on stdout."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "awsddp", *self.options, "-y", *words],
+            cwd=self.project,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
     def killed_client(self) -> None:
         """Kill the client that follows a job; the job must go on, and another client must fetch the
         results."""
         with self.step("train, its client killed"):
             name = "orphaned"
-            argv = [sys.executable, "-m", "awsddp", *self.options, "-y"]
-            argv += ["train", "steps.py", "--nproc-per-node", "1", "--name", name, "--", "12"]
-            client = subprocess.Popen(
-                argv,
-                cwd=self.project,
-                env=self.environ,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            client = self.start("train", "steps.py", "--nproc-per-node", "1", "--name", name, "--", "12")
             assert client.stdout is not None
             has_started = any(b"step 2 " in line for line in client.stdout)
             client.send_signal(signal.SIGKILL)
@@ -233,6 +329,28 @@ class Proof:
             raise Failed(f"expected {expected!r}, found {actual!r}")
 
 
+def make_experiment(instance_id: str, region: str, *, role: str) -> dict[str, Any]:
+    """Return the request for an experiment template that interrupts one spot instance; `role` is an ARN.
+
+    https://docs.aws.amazon.com/fis/latest/userguide/fis-actions-reference.html
+    """
+    arn = f"arn:aws:ec2:{region}:{role.split(':')[4]}:instance/{instance_id}"
+    spot = {"resourceType": "aws:ec2:spot-instance", "resourceArns": [arn], "selectionMode": "ALL"}
+    action = {
+        "actionId": "aws:ec2:send-spot-instance-interruptions",
+        "parameters": {"durationBeforeInterruption": "PT2M"},
+        "targets": {"SpotInstances": "node"},
+    }
+    return {
+        "clientToken": secrets.token_hex(16),
+        "description": "awsddp prove-aws: interrupt a spot node",
+        "roleArn": role,
+        "stopConditions": [{"source": "none"}],
+        "targets": {"node": spot},
+        "actions": {"interrupt": action},
+    }
+
+
 def empty(s3: Any, bucket: str) -> None:
     """Delete every object of a bucket."""
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
@@ -259,10 +377,11 @@ def section(proof: Proof, cluster: dict[str, Any]) -> str:
     now = datetime.now(UTC)
     rows = "\n".join(f"| {name} | {seconds:.0f} |" for name, seconds in proof.seconds.items())
     cost = "unknown" if None in proof.costs else f"${sum(filter(None, proof.costs)):.2f}"
+    fis = "" if proof.local else f", and at most ${FIS_USD} for AWS FIS"
     title = f"2 x {cluster['instance_type']} in {cluster['region']} ({cluster['target']})"
     return (
         f"\n## {now:%Y-%m-%d}: {title}\n\n"
-        f"Commit {commit()}, {now:%H:%M} UTC. Cost by list price: {cost}. Nothing was left.\n\n"
+        f"Commit {commit()}, {now:%H:%M} UTC. Cost by list price: {cost}{fis}. Nothing was left.\n\n"
         f"| step | seconds |\n|---|---|\n{rows}\n"
     )
 
