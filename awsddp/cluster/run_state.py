@@ -44,11 +44,12 @@ class RunState(NamedTuple):
 @dataclass(frozen=True)
 class _Reports:
     """What the reachable nodes report: their jobs, and the ids of the instances that EC2 is about to reclaim
-    and of those whose GPUs failed."""
+    and of those whose GPUs failed. `silent` are running instances that cannot be reached."""
 
     jobs: tuple[JobRecord, ...] = ()
     reclaimed: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
 
 
 def observe_run(session: Session, job: JobRecord, *, nodes: int | None = None) -> RunState:
@@ -95,8 +96,9 @@ def _query_nodes(cluster: LocatedCluster, job: JobRecord, live: Sequence[Node]) 
             jobs=jobs,
             reclaimed=frozenset(ids[node] for node in find_reclaimed_nodes(probes)),
             failed=frozenset(ids[node] for node in find_failed_nodes(probes)),
+            silent=frozenset(ids[node] for node in ids.keys() & connected.fleet.failures.keys()),
         )
-    return _Reports()
+    return _Reports(silent=frozenset(ids.values()))
 
 
 def _settle(cluster: LocatedCluster, view: JobView, live: Sequence[Node]) -> JobView:
@@ -147,7 +149,7 @@ def _make_situation(
         ],
         limit=requested.recover or 1,
         exit_codes=requested.recover_on,
-        failed=frozenset(instances - running | instances & faulty),
+        failed=frozenset(instances - running | instances & {*faulty, *reports.silent}),
         faulty=frozenset(str(instance) for instance in faulty),
         is_fetched=not has_unfetched_results(session, unfetched, last),
         living=tuple(sorted(node.node for node in live)),

@@ -14,8 +14,9 @@ from awsddp.model.records import ACTIVE, Cause, JobState
 from awsddp.util.formatting import counted, duration
 
 MACHINE_CAUSES = frozenset({*LOSSES, "interrupted", "xid", "ecc_error"})
-"""The causes that are a machine's fault. "interrupted": a node was powered off or restarted, or its agent was
-killed."""
+"""The causes that are a machine's fault. "interrupted": a node was powered off or restarted."""
+AGENT_CAUSES = frozenset({"node_lost", "interrupted"})
+"""The causes that count only with evidence if they say that an agent ended."""
 GPU_CAUSES = frozenset({"xid", "ecc_error"})
 """The causes after which a node is replaced although it still runs."""
 COLLECTIVE_CAUSES = frozenset({*WAITED, *TIMED_OUT, "nccl_error"})
@@ -50,13 +51,14 @@ class Situation:
     """What is known about a run and its cluster.
 
     `lives` are the run's lives, oldest first. `limit` is `job.recover`, and `exit_codes` is `job.recover_on`.
-    `failed` are the instances of the last life that are gone or whose own checks show a failure; `faulty` are
-    those among them that still run. `is_fetched` is True if all results of the last life that living nodes
-    have are on this machine or in S3. `living` are the numbers of the living nodes, `nodes` is the requested
-    number, and `min_nodes` is the number with which the job may go on. `is_ready` is True if all requested
-    nodes run and are prepared. `shares_nodes` is True if another job runs on the nodes. `left_s` is the time
-    until the nodes' expiry, which the budget limits too. `refusals` is how often the last step was refused,
-    and `moved` is True if the nodes of this life were already moved. `waits` is `capacity.retry_until_up`.
+    `failed` are the instances of the last life that are gone, do not answer, or whose own checks show a
+    failure; `faulty` are those that still run and must be replaced. `is_fetched` is True if all results of
+    the last life that living nodes have are on this machine or in S3. `living` are the numbers of the living
+    nodes, `nodes` is the requested number, and `min_nodes` is the number with which the job may go on.
+    `is_ready` is True if all requested nodes run and are prepared. `shares_nodes` is True if another job runs
+    on the nodes. `left_s` is the time until the nodes' expiry, which the budget limits too. `refusals` is how
+    often the last step was refused, and `moved` is True if the nodes of this life were already moved. `waits`
+    is `capacity.retry_until_up`.
     """
 
     lives: Sequence[Life]
@@ -145,6 +147,8 @@ def _find_own_fault(situation: Situation) -> str:
         return "it was cancelled"
     if last.cause is not None and last.cause.exit_code in situation.exit_codes:
         return ""
+    if last.kind in AGENT_CAUSES and _says_agent_ended(last) and not situation.failed:
+        return "its nodes run, but an agent ended: a rank or a user may have killed it"
     if last.kind in MACHINE_CAUSES or last.kind == "hang":
         return ""
     if last.kind in COLLECTIVE_CAUSES:
@@ -154,6 +158,11 @@ def _find_own_fault(situation: Situation) -> str:
     if last.cause is None and last.state == "interrupted" and situation.failed:
         return ""
     return f"{last.kind or 'its end'} is not a machine's fault"
+
+
+def _says_agent_ended(life: Life) -> bool:
+    """Return True if a job ended because an agent ended, which a rank can cause (kill -1)."""
+    return life.cause is not None and "agent" in life.cause.explanation
 
 
 def _hung_at_same_place(life: Life, earlier: Life) -> bool:

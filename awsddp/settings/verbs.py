@@ -22,7 +22,8 @@ HEEDS = {
     "up": (*_NODES, *_RESULTS),
     "sync": (*_REACH, "sync."),
     "train": (*_REACH, *JOB_KEYS, "capacity.retry_until_up"),
-    **dict.fromkeys(("recover", "run"), ("",)),
+    "recover": (*_RESULTS, "job.recover", "capacity.retry_until_up"),
+    "run": ("",),
 }
 """Maps each verb that works on one cluster (-c) to the prefixes of the awsddp.toml keys that it uses."""
 HAS_OPTION = {

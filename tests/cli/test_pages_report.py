@@ -21,6 +21,7 @@ JOB: dict[str, Any] = {
     "fetched": True,
     "checkpoint": "runs/main-3/node0/run/latest.pt",
     "missing": [],
+    "recoveries": [],
     "ranks": [
         {"rank": rank, "local_rank": 0, "node": rank, "exit_code": 0, "seconds": 20.0} for rank in (0, 1)
     ],

@@ -50,6 +50,13 @@ def test_an_error_of_a_collective_counts_only_if_a_node_failed(kind: str) -> Non
     assert not find_reason_to_end(Situation(lives=[life], limit=3, failed=frozenset({"i-1"})))
 
 
+@pytest.mark.parametrize("kind", ["node_lost", "interrupted"])
+def test_an_agent_that_ended_counts_only_if_a_node_failed(kind: str) -> None:
+    life = make_life(kind, explanation="node1 left the job while it ran: its agent was killed (signal 9).")
+    assert "killed it" in find_reason_to_end(Situation(lives=[life], limit=3))
+    assert not find_reason_to_end(Situation(lives=[life], limit=3, failed=frozenset({"i-1"})))
+
+
 def test_an_exit_code_of_the_user_goes_on_but_a_cancelled_job_does_not() -> None:
     asked = Situation(lives=[make_life("exit", exit_code=75)], limit=1, exit_codes=(75,))
     assert not find_reason_to_end(asked)

@@ -25,6 +25,7 @@ DOCUMENTS: dict[str, Any] = {
     "status --all": list[documents.FoundCluster],
     "sync": documents.SyncDocument,
     "train": documents.JobDocument,
+    "recover": documents.JobDocument,
     "jobs": documents.JobsDocument,
     "logs": documents.JobDocument,
     "cancel": documents.JobDocument | list[documents.JobDocument],

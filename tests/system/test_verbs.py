@@ -201,7 +201,7 @@ def test_a_rank_that_kills_every_process_of_its_user_does_not_break_the_node(clu
     cause = job["cause"]
     assert (job["state"], cause["node"]) == ("failed", 1)
     assert "its agent" in cause["explanation"], cause
-    assert "replaces the node if it is gone" in cause["next"]
+    assert cause["next"] == "awsddp recover kills-all   # on repaired nodes, from its newest checkpoint"
     up = cluster.json("up", "-y")
     assert (up["state"], [node["instance_id"] for node in up["nodes"]]) == ("ready", before)
     cluster.script("short.py", "print('short')\n")
@@ -327,7 +327,7 @@ def test_the_starter_file_is_written_once_and_names_every_key(lab: Lab) -> None:
         for key in vars(part)
     }
     assert named == (all_keys - ONE_COMMAND_KEYS) | {"tags.team"}
-    assert len(named) == 62
+    assert len(named) == 66
     assert starter != live
 
 
