@@ -26,7 +26,7 @@ def test_run_terminates_its_nodes_or_names_them(world: World, fails_s: float, co
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
     def run_that_job(session: Session) -> dict[str, Any]:
-        run.train, run.check_job = run_until_aws_fails, lambda session, **_: None  # type: ignore[assignment]
+        run.train_job, run.check_job = run_until_aws_fails, lambda session, **_: None  # type: ignore[assignment]
         return run.run_job(session, confirm=agree, on_lines=lambda lines: None)
 
     began = world.clock.read()
