@@ -7,7 +7,7 @@ from typing import Any
 from awsddp.cluster.down import down
 from awsddp.cluster.run_state import RunState, observe_run
 from awsddp.cluster.up import up
-from awsddp.errors import AwsddpError, Interrupted, UsageError
+from awsddp.errors import AwsddpError, ConfigError, Interrupted, UsageError
 from awsddp.job.checkpoint import find_run_id
 from awsddp.job.fetch import fetch
 from awsddp.job.follow import follow_to_end
@@ -19,7 +19,7 @@ from awsddp.job.lives import (
     make_next_session,
     with_job_settings,
 )
-from awsddp.job.registry import JobRegistry
+from awsddp.job.registry import JobRegistry, JobView
 from awsddp.job.reported import find_job_on_nodes
 from awsddp.job.train import train
 from awsddp.model.documents import JobDocument
@@ -68,17 +68,31 @@ def recover(session: Session, *, job: str | None, on_lines: _Lines, detach: bool
 
     The job is followed to its end, with further recoveries; with `detach`, returns once the next job's ranks
     run. A job that has succeeded is returned unchanged, with `detach` also a job that runs. Raises
-    NotFoundError for an unknown job, ConfigError if another client follows the run, and the error of a step
-    that failed repeatedly.
+    NotFoundError for an unknown job, ConfigError if this is not the job's project folder or if another client
+    follows the run, and the error of a step that failed repeatedly.
     """
     view = JobRegistry(session).require(job)
     session = with_job_settings(session, view.job)
+    _refuse_other_run(session, view)
     if session.job_spec.job.recover is None:  # once, each time that it is typed
         limit = len(list_lives(session, view.job))
         section = replace(session.job_spec.job, recover=limit)
         session = session.with_settings(job_spec=replace(session.job_spec, job=section))
     with session.folder.lock("recover", part=LOCK_PART):
         return _Recovery(session, view.job, on_lines, detach=detach).run()
+
+
+def _refuse_other_run(session: Session, view: JobView) -> None:
+    """Raise ConfigError if a job ran on another cluster, or if its results are in another project."""
+    name, cluster = view.job.job, view.history.name if view.history is not None else session.name
+    if cluster != session.name:
+        raise ConfigError(f"{name} ran on cluster {cluster}", "", f"awsddp -c {cluster} recover {name}")
+    if view.folder.parent != session.results.absolute():
+        raise ConfigError(
+            f"{name} is not a job of this project",
+            f"its results are in {view.folder}",
+            f"awsddp recover {name}   # in the project folder of {name}",
+        )
 
 
 def _report_start(session: Session, job: JobRecord, *, detach: bool) -> None:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +62,20 @@ def test_an_exit_code_of_the_user_goes_on_on_the_same_nodes(world: World, ups: l
     assert (recovery.job, recovery.kind, recovery.checkpoint) == (failed.job, "exit", None)
     stored = json.loads((world.project / "runs" / document.job / "job.json").read_bytes())
     assert stored["recoveries"][0]["job"] == failed.job
+
+
+def test_a_job_of_another_project_or_cluster_is_refused(
+    world: World, ups: list[Session], tmp_path: Path
+) -> None:
+    run_to_end(world, DIES.replace("sys.argv[1]", "'3'"))
+    session = world.session()
+    sync = replace(session.job_spec.sync, workdir=str(tmp_path / "other"))
+    other = session.with_settings(job_spec=replace(session.job_spec, sync=sync))
+    with pytest.raises(ConfigError, match="not a job of this project"):
+        recover(other, job="w-1", on_lines=lambda _: None)
+    with pytest.raises(ConfigError, match="ran on cluster default") as error:
+        recover(replace(world.session(), name="second"), job="w-1", on_lines=lambda _: None)
+    assert error.value.next == "awsddp -c default recover w-1"
 
 
 def test_a_second_client_is_told_who_continues_the_run(world: World, ups: list[Session]) -> None:
