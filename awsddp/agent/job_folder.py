@@ -235,6 +235,20 @@ class JobFolder:
         return document
 
 
+def try_lock(path: Path) -> int | None:
+    """Lock the file at `path`; return its descriptor, or None if another process has the lock.
+
+    Closing the descriptor releases the lock.
+    """
+    descriptor = os.open(str(path), os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def jobs_folder() -> Path:
     """Return the folder that contains all jobs on this node."""
     return Path.home() / ".awsddp" / "jobs"

@@ -22,7 +22,7 @@ EVENTS_REQUEST_BYTES = 16 << 20
 
 
 class NameTaken(UsageError):
-    """The error if a node already has a job with this name."""
+    """The error if a job with this name exists on a node, in S3 or in the results folder."""
 
 
 _ERRORS = {

@@ -57,11 +57,10 @@ def make_launch_requests(
     """Return {node: request}. A request launches a node's part once the jobs in `after` have ended.
 
     `hosts` are the nodes that `ranks` run on, in any order. `facts` are fields that nodes store and report
-    with the job (commit, dirty, resumed, run_id, life, instance_type, price_usd_per_hour). The options of
-    `requested_spec` are added to these fields, and a job without a `run_id` begins a run with the launch's
-    id. The processes' environment contains the values of the job's secrets. Raises
-    UsageError for invalid placeholders or a missing script, and ConfigError for a secret that is not set on
-    this machine.
+    with the job (commit, dirty, resumed, run_id, recoveries, instance_type, price_usd_per_hour). The options
+    of `requested_spec` are added to these fields, and a job without a `run_id` begins a run with the launch's
+    id. The processes' environment contains the values of the job's secrets. Raises UsageError for invalid
+    placeholders or a missing script, and ConfigError for a secret that is not set on this machine.
     """
     from awsddp.agent_client.launchers import launcher
     from awsddp.agent_client.rank_layout import Rendezvous, default_environment

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from awsddp.agent_client.calls import NameTaken
 from awsddp.cluster.down import down
 from awsddp.cluster.run_state import RunState, observe_run
 from awsddp.cluster.up import up
-from awsddp.errors import AwsddpError, ConfigError, Interrupted, UsageError
+from awsddp.errors import AwsddpError, ConfigError, Interrupted
 from awsddp.job.checkpoint import find_run_id
 from awsddp.job.fetch import fetch
 from awsddp.job.follow import follow_to_end
@@ -51,6 +52,7 @@ def train_and_recover(session: Session, *, on_lines: _Lines, detach: bool = Fals
         started.append(job)
         _report_start(session, job, detach=detach)
 
+    failure: AwsddpError | None = None
     with session.folder.lock(session.verb, part=LOCK_PART):
         try:
             document = train(session, on_lines=on_lines, detach=detach, on_start=on_start)
@@ -59,8 +61,9 @@ def train_and_recover(session: Session, *, on_lines: _Lines, detach: bool = Fals
         except AwsddpError as error:
             if not started or isinstance(error, Interrupted):
                 raise
+            failure = error
             session.say(error.summary)
-        return _Recovery(session, started[0], on_lines).run()
+        return _Recovery(session, started[0], on_lines, failure=failure).run()
 
 
 def recover(session: Session, *, job: str | None, on_lines: _Lines, detach: bool = False) -> JobDocument:
@@ -110,14 +113,15 @@ def _report_start(session: Session, job: JobRecord, *, detach: bool) -> None:
 
 @dataclass
 class _Recovery:
-    """Continues one run. `detach` returns once a job runs."""
+    """Continues one run. `detach` returns once a job runs. `failure` is the error of the last step, if it
+    failed."""
 
     session: Session
     job: JobRecord
     on_lines: _Lines
     detach: bool = False
+    failure: AwsddpError | None = None
     _refusals: int = field(default=0, init=False)
-    _error: AwsddpError | None = field(default=None, init=False)
     _moved: bool = field(default=False, init=False)
     _nodes: int | None = field(default=None, init=False)
 
@@ -136,7 +140,7 @@ class _Recovery:
             except Interrupted:
                 raise
             except AwsddpError as error:
-                self._refusals, self._error = self._refusals + 1, error
+                self._refusals, self.failure = self._refusals + 1, error
                 self.session.say(error.summary)
 
     def _observe(self) -> RunState:
@@ -158,9 +162,9 @@ class _Recovery:
         if step.why:
             self.session.say(f"{view.job.job} does not go on: {step.why}")
             self._notify(GIVEN_UP, view.job, f"does not go on: {step.why}")
-        if self._error is not None:
-            self._error.result = document
-            raise self._error
+        if self.failure is not None:
+            self.failure.result = document
+            raise self.failure
         return document
 
     def _notify(self, event: str, job: JobRecord, text: str) -> None:
@@ -186,7 +190,7 @@ class _Recovery:
             self._move(step)
         else:
             self._start(state)
-        self._refusals, self._error = 0, None
+        self._refusals, self.failure = 0, None
 
     def _follow(self, state: RunState) -> None:
         with preconnected_cluster(self.session) as cluster, connect_reachable(cluster) as connected:
@@ -270,8 +274,5 @@ class _Recovery:
                     ),
                 )
                 return
-            except UsageError as error:
-                name = str(session.job_spec.job.name)
-                if "already exists" not in error.message:
-                    raise
-                taken.add(name)  # a client was killed after it had claimed the name
+            except NameTaken:  # a client was killed after it had claimed the name
+                taken.add(str(session.job_spec.job.name))

@@ -10,6 +10,7 @@ from pathlib import Path
 from awsddp.agent.s3.checkpoints import find_checkpoints
 from awsddp.agent_client.calls import call_nodes
 from awsddp.errors import AwsddpError, ConfigError, NotFoundError
+from awsddp.job.checkpoint import find_run_id
 from awsddp.job.fetch import make_manifest_request
 from awsddp.job.registry import JobRegistry, JobView
 from awsddp.model.metric_rows import as_number
@@ -42,18 +43,13 @@ class NextLife:
 
 
 def list_lives(session: Session, job: JobRecord, reported: Sequence[JobRecord] = ()) -> list[JobView]:
-    """Return the jobs of a job's run, oldest first. `reported` are jobs that nodes have just reported.
-
-    A job that an older awsddp started is the only job of its run.
-    """
+    """Return the jobs of a job's run, oldest first. `reported` are jobs that nodes have just reported."""
     views = [view for view in JobRegistry(session, reported).jobs if _is_same_run(view.job, job)]
     return sorted(views, key=lambda view: len(view.job.recoveries))
 
 
 def _is_same_run(job: JobRecord, other: JobRecord) -> bool:
-    if job.run_id is None:
-        return (job.job, job.nodes) == (other.job, other.nodes)
-    return (job.run_id, _first_job(job)) == (other.run_id, _first_job(other))
+    return (find_run_id(job), _first_job(job)) == (find_run_id(other), _first_job(other))
 
 
 def _first_job(job: JobRecord) -> str:
@@ -173,7 +169,7 @@ def make_next_session(session: Session, job: JobRecord, taken: set[str], *, node
     section = replace(
         requested,
         name=name,
-        args=tuple(args),
+        args=args,
         after=None,
         resume=None,
         world_size=None if fewer else requested.world_size,

@@ -355,7 +355,7 @@ def check_job_name(session: Session, name: str) -> None:
         why = "--after and --resume use it as a keyword"
         raise UsageError(f"job name {name!r} is reserved", why, another)
     if folder.exists():
-        raise UsageError(f"job {name} already exists", _describe_folder(session, name), another)
+        raise NameTaken(f"job {name} already exists", _describe_folder(session, name), another)
 
 
 def _describe_folder(session: Session, name: str) -> str:
@@ -378,7 +378,7 @@ def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused
     requested, results = cluster.session.job_spec.job.name, cluster.session.results
     if requested is not None:
         if why := _why_taken(cluster, requested, answers):
-            raise UsageError(f"job {requested} already exists", why, "choose another --name")
+            raise NameTaken(f"job {requested} already exists", why, "choose another --name")
         return requested
     taken = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched_jobs, refused)
     stem = Path(cluster.session.job_spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from awsddp.agent.diagnosis.job_causes import LOSSES, TIMED_OUT, WAITED
+from awsddp.agent.diagnosis.job_causes import GPU_FAULTS, LOSSES, TIMED_OUT, WAITED
 from awsddp.model.records import ACTIVE, Cause, JobState
 from awsddp.util.formatting import counted, duration
 
-MACHINE_CAUSES = frozenset({*LOSSES, "interrupted", "xid", "ecc_error"})
+MACHINE_CAUSES = frozenset({*LOSSES, *GPU_FAULTS, "interrupted"})
 """The causes that are a machine's fault. "interrupted": a node was powered off or restarted."""
 AGENT_CAUSES = frozenset({"node_lost", "interrupted"})
 """The causes that count only with evidence if they say that an agent ended."""
-GPU_CAUSES = frozenset({"xid", "ecc_error"})
-"""The causes after which a node is replaced although it still runs."""
 COLLECTIVE_CAUSES = frozenset({*WAITED, *TIMED_OUT, "nccl_error"})
 """The causes that a machine's fault or the program can have. They count as a machine's fault only if a node
 of the job is gone, or if its own checks show that it failed."""

@@ -1,11 +1,14 @@
 """Which node each check names. Answers of real nodes: tests/agent/test_probe.py."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
+from awsddp.agent.diagnosis.causes import TABLE
+from awsddp.agent.diagnosis.job_causes import GPU_FAULTS
 from awsddp.agent_client import node_checks
 from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.errors import NodeError
@@ -227,3 +230,9 @@ def test_failure_after_the_all_reduce_keeps_the_measured_rate() -> None:
         group.record(RankStep(rank=rank, at="reduced", gbyte_s=rate))
         group.record(RankStep(rank=rank, at="failed", why="Aborted"))
     assert group.gbyte_s == 1.0
+
+
+def test_the_xids_of_a_failed_gpu_are_those_of_the_causes() -> None:
+    patterns = [row.conditions.get("kernel", "") for row in TABLE if row.kind in GPU_FAULTS]
+    named = {int(number) for text in patterns for number in re.findall(r"\d+(?=[|)])", text)}
+    assert named == node_checks.HARDWARE_XIDS

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from awsddp.job.checkpoint import find_run_id
 from awsddp.job.lives import (
     describe_recovery,
     find_checkpoint_of_run,
@@ -91,6 +92,14 @@ def test_the_jobs_of_a_run_are_in_order_and_other_jobs_are_left_out(world: World
     resumed_by_hand = make_job("other")
     world.folder.save_jobs(second, resumed_by_hand, first)
     assert [view.job.job for view in list_lives(world.session(), second)] == ["w-1", "w-1.2"]
+
+
+def test_a_job_of_an_older_awsddp_and_the_job_that_continues_it_are_one_run(world: World) -> None:
+    first = make_job(run_id=None)
+    second = make_job("w-1.2", run_id=find_run_id(first), recoveries=(Recovery(job="w-1", kind="xid"),))
+    world.folder.save_jobs(second, first, make_job("other", run_id=None))
+    for job in (first, second):
+        assert [view.job.job for view in list_lives(world.session(), job)] == ["w-1", "w-1.2"]
 
 
 def test_the_next_job_has_a_free_name_the_settings_and_the_checkpoint_argument(world: World) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from awsddp.agent.job_folder import Document, JobFolder, read_json
+from awsddp.agent.job_folder import Document, JobFolder, read_json, try_lock
 from awsddp.agent.messages import Response
 from awsddp.agent.notify.events import FIELDS, Facts, Order, find_events, is_first_node
 from awsddp.agent.notify.outbox import Outbox
@@ -90,13 +89,7 @@ def _is_failing(row: Mapping[str, Any], facts: Facts) -> bool:
 
 def lock_notifier(folder: JobFolder) -> int | None:
     """Lock the job's notifier; return the lock's descriptor, or None if another notifier has the lock."""
-    descriptor = os.open(str(folder.path / "notify.lock"), os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    return try_lock(folder.path / "notify.lock")
 
 
 def _is_notifier_running(folder: JobFolder) -> bool:

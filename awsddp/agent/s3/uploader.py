@@ -9,7 +9,6 @@ process. An uploader that is restarted continues from its list in S3.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import json
@@ -28,7 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from awsddp.agent.file_tree import open_file, stat_stamp
-from awsddp.agent.job_folder import CommandError, JobFolder, write_json
+from awsddp.agent.job_folder import CommandError, JobFolder, try_lock, write_json
 from awsddp.agent.manifest import EVENTS, INTERNAL_FOLDER, manifest, sample
 from awsddp.agent.messages import Manifest, to_json_value
 from awsddp.agent.s3.checkpoint_index import CheckpointIndex, checkpoint_keys
@@ -113,13 +112,7 @@ def _set_disk_priority(scheduling_class: str) -> None:
 
 def _is_alone(folder: JobFolder) -> bool:
     """Acquire the job's uploader lock for this process's lifetime. Return False if the lock is taken."""
-    descriptor = os.open(str(folder.path / "saver.lock"), os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    return True
+    return try_lock(folder.uploader_lock) is not None
 
 
 class _File:
