@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from awsddp.agent.diagnosis.hang import diagnose
 from awsddp.agent.diagnosis.hang_watch import HangWatch, find_place
 from awsddp.agent.diagnosis.job_causes import (
-    GPU_FAULTS,
+    NODE_FAULTS,
     TIMED_OUT,
     WAITED,
     Cause,
@@ -96,12 +96,12 @@ def find_root_failure(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others.
 
     A rank's own fault takes precedence over an echo of another rank's fault. Of the echoes, a failed GPU
-    takes precedence, and a timeout takes precedence over a lost connection.
+    or network takes precedence, and a timeout takes precedence over a lost connection.
     """
 
     def order(failure: Failure) -> tuple[int, bool, bool]:
         kind, is_echo = failure.cause.kind, failure.fault == "echo"
-        return _FAULTS.index(failure.fault), is_echo and kind not in GPU_FAULTS, kind == "peer_lost"
+        return _FAULTS.index(failure.fault), is_echo and kind not in NODE_FAULTS, kind == "peer_lost"
 
     return min(failures, key=order)
 

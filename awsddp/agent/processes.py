@@ -28,7 +28,7 @@ from awsddp.agent.diagnosis.evidence import (
     read_last_loss,
     read_tail,
 )
-from awsddp.agent.diagnosis.job_causes import GPU_FAULTS
+from awsddp.agent.diagnosis.job_causes import NODE_FAULTS
 from awsddp.agent.job_folder import JobFolder, RankReport, rank_search_path, read_counters, read_report
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Ranks:
         """Return the report with the cause of the rank's end, which is derived from the rank's log.
 
         `stopped_at` is the time when the rank was sent the signal to end (0: never). If the rank was already
-        ending at that time because of an exception, the failure is its own fault. If its GPU has failed, the
+        ending at that time because of an exception, the failure is its own fault. If its node has failed, the
         failure is an echo, because another rank may have failed first by that.
         """
         code, rank = report.exit_code, report.rank
@@ -187,7 +187,7 @@ class Ranks:
         disk_text = describe_full_disk(self._folder.path, Path(self._request.workdir), Path("/tmp"))
         fault = "echo" if cause.kind in ECHOES else "own"
         if stopped_at and not (find_exceptions(text) and _modified_at(self._folder.log(rank)) < stopped_at):
-            fault = "echo" if cause.kind in GPU_FAULTS else "stopped"
+            fault = "echo" if cause.kind in NODE_FAULTS else "stopped"
         explained = cause._replace(
             explanation=f"{cause.explanation} {disk_text}".rstrip(),
             rank=rank,

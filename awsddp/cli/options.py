@@ -83,7 +83,7 @@ def _store(ctx: click.Context, option: click.Option, value: Any) -> None:
         ctx.obj = dataclasses.replace(options, **{name: value})
 
 
-_RESUMABLE = ("down", "stop", "fetch", "cancel", "sync")
+_RESUMABLE = ("down", "stop", "fetch", "cancel", "sync", "recover")
 """Verbs that continue their interrupted work if the user types them again."""
 
 
@@ -107,7 +107,8 @@ class Verb(click.Command):
         """Run the verb with the global options that precede and follow it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
         COMMAND.options, COMMAND.finishes, COMMAND.ends_cluster = options, self.finishes, self.ends_cluster
-        words = ["awsddp", str(self.name), *ctx.params.get("names", ())]
+        names = ctx.params.get("names") or filter(None, [ctx.params.get("job")])
+        words = ["awsddp", str(self.name), *names]
         COMMAND.rerun_command = shlex.join(words) if self.name in _RESUMABLE else ""
         try:
             return super().invoke(ctx)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from awsddp.agent.diagnosis.job_causes import GPU_FAULTS, cause_of_kind
+from awsddp.agent.diagnosis.job_causes import NODE_FAULTS, cause_of_kind
 from awsddp.agent_client.node_checks import find_failed_nodes, find_reclaimed_nodes, probe_nodes
 from awsddp.errors import AwsddpError
 from awsddp.job.lives import list_lives
@@ -24,7 +24,7 @@ from awsddp.state import ClusterHistory
 from awsddp.storage.results_dir import has_unfetched_results
 from awsddp.util.formatting import optional_utc
 
-_DOOMED_CAUSES = (*GPU_FAULTS, "spot_interruption", "instance_retired")
+_DOOMED_CAUSES = (*NODE_FAULTS, "spot_interruption", "instance_retired")
 """The causes whose node is replaced even if it still runs."""
 
 

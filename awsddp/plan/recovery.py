@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from awsddp.agent.diagnosis.job_causes import GPU_FAULTS, LOSSES, TIMED_OUT, WAITED
+from awsddp.agent.diagnosis.job_causes import LOSSES, NODE_FAULTS, TIMED_OUT, WAITED
 from awsddp.model.records import ACTIVE, Cause, JobState
 from awsddp.util.formatting import counted, duration
 
-MACHINE_CAUSES = frozenset({*LOSSES, *GPU_FAULTS, "interrupted"})
+MACHINE_CAUSES = frozenset({*LOSSES, *NODE_FAULTS, "interrupted"})
 """The causes that are a machine's fault. "interrupted": a node was powered off or restarted."""
 AGENT_CAUSES = frozenset({"node_lost", "interrupted"})
 """The causes that count only with evidence if they say that an agent ended."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from awsddp.agent_client.rank_layout import SECRET
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.model.records import ACTIVE, JobRecord
+from awsddp.plan.recovery import MACHINE_CAUSES
 from awsddp.session.advice import Command, Line, parse_message
 from awsddp.session.context import Session
 from awsddp.session.resume_option import resume_option
@@ -252,16 +253,20 @@ def make_interrupted_error(session: Session, *, continue_command: str = "") -> I
     `continue_command` is the command that continues the interrupted command's work.
     """
     record = session.folder.read(ignore_newer=True)
+    next_steps = [f"{continue_command}   # goes on"] if continue_command else []
     if record is None and session.local:
         next_step = "awsddp local status\nawsddp local stop   # end the local cloud and its nodes"
         return Interrupted("interrupted", "the local cloud may be running", next_step)
     if record is None:
-        return Interrupted("interrupted", f"no record of cluster {session.spec.name} on this machine")
+        no_record = f"no record of cluster {session.spec.name} on this machine"
+        return Interrupted("interrupted", no_record, *next_steps)
     active = [job.job for job in record.jobs if job.state in ACTIVE]
+    last = record.jobs[-1] if record.jobs else None
+    if session.job_spec.job.recover and last and last.cause and last.cause.kind in MACHINE_CAUSES:
+        next_steps.append(f"awsddp recover {last.job}   # goes on")
     why = [f"they expire at {optional_utc(record.expires)}"]
     if active:
         why.append(f"job {active[-1]} keeps running without this machine, unless it has ended")
-    next_steps = [f"{continue_command}   # goes on"] if continue_command else []
     if continue_command == "awsddp down":
         return Interrupted(f"interrupted: {_describe_nodes(record)}", "\n".join(why), *next_steps)
     next_steps += [f"awsddp logs -f {job}   # follow it and fetch its results" for job in active[-1:]]

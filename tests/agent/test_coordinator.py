@@ -1,9 +1,10 @@
 """The decisions of the first node, one at a time."""
 
+import itertools
 from typing import Any
 
 from awsddp.agent.coordinator import Coordinator, ElasticCoordinator, Message, Order
-from awsddp.agent.diagnosis.job_causes import Cause
+from awsddp.agent.diagnosis.job_causes import NODE_FAULTS, Cause
 from awsddp.agent.diagnosis.stacks import NodeStacks, Process
 from awsddp.agent.job_folder import Ending, RankReport
 from tests.support.fleet import make_launch
@@ -241,14 +242,13 @@ def test_cause_is_a_rank_that_timed_out_before_one_that_lost_its_peer() -> None:
     assert (coordinator.orders, get_cause_rank(coordinator)) == ([GO, STACKS, STOP], 1)
 
 
-def test_failed_gpu_is_the_cause_of_the_errors_of_nccl_on_other_nodes_and_not_of_a_ranks_own_fault() -> None:
-    gpu = make_exit(2, -15, "echo", "GPU 0000:23:00 failed", "xid")  # ended by the job's stop
-    for kind in ("nccl_error", "peer_lost", "nccl_timeout", "exit"):
+def test_failed_node_is_the_cause_of_the_errors_of_nccl_on_other_nodes_and_not_of_a_ranks_own_fault() -> None:
+    for kind, fault in itertools.product(("nccl_error", "peer_lost", "nccl_timeout", "exit"), NODE_FAULTS):
         coordinator = start_coordinator()
         coordinator.receive(0, make_exit(0, 1, "own" if kind == "exit" else "echo", kind=kind), now=2)
-        coordinator.receive(1, gpu, now=3)
+        coordinator.receive(1, make_exit(2, -15, "echo", kind=fault), now=3)  # ended by the job's stop
         cause = coordinator.document().cause
-        expected = ("exit", 0) if kind == "exit" else ("xid", 1)
+        expected = ("exit", 0) if kind == "exit" else (fault, 1)
         assert (cause.kind, cause.node) == expected, kind
         assert cause.instance_id == f"i-{cause.node}"
 

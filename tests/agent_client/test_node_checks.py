@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from awsddp.agent.diagnosis.causes import TABLE
-from awsddp.agent.diagnosis.job_causes import GPU_FAULTS
+from awsddp.agent.diagnosis.job_causes import NODE_FAULTS
 from awsddp.agent_client import node_checks
 from awsddp.agent_client.rank_layout import layout_ranks
 from awsddp.errors import NodeError
@@ -233,6 +233,6 @@ def test_failure_after_the_all_reduce_keeps_the_measured_rate() -> None:
 
 
 def test_the_xids_of_a_failed_gpu_are_those_of_the_causes() -> None:
-    patterns = [row.conditions.get("kernel", "") for row in TABLE if row.kind in GPU_FAULTS]
+    patterns = [row.conditions.get("kernel", "") for row in TABLE if row.kind in NODE_FAULTS]
     named = {int(number) for text in patterns for number in re.findall(r"\d+(?=[|)])", text)}
     assert named == node_checks.HARDWARE_XIDS

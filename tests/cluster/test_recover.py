@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws import instances
+from awsddp.aws import instances, waits
+from awsddp.aws.waits import Clock
 from awsddp.cluster import recover as recover_module
-from awsddp.cluster.recover import LOCK_PART, recover
-from awsddp.errors import ConfigError
+from awsddp.cluster.recover import LOCK_PART, recover, train_and_recover
+from awsddp.errors import ConfigError, NodeError
 from awsddp.job.logs import logs
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import JobRecord
+from awsddp.nodes import rsync
 from awsddp.session.context import Session
 from tests.support.folder_nodes import World, start_script
 
 DIES = "import sys; sys.exit(int(sys.argv[1]))\n"
 GOES_ON = "import os; print(os.environ['AWSDDP_RUN_ID'], os.environ.get('AWSDDP_RESUME'))\n"
+WRITES = "import os; open(os.environ['AWSDDP_RUN_DIR'] + '/w.txt', 'w').write('x' * (1 << 20))\n"
 
 
 @pytest.fixture
@@ -86,3 +89,22 @@ def test_a_second_client_is_told_who_continues_the_run(world: World, ups: list[S
     ):
         recover_in(world)
     assert "`awsddp train`" in error.value.why
+
+
+def test_an_error_after_the_start_of_the_first_job_is_the_error_of_the_run(
+    world: World, ups: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job succeeds, but its results cannot be written; after three more attempts the run ends."""
+    pauses: list[float] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NodeError("no space left on this machine")
+
+    monkeypatch.setattr(rsync, "transfer", refuse)
+    monkeypatch.setattr(waits, "CLOCK", Clock(sleep=pauses.append))
+    (world.project / "w.py").write_text(WRITES)
+    with pytest.raises(NodeError, match="no space left") as error:
+        train_and_recover(world.session(script="w.py", recover=1), on_lines=lambda _: None)
+    assert isinstance(error.value.result, JobDocument)
+    assert (error.value.result.state, error.value.result.fetched) == ("succeeded", False)
+    assert (ups, pauses) == ([], [20.0, 40.0])

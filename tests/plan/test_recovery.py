@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from awsddp.agent.diagnosis.causes import TABLE
-from awsddp.agent.diagnosis.job_causes import GPU_FAULTS, JOB_TABLE
+from awsddp.agent.diagnosis.job_causes import JOB_TABLE, NODE_FAULTS
 from awsddp.model.records import Cause, JobState
 from awsddp.plan.recovery import (
     COLLECTIVE_CAUSES,
@@ -124,7 +124,7 @@ class World:
         if kind in ("spot_interruption", "node_lost", "interrupted"):
             lost = min(self.draw.randint(1, 2), len(self.living))
             self.living -= set(self.draw.sample(sorted(self.living), lost))
-        elif kind in GPU_FAULTS:
+        elif kind in NODE_FAULTS:
             self.faulty = {self.draw.choice(sorted(self.living))}
         self.unfetched = set() if self.has_bucket else set(self.living)
         code = self.draw.choice([1, 75]) if kind == "exit" else None

@@ -20,8 +20,8 @@ from awsddp.cli.command_line import COMMAND, Globals, with_global_options
 from awsddp.cli.main import cli
 from awsddp.errors import CloudError, Interrupted, Terminated
 from awsddp.local import control
+from awsddp.model.records import Cause, Target, TargetName
 from awsddp.model.records import JobRecord as JobRecord
-from awsddp.model.records import Target, TargetName
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import Session
 from awsddp.session.next_steps import complete_commands, describe_cost, make_interrupted_error
@@ -198,6 +198,7 @@ def test_the_next_step_of_an_interrupted_up_launches_no_second_node(records: Lab
     [
         (["down", "-y"], ["awsddp down   # goes on"]),
         (["fetch", "a b", "c"], ["awsddp fetch 'a b' c   # goes on", "awsddp logs -f one", "awsddp down"]),
+        (["recover", "one"], ["awsddp recover one   # goes on", "awsddp logs -f one", "awsddp down"]),
         (["status"], ["awsddp logs -f one", "awsddp down"]),
     ],
 )
@@ -218,6 +219,26 @@ def test_the_next_step_of_a_terminated_command_is_that_command(
     assert error.value.exit_code == 143
     lines = error.value.next.split("\n")
     assert [line for line, start in zip(lines, expected, strict=True) if not line.startswith(start)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "expected"),
+    [
+        ("spot_interruption", 3, ["recover -o job.recover=3 one", "down"]),
+        ("exit", 3, ["down"]),
+        ("spot_interruption", None, ["down"]),
+    ],
+)
+def test_the_next_step_of_an_interrupted_recovery_is_recover(
+    folder: ClusterFolder, kind: str, limit: int | None, expected: list[str]
+) -> None:
+    job = JobRecord(
+        job="one", state="interrupted", cause=Cause(kind=kind, node=0, rank=None), ranks=(), home=""
+    )
+    folder.write(replace(RECORD, jobs=(job,)))
+    session = make_session(folder, **{"job.recover": limit})
+    lines = parse_commands(complete_commands(session, make_interrupted_error(session).next))
+    assert lines == [f"awsddp -c second {line}" for line in expected]
 
 
 def test_the_next_step_of_an_interrupted_up_has_the_typed_options(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # The first row whose conditions all hold gives the cause of a rank's end. These conditions have a value:
 # - `said`: a pattern that matches the rank's last exception, or else the last lines of the rank's log.
 # - `log`: a pattern that matches the part of the rank's log that was read, which is the log's end.
-# - `kernel`: a pattern that matches the kernel's log.
+# - `kernel`: a pattern that matches the kernel's log, if the rank used a GPU or was ended by a signal.
+# - `network`: a pattern that matches the kernel's log, if the rank lost or waited for another rank.
 # - `signal`: the signal that ended the rank without an exception.
 # - `code`: the rank's exit code.
 # All other names in CONDITIONS are conditions without a value.
@@ -43,14 +44,19 @@ cuda_oom: The GPU ran out of memory.
   next use a smaller batch
 ecc_error (retryable): The GPU's memory has a fault.
   said uncorrectable ECC error
-  next awsddp doctor   # checks the GPUs of each node; retry on other instances: awsddp down, awsddp up
+  next awsddp recover   # on a new node, from the job's newest checkpoint
 # Xids that name the hardware; most others are the program's own. https://docs.nvidia.com/deploy/xid-errors/
 ecc_error (retryable): The memory of GPU {gpu} has a fault (Xid {xid} in the kernel's log).
   kernel NVRM: Xid \(PCI:(?P<gpu>[\w:.]+)\): (?P<xid>48|63|64|94|95)\b
-  next awsddp doctor   # checks the GPUs of each node; retry on other instances: awsddp down, awsddp up
+  next awsddp recover   # on a new node, from the job's newest checkpoint
 xid (retryable): GPU {gpu} failed (Xid {xid} in the kernel's log: {text}).
   kernel NVRM: Xid \(PCI:(?P<gpu>[\w:.]+)\): (?P<xid>62|74|79|119|120|140)\b,? ?(?P<text>[^\n]*)
-  next awsddp doctor   # checks the GPUs of each node; retry on other instances: awsddp down, awsddp up
+  next awsddp recover   # on a new node, from the job's newest checkpoint
+# Messages of the kernel, and of EC2's network driver if its device no longer reports that it is alive:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-ena.html
+network_failed (retryable): The network device of the node failed ("{text}" in the kernel's log).
+  network (?P<text>NETDEV WATCHDOG: \S+|Keep alive watchdog timeout)
+  next awsddp recover   # on a new node, from the job's newest checkpoint
 abort_at_exit (retryable): The rank aborted at its exit, after its work was done. gloo sometimes causes this.
   signal SIGABRT
   log destroy_process_group|terminate called without an active exception
@@ -307,6 +313,15 @@ def _kernel(evidence: Evidence, pattern: str) -> dict[str, str] | None:
     return _search(pattern, evidence.kernel()) if is_relevant else None
 
 
+def _network(evidence: Evidence, pattern: str) -> dict[str, str] | None:
+    """Match if `pattern` matches the kernel's log, and SIGTERM ended the rank, or it lost another rank, or
+    waited for one."""
+    is_stopped = evidence.signal == signal.SIGTERM and not evidence.exception
+    echoes = [row.conditions["said"] for row in TABLE if row.kind in ECHOES and "said" in row.conditions]
+    is_echo = any(_search(echo, evidence.error_text) is not None for echo in echoes)
+    return _search(pattern, evidence.kernel()) if is_stopped or is_echo else None
+
+
 def _signal(evidence: Evidence, name: str) -> dict[str, str] | None:
     """Match if signal `name` ended the rank without an exception; `place` is the rank's last line of code."""
     if evidence.signal != signal.Signals[name] or evidence.exception:
@@ -343,6 +358,7 @@ CONDITIONS: dict[str, Callable[[Evidence, str], dict[str, str] | None]] = {
     "said": lambda evidence, pattern: _search(pattern, evidence.error_text),
     "log": lambda evidence, pattern: _search(pattern, evidence.text),
     "kernel": _kernel,
+    "network": _network,
     "signal": _signal,
     "code": lambda evidence, code: {} if evidence.exit_code == int(code) else None,
     "killed": lambda evidence, _: {} if evidence.is_killed else None,

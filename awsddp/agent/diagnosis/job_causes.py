@@ -86,8 +86,8 @@ expired (retryable): {why}.
   next awsddp up --expires TIME && awsddp train   # starts the nodes with more time""")
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
 """The kinds of causes that mean that a node was lost."""
-GPU_FAULTS = ("xid", "ecc_error")
-"""The kinds of causes that mean that a GPU failed, according to its own node."""
+NODE_FAULTS = ("xid", "ecc_error", "network_failed")
+"""The kinds of causes that mean that a node's GPU or network device failed, according to the node itself."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
 """The kinds of causes for a rank that waited for another rank."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})

@@ -81,8 +81,9 @@ def make_event(
 def find_events(order: Order, facts: Facts) -> list[Event]:
     """Return all events that this node sends, in the order in which they happen, with those of earlier calls.
 
-    The first node sends the job's events. Every node sends its own shutdown, except an expiry, which all
-    nodes have at the same time. If the first node is lost, each other node returns the job's end.
+    The first node sends the job's events. Every node sends that it saves nothing to S3 any more, and its own
+    shutdown, except an expiry, which all nodes have at the same time. If the first node is lost, each other
+    node returns the job's end.
     """
     document, is_first = facts.document, is_first_node(facts.request)
     events: list[Event] = []
@@ -95,9 +96,10 @@ def find_events(order: Order, facts: Facts) -> list[Event]:
     if is_first and order.budget_at is not None and facts.now >= order.budget_at:
         add("budget", "runs, and 80 % of the cluster's budget is spent")
     if is_first and facts.hang.get("state"):
-        _add_hang(add, facts.hang)
-    if is_first and facts.unsaved:
-        add("unsaved", f"saves nothing to S3 any more: {facts.unsaved}")
+        _add_hang(add, facts)
+    if facts.unsaved:
+        place = "" if is_first else f" from node{facts.request.node}"
+        add("unsaved", f"saves nothing{place} to S3 any more: {facts.unsaved}", "" if is_first else place)
     if facts.shutdown.reason and (is_first or facts.shutdown.reason != "expires"):
         _add_shutdown(add, facts)
     if _reports_end(facts, is_first=is_first):
@@ -106,8 +108,11 @@ def find_events(order: Order, facts: Facts) -> list[Event]:
     return events
 
 
-def _add_hang(add: Any, hang: Mapping[str, Any]) -> None:
+def _add_hang(add: Any, facts: Facts) -> None:
+    hang = facts.hang
     rank, since = hang.get("rank"), hang.get("since")
+    if hang["state"] == "hung" and facts.request.ends_when_hung:
+        return  # the job ends by it, which is an event of its own
     if hang["state"] == "hung":
         text = "hangs" if rank is None else f"hangs: rank {rank} is behind"
         add("hung", text, since, {"kind": "hang", "explanation": text, "node": None, "rank": rank})

@@ -9,7 +9,7 @@ import pytest
 
 from awsddp.agent.diagnosis.causes import CONDITIONS, TABLE, Evidence, explain
 from awsddp.agent.diagnosis.evidence import last_lines, read_last_loss, read_tail
-from awsddp.agent.diagnosis.job_causes import GPU_FAULTS, JOB_TABLE, Row
+from awsddp.agent.diagnosis.job_causes import JOB_TABLE, NODE_FAULTS, Row
 from awsddp.agent_client import program
 from tests.support.rank_logs import GLOO, TRACEBACK, exception_log
 
@@ -398,6 +398,37 @@ def test_fault_of_a_gpu_is_read_from_the_log_of_the_kernel(line: str, kind: str,
     assert explain(Evidence(1, exception_log("ValueError: no"), kernel=lambda: log)).kind == "exit"
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        (1, exception_log(f"{GLOO}pair.cc:144] Connection reset by peer [10.0.0.1]:4211"), ""),
+        (1, exception_log(f"{GLOO}unbound_buffer.cc:88] Timed out waiting 1800000ms for recv operation"), ""),
+        (1, exception_log(f"{NCCL}unhandled system error"), ""),
+        (-6, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE)", ""),
+        (-15, "", ""),
+        (-11, "", "segfault"),
+        (1, exception_log("ValueError: no"), "exit"),
+        (1, exception_log("requests.exceptions.ConnectionError: Max retries exceeded"), "no_internet"),
+    ],
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ena 0000:00:05.0 ens5: Keep alive watchdog timeout.",
+        "NETDEV WATCHDOG: ens5 (ena): transmit queue 2 timed out",
+    ],
+)
+def test_failed_network_device_explains_lost_ranks_but_no_other_end(
+    code: int, text: str, kind: str, line: str
+) -> None:
+    cause = explain(Evidence(code, text, kernel=lambda: f"{line}\n"))
+    assert cause.kind == (kind or "network_failed"), cause
+    assert (
+        explain(Evidence(code, text, kernel=lambda: "ena 0000:00:05.0 ens5: link up")).kind
+        != "network_failed"
+    )
+
+
 UNBOUND = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  "
 
 
@@ -424,7 +455,7 @@ def test_failed_gpu_explains_every_end_of_its_nodes_ranks_but_the_programs_own(
 ) -> None:
     log = f"NVRM: Xid (PCI:0000:23:00): {xid}, pid=1234, name=python, a fault"
     assert explain(Evidence(code, text, kernel=lambda: log)).kind == (kind or fault)
-    assert explain(Evidence(code, text)).kind not in GPU_FAULTS
+    assert explain(Evidence(code, text)).kind not in NODE_FAULTS
 
 
 def test_loss_that_is_not_finite_is_read_from_the_metrics(tmp_path: Path) -> None:
@@ -440,7 +471,7 @@ def test_every_condition_is_known_and_its_pattern_compiles() -> None:
     for row in TABLE:
         assert row.conditions.keys() <= CONDITIONS.keys(), row.kind
         for condition, text in row.conditions.items():
-            if condition in ("said", "log", "kernel"):
+            if condition in ("said", "log", "kernel", "network"):
                 assert text
                 assert re.compile(text)
             elif condition == "signal":
@@ -459,7 +490,7 @@ def test_agent_gets_the_same_table() -> None:
 
 def test_every_row_with_conditions_has_an_example() -> None:
     kinds = {row.kind for row in TABLE}
-    assert kinds == {kind for *_, kind, _ in EXAMPLES} | {"xid"}
+    assert kinds == {kind for *_, kind, _ in EXAMPLES} | {"xid", "network_failed"}
     assert all(re.fullmatch("[a-z][a-z_]+", row.kind) for row in (*TABLE, *JOB_TABLE))
 
 

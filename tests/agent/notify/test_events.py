@@ -60,13 +60,23 @@ def test_text_of_a_cause_has_no_markup_and_is_short(text: str) -> None:
     assert not set(cleaned) & set("<>&@`\n\x1b\x07") and len(cleaned) <= 200
 
 
-def test_only_the_first_node_sends_the_events_of_the_job() -> None:
+def test_only_the_first_node_sends_the_events_of_the_whole_job() -> None:
     hang = {"state": "hung", "since": 5, "rank": 3}
     everything: dict[str, Any] = {"unsaved": "its uploads fail", "hang": hang}
     order = ORDER._replace(budget_at=999.0)
     ended = facts(state="failed", cause=CAUSE, **everything)
     assert names(ended, order) == ["budget", "hung", "unsaved", "ended"]
-    assert names(facts(1, state="failed", cause=CAUSE, complete=True, **everything), order) == []
+    assert names(facts(1, state="failed", cause=CAUSE, complete=True, **everything), order) == ["unsaved"]
+
+
+def test_each_node_sends_once_that_it_saves_nothing_any_more() -> None:
+    first, second = (find_events(ORDER, facts(node, unsaved="its uploads fail"))[0] for node in (0, 1))
+    assert (
+        second["text"]
+        == "job train-1 on cluster default saves nothing from node1 to S3 any more: its uploads fail"
+    )
+    assert first["text"] == "job train-1 on cluster default saves nothing to S3 any more: its uploads fail"
+    assert first["id"] != second["id"]
 
 
 def test_another_node_sends_the_end_only_if_its_agent_ended_the_job_without_the_first() -> None:
@@ -89,6 +99,12 @@ def test_hang_is_an_event_for_each_time_at_which_it_began(hang: dict[str, Any], 
     (later,) = find_events(ORDER, facts(hang={**hang, "since": 6}))
     assert first["event"] == expected
     assert first["id"] == again["id"] != later["id"]
+
+
+def test_hang_that_ends_the_job_is_its_end_and_no_event_before() -> None:
+    found = facts(hang={"state": "hung", "since": 5, "rank": 3})
+    found.request.ends_when_hung = True
+    assert names(found) == []
 
 
 def test_spot_notice_names_its_node_and_each_node_has_its_own() -> None:

@@ -18,6 +18,7 @@ from awsddp.agent.notify.notifier import UnsavedClock, is_alive, nodes_between
 from awsddp.agent.notify.pending import lock_notifier
 from awsddp.agent_client import calls
 from awsddp.agent_client.program import NOTIFIER_MODULES, node_program
+from benchmarks.campaigns.hangs import HANGS
 from tests.support.fleet import Fleet, all_processes, make_launch
 from tests.support.waiting import until
 from tests.support.webhook import serve_webhook
@@ -99,6 +100,20 @@ def test_events_arrive_in_the_order_in_which_they_happen(fleet: Fleet) -> None:
         assert hook.bodies[3]["cause"]["kind"] == "cancelled"
         until(lambda: not is_notifier_running(fleet, 0), seconds=10)
         assert len(hook.bodies) == 4
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("recover", "event"), [(None, "hung"), (1, "ended")])
+def test_hang_of_real_ranks_is_an_event_that_names_the_rank(
+    fleet: Fleet, recover: int | None, event: str
+) -> None:
+    """The agents look after 4 s of silence and 3 s later, not after half an hour."""
+    settings = {"looks": (4.0, 3.0), "recover": recover, "variables": {"CULPRIT": "1"}}
+    with serve_webhook() as hook:
+        launch_with_notifier(fleet, HANGS["skip"][0], hook.url, **settings)
+        (body,) = hook.wait(1, seconds=90)
+        assert (body["event"], body["cause"]["kind"], body["cause"]["rank"]) == (event, "hang", 1)
 
 
 @pytest.mark.prove
