@@ -255,14 +255,15 @@ def make_interrupted_error(session: Session, *, continue_command: str = "") -> I
     record = session.folder.read(ignore_newer=True)
     next_steps = [f"{continue_command}   # goes on"] if continue_command else []
     if record is None and session.local:
-        next_step = "awsddp local status\nawsddp local stop   # end the local cloud and its nodes"
-        return Interrupted("interrupted", "the local cloud may be running", next_step)
+        next_steps += ["awsddp local status", "awsddp local stop   # end the local cloud and its nodes"]
+        return Interrupted("interrupted", "the local cloud may be running", "\n".join(next_steps))
     if record is None:
         no_record = f"no record of cluster {session.spec.name} on this machine"
         return Interrupted("interrupted", no_record, *next_steps)
     active = [job.job for job in record.jobs if job.state in ACTIVE]
     last = record.jobs[-1] if record.jobs else None
-    if session.job_spec.job.recover and last and last.cause and last.cause.kind in MACHINE_CAUSES:
+    is_lost = last is not None and last.cause is not None and last.cause.kind in MACHINE_CAUSES
+    if session.job_spec.job.recover and last and is_lost and not continue_command:
         next_steps.append(f"awsddp recover {last.job}   # goes on")
     why = [f"they expire at {optional_utc(record.expires)}"]
     if active:
