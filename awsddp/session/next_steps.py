@@ -68,7 +68,7 @@ def complete_commands(session: Session, text: str, *, job: JobRecord | None = No
     Each command gets the global options that select the cluster. A command at the start of a line also gets
     those options of the current command line that the command's verb reads and that the command does not set.
     With `job`, `train` gets that job's options, script and arguments, and becomes `run` if the current verb
-    is `run`. A command after a `down` on the same line gets the cluster's settings. AWS CLI commands get the
+    is `run`; `recover` gets the job's name. A command after a `down` on the same line gets the cluster's settings. AWS CLI commands get the
     local cloud's variables if the cluster is in the local cloud.
     """
     return "\n".join(
@@ -147,7 +147,7 @@ def _with_options(session: Session, command: Command, job: JobRecord | None, *, 
     )
     if job is not None and "--resume" in typed_words:
         options["job.args"] = [*job.args, *resume_words(session, job)]
-    script = script_arguments(options)
+    script = [job.job] if verb == "recover" and job is not None else script_arguments(options)
     script = [] if {"SCRIPT", "--", *script[:1]} & {*typed_words} else script
     return replace(command, verb=verb, verb_options=tuple(added), script_words=tuple(script))
 

@@ -309,6 +309,7 @@ TYPED: dict[str, object] = {"job.results": "out", "env.variables.LR": "2", "env.
             ),
         ),
         ("awsddp train SCRIPT   # yours", f"awsddp train {AGAIN} SCRIPT   # yours"),
+        ("awsddp recover   # goes on", "awsddp recover -o job.results=out first   # goes on"),
     ],
 )
 def test_advice_repeats_the_requested_settings_once(
