@@ -111,8 +111,9 @@ def recover(ctx: click.Context, /, options: Globals, *, job: str | None, detach:
 
     A machine's fault is a spot reclaim, a lost or powered off node, or a failed GPU or network device.
     Failed nodes are replaced. If AWS has no capacity for them, all nodes are launched elsewhere once their
-    results are fetched. A job that failed by its own error is not continued. Type this in the project folder of the
-    machine that started the job. Without --detach, the job is followed to its end, with further recoveries.
+    results are fetched. A job that failed by its own error is not continued. Type this in the project folder
+    of the machine that started the job. Without --detach, the job is followed to its end, with further
+    recoveries.
     """
     from awsddp.cluster.recover import recover
 

@@ -21,7 +21,7 @@ from awsddp.session.connect import (
 )
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.state import ClusterHistory
-from awsddp.storage.results_dir import has_unfetched_results
+from awsddp.storage.results_dir import has_unfetched_results, is_fetched
 from awsddp.util.formatting import optional_utc
 
 _DOOMED_CAUSES = (*NODE_FAULTS, "spot_interruption", "instance_retired")
@@ -137,6 +137,9 @@ def _make_situation(
     faulty = running & {*doomed, *reports.reclaimed, *reports.failed, *impaired}
     names = {view.job.job for view in lives}
     unfetched = [job for node in filter_reachable(live) for job in node.unfetched]
+    # The results of a job that succeeded must be on this machine, even if they are all in S3.
+    is_needed_here = last.state == "succeeded" and not is_fetched(session.results / last.job, last)
+    is_needed_here &= bool(instances & running) or last.saving is not None
     return Situation(
         lives=[
             Life(
@@ -151,7 +154,7 @@ def _make_situation(
         exit_codes=requested.recover_on,
         failed=frozenset(instances - running | instances & {*faulty, *reports.silent}),
         faulty=frozenset(str(instance) for instance in faulty),
-        is_fetched=not has_unfetched_results(session, unfetched, last),
+        is_fetched=not has_unfetched_results(session, unfetched, last) and not is_needed_here,
         living=tuple(sorted(node.node for node in live)),
         shares_nodes=any(job.state in ACTIVE and job.job not in names for job in reports.jobs),
         left_s=_find_time_left(cluster, lives[-1].history),

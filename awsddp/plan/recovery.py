@@ -51,12 +51,12 @@ class Situation:
     `lives` are the run's lives, oldest first. `limit` is `job.recover`, and `exit_codes` is `job.recover_on`.
     `failed` are the instances of the last life that are gone, do not answer, or whose own checks show a
     failure; `faulty` are those that still run and must be replaced. `is_fetched` is True if all results of
-    the last life that living nodes have are on this machine or in S3. `living` are the numbers of the living
-    nodes, `nodes` is the requested number, and `min_nodes` is the number with which the job may go on.
-    `is_ready` is True if all requested nodes run and are prepared. `shares_nodes` is True if another job runs
-    on the nodes. `left_s` is the time until the nodes' expiry, which the budget limits too. `refusals` is how
-    often the last step was refused, and `moved` is True if the nodes of this life were already moved. `waits`
-    is `capacity.retry_until_up`.
+    the last life that living nodes have are on this machine or in S3 (of a life that succeeded: on this
+    machine). `living` are the numbers of the living nodes, `nodes` is the requested number, and `min_nodes`
+    is the number with which the job may go on. `is_ready` is True if all requested nodes run and are
+    prepared. `shares_nodes` is True if another job runs on the nodes. `left_s` is the time until the nodes'
+    expiry, which the budget limits too. `refusals` is how often the last step was refused, and `moved` is
+    True if the nodes of this life were already moved. `waits` is `capacity.retry_until_up`.
     """
 
     lives: Sequence[Life]

@@ -68,8 +68,8 @@ def complete_commands(session: Session, text: str, *, job: JobRecord | None = No
     Each command gets the global options that select the cluster. A command at the start of a line also gets
     those options of the current command line that the command's verb reads and that the command does not set.
     With `job`, `train` gets that job's options, script and arguments, and becomes `run` if the current verb
-    is `run`; `recover` gets the job's name. A command after a `down` on the same line gets the cluster's settings. AWS CLI commands get the
-    local cloud's variables if the cluster is in the local cloud.
+    is `run`; `recover` gets the job's name. A command after a `down` on the same line gets the cluster's
+    settings. AWS CLI commands get the local cloud's variables if the cluster is in the local cloud.
     """
     return "\n".join(
         str(_complete_line(session, line, job)) for line in parse_message(_with_local_cloud(session, text))

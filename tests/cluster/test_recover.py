@@ -19,6 +19,7 @@ from awsddp.model.records import JobRecord
 from awsddp.nodes import rsync
 from awsddp.session.context import Session
 from tests.support.folder_nodes import World, start_script
+from tests.support.waiting import until
 
 DIES = "import sys; sys.exit(int(sys.argv[1]))\n"
 GOES_ON = "import os; print(os.environ['AWSDDP_RUN_ID'], os.environ.get('AWSDDP_RESUME'))\n"
@@ -108,3 +109,14 @@ def test_an_error_after_the_start_of_the_first_job_is_the_error_of_the_run(
     assert isinstance(error.value.result, JobDocument)
     assert (error.value.result.state, error.value.result.fetched) == ("succeeded", False)
     assert (ups, pauses) == ([], [20.0, 40.0])
+
+
+def test_results_of_a_job_that_succeeded_are_fetched_although_they_are_in_s3(
+    world: World, ups: list[Session]
+) -> None:
+    """Another command has removed the nodes' tags, as it does once all results are in S3."""
+    started = start_script(world, WRITES, recover=1)
+    until(lambda: world.homes.document(0, started.job)["state"] == "succeeded")
+    world.tags.clear()
+    document = recover_in(world)
+    assert (document.job, document.state, document.fetched, ups) == (started.job, "succeeded", True, [])
