@@ -286,6 +286,24 @@ class ClusterFolder:
                 return _read_holder(stream)
         return None
 
+    def end_runs(self, verb: str, *, run_id: str = "") -> None:
+        """Record that the user ended this cluster's runs by `verb`, or only the run `run_id`.
+
+        No client continues a run that began before. Raises ConfigError if the file cannot be written.
+        """
+        write_private(self._end_path(run_id), verb.encode())
+
+    def find_end_of_runs(self, run_id: str) -> tuple[str, datetime] | None:
+        """Return the verb with which the user last ended this cluster's runs or `run_id`, and the time."""
+        ends = []
+        for path in (self._end_path(""), self._end_path(run_id)):
+            with contextlib.suppress(OSError):
+                ends.append((datetime.fromtimestamp(path.stat().st_mtime, UTC), path.read_text("utf-8")))
+        return max(ends)[::-1] if ends else None
+
+    def _end_path(self, run_id: str) -> Path:
+        return self.root / "locks" / f"{self.name}.ended{run_id and '-'}{run_id}"
+
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[float]:
         """Lock the cluster against other commands on this machine. The kernel releases a dead process's lock.

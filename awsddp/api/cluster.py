@@ -483,6 +483,17 @@ class Job:
             self.last_document = cancel(self.cluster.session, job=self.name)
         return self
 
+    def recover(self) -> "Job":
+        """Continue the job's run after a machine's fault; wait for its end and return the run's last job.
+
+        Raises the errors of `awsddp recover`.
+        """
+        from awsddp.cluster.recover import recover
+
+        with completing_errors(self.cluster.session):
+            document = recover(self.cluster.session, job=self.name, on_lines=lambda data: None)
+        return Job(self.cluster, document.job, document)
+
     def fetch(self) -> "documents.FetchDocument":
         """Fetch the job's results, and return the `fetch` document. Raises the errors of `Cluster.fetch`."""
         return self.cluster.fetch(self.name)

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from awsddp.cluster.fetch_unfetched import fetch_unfetched_results
 from awsddp.errors import ConfigError, LeftoverError, NodeError, NoRegion, UsageError
@@ -34,8 +35,11 @@ def down(
     known_only: bool = False,
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool] = lambda error: False,
+    ends_runs: bool = True,
 ) -> DownDocument:
     """Terminate the cluster and return the `down` document. A cluster that does not exist is not an error.
+
+    With `ends_runs`, no client continues the runs of this cluster after that.
 
     Unfetched results are fetched first, unless `discard` is set. With `known_only`, a cluster without a
     record on this machine is refused (UsageError). `confirm` is called before anything is terminated and
@@ -45,7 +49,14 @@ def down(
     does not answer.
     """
     try:
-        return _down(session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
+        return _down(
+            session,
+            discard=discard,
+            known_only=known_only,
+            confirm=confirm,
+            lose=lose,
+            end_runs=partial(session.folder.end_runs, "down") if ends_runs else lambda: None,
+        )
     except NoRegion as error:
         if not known_only:
             raise
@@ -62,6 +73,7 @@ def _down(
     known_only: bool,
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool],
+    end_runs: Callable[[], None],
 ) -> DownDocument:
     with session.folder.lock("down"), find_cluster(session, ignore_newer=True, all_resources=True) as cluster:
         record = cluster.local_record
@@ -69,6 +81,8 @@ def _down(
             cluster = wait_until_launched_listed(cluster)
         clusters = cluster.all_listings
         if not clusters:
+            with contextlib.suppress(ConfigError):  # a full disk must not stop `down`
+                end_runs()
             if record is not None:  # the nodes terminated themselves, at their expiry at the latest
                 session.folder.append_event("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
                 _forget(cluster, record.id)
@@ -85,6 +99,8 @@ def _down(
             )
         if live:
             confirm("\n".join(_question(cluster, listing, discard=discard) for listing in live))
+        with contextlib.suppress(ConfigError):
+            end_runs()
         for listing in live if not discard else ():
             try:
                 fetch_unfetched_results(cluster, listing)

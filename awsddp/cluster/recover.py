@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from awsddp.agent_client.calls import NameTaken
@@ -14,22 +15,24 @@ from awsddp.job.fetch import fetch
 from awsddp.job.follow import follow_to_end
 from awsddp.job.lives import (
     NextLife,
+    describe_changed_files,
     describe_recovery,
     find_checkpoint_of_run,
     list_lives,
+    list_variables,
     make_next_session,
     with_job_settings,
 )
 from awsddp.job.registry import JobRegistry, JobView
 from awsddp.job.reported import find_job_on_nodes
-from awsddp.job.train import train
+from awsddp.job.train import check_job, train
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import JobRecord
 from awsddp.model.recovery_text import describe_lost_work
 from awsddp.plan.recovery import FIRST_PAUSE_S, MAX_REFUSALS, RecoveryStep, plan_recovery_step
 from awsddp.session.connect import connect_reachable, preconnected_cluster
 from awsddp.session.context import Session
-from awsddp.session.next_steps import make_recover_line
+from awsddp.session.next_steps import complete_commands, make_recover_line
 from awsddp.session.notify import GIVEN_UP, RECOVERED, notify_event
 from awsddp.settings.loader import with_cluster_settings
 from awsddp.storage.results_dir import make_job_result
@@ -46,6 +49,7 @@ def train_and_recover(session: Session, *, on_lines: _Lines, detach: bool = Fals
     Returns the `train` document of the last job of the run. Raises the errors of `train`, and ConfigError if
     another client follows a run on this cluster.
     """
+    began = datetime.now(UTC)
     started: list[JobRecord] = []
 
     def on_start(job: JobRecord) -> None:
@@ -63,7 +67,7 @@ def train_and_recover(session: Session, *, on_lines: _Lines, detach: bool = Fals
                 raise
             failure = error
             session.say(error.summary)
-        return _Recovery(session, started[0], on_lines, failure=failure).run()
+        return _Recovery(session, started[0], on_lines, began, failure=failure).run()
 
 
 def recover(session: Session, *, job: str | None, on_lines: _Lines, detach: bool = False) -> JobDocument:
@@ -74,6 +78,7 @@ def recover(session: Session, *, job: str | None, on_lines: _Lines, detach: bool
     NotFoundError for an unknown job, ConfigError if this is not the job's project folder or if another client
     follows the run, and the error of a step that failed repeatedly.
     """
+    began = datetime.now(UTC)
     view = JobRegistry(session).require(job)
     session = with_job_settings(session, view.job)
     _refuse_other_run(session, view)
@@ -82,7 +87,7 @@ def recover(session: Session, *, job: str | None, on_lines: _Lines, detach: bool
         section = replace(session.job_spec.job, recover=limit)
         session = session.with_settings(job_spec=replace(session.job_spec, job=section))
     with session.folder.lock("recover", part=LOCK_PART):
-        return _Recovery(session, view.job, on_lines, detach=detach).run()
+        return _Recovery(session, view.job, on_lines, began, detach=detach).run()
 
 
 def _refuse_other_run(session: Session, view: JobView) -> None:
@@ -107,18 +112,21 @@ def _report_start(session: Session, job: JobRecord, *, detach: bool) -> None:
         f"after a machine's fault, {job.job} goes on up to {limit} from its newest complete checkpoint{until}"
     )
     if detach:
-        line = make_recover_line(session, job)
+        line, names = make_recover_line(session, job), list_variables(job)
         session.say(f"it goes on only when this line is run, for example by cron every 5 minutes: {line}")
+        if names:
+            session.say(f"these variables must be set for this line: {', '.join(names)}")
 
 
 @dataclass
 class _Recovery:
-    """Continues one run. `detach` returns once a job runs. `failure` is the error of the last step, if it
-    failed."""
+    """Continues one run. `began` is when the user started the command. `detach` returns once a job runs.
+    `failure` is the error of the last step, if it failed."""
 
     session: Session
     job: JobRecord
     on_lines: _Lines
+    began: datetime
     detach: bool = False
     failure: AwsddpError | None = None
     _refusals: int = field(default=0, init=False)
@@ -128,20 +136,49 @@ class _Recovery:
     def run(self) -> JobDocument:
         """Take one step after the other until the run has ended, or until a job runs (`detach`)."""
         while True:
-            state = self._observe()
-            situation = replace(state.situation, refusals=self._refusals, moved=self._moved)
-            step = plan_recovery_step(situation)
+            state, step = self._plan()
+            if step.pause_s and step.do != "end":
+                self._sleep(step.pause_s)
+                state, step = self._plan()  # the user may have ended the run
             if step.do == "end" or (step.do == "follow" and self.detach):
                 return self._end(state, step)
-            if step.pause_s:
-                self._sleep(step.pause_s)
+            if step.do not in ("follow", "fetch"):
+                self._check_job()
             try:
                 self._take(step, state)
             except Interrupted:
                 raise
             except AwsddpError as error:
-                self._refusals, self.failure = self._refusals + 1, error
                 self.session.say(error.summary)
+                if step.do == "fetch" and self._observe().situation.is_fetched:
+                    continue  # only the part of a lost node is missing
+                self._refusals, self.failure = self._refusals + 1, error
+
+    def _plan(self) -> tuple[RunState, RecoveryStep]:
+        state = self._observe()
+        situation = replace(
+            state.situation, refusals=self._refusals, moved=self._moved, ended_by=self._find_end(state)
+        )
+        return state._replace(situation=situation), plan_recovery_step(situation)
+
+    def _find_end(self, state: RunState) -> str:
+        """Return the verb with which the user ended the run after its last job began, or "".
+
+        A `recover` without `detach`, which no timer types, ignores an end before it.
+        """
+        end = self.session.folder.find_end_of_runs(find_run_id(self.job))
+        if end is None:
+            return ""
+        verb, ended_at = end
+        begun = [job.started for job in (view.job for view in state.lives) if job.started is not None]
+        since = datetime.fromisoformat(begun[-1]) if begun and self.detach else self.began
+        return verb if ended_at > since else ""
+
+    def _check_job(self) -> None:
+        """Raise UsageError or ConfigError if the next job cannot start, before anything costs money."""
+        section = replace(self.session.job_spec.job, name=None)  # it gets another name
+        job_spec = replace(self.session.job_spec, job=section)
+        check_job(self.session.with_settings(job_spec=job_spec), detach=True)
 
     def _observe(self) -> RunState:
         """Return the run's state, and try again if AWS does not answer. Raises CloudError or ConfigError."""
@@ -162,10 +199,20 @@ class _Recovery:
         if step.why:
             self.session.say(f"{view.job.job} does not go on: {step.why}")
             self._notify(GIVEN_UP, view.job, f"does not go on: {step.why}")
+            document = self._without_recover(document, state)
         if self.failure is not None:
             self.failure.result = document
             raise self.failure
         return document
+
+    def _without_recover(self, document: JobDocument, state: RunState) -> JobDocument:
+        """Return the document of a run that does not go on; its next step is not `recover`."""
+        if document.cause is None or "awsddp recover" not in document.cause.next or state.situation.ended_by:
+            return document
+        checkpoint = find_checkpoint_of_run(self.session, state.lives)
+        command = f"awsddp train --resume {document.job}" if checkpoint is not None else "awsddp train"
+        next_step = complete_commands(self.session, f"{command}   # a new run", job=state.last.job)
+        return replace(document, cause=replace(document.cause, next=next_step))
 
     def _notify(self, event: str, job: JobRecord, text: str) -> None:
         """Send an event about a job of the run to `notify.url`, if it is set."""
@@ -208,7 +255,7 @@ class _Recovery:
         """Terminate the cluster, after its results are fetched; the next step launches it in any place."""
         self.session.say(f"{step.why}: terminating all nodes, to launch {step.nodes} elsewhere")
         self._nodes = step.nodes
-        down(self.session, confirm=lambda _: None)
+        down(self.session, confirm=lambda _: None, ends_runs=False)
         self._moved = True
 
     def _make_session(self, step: RecoveryStep, state: RunState) -> Session:
@@ -255,6 +302,8 @@ class _Recovery:
         checkpoint = find_checkpoint_of_run(self.session, lives)
         recovery = describe_recovery(last, checkpoint, lives)
         self.session.say(describe_lost_work(last.job.job, recovery))
+        if changed := describe_changed_files(self.session, last.job):
+            self.session.say(f"changed since {last.job.job} started, and sent as they are now: {changed}")
         taken = {view.job.job for view in JobRegistry(self.session).jobs}
         life = NextLife(
             run_id=find_run_id(last.job),

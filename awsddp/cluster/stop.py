@@ -40,6 +40,7 @@ def stop(session: Session, *, confirm: Callable[[str], None]) -> ClusterDocument
                     "stopped", id=listed.id, instances=sorted(node.instance_id for node in to_stop)
                 )
                 session.folder.write_ssh_config(lambda *_: "")
+                session.folder.end_runs("stop")
         return make_cluster_document(refresh_listing(cluster))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from awsddp.errors import NotFoundError
+from awsddp.job.checkpoint import find_run_id
 from awsddp.job.registry import JobRegistry
 from awsddp.job.release import release_unlaunched_jobs
 from awsddp.job.reported import choose_job, refuse_unlaunched_job
@@ -15,6 +16,7 @@ from awsddp.session.connect import (
     report_skipped_nodes,
 )
 from awsddp.session.context import ConnectedCluster, Session
+from awsddp.settings.loader import parse_job_arguments
 from awsddp.settings.values import parse_duration
 from awsddp.storage.results_dir import make_job_result
 
@@ -22,9 +24,9 @@ from awsddp.storage.results_dir import make_job_result
 def cancel(session: Session, *, job: str | None = None) -> JobDocument:
     """End the job that `resolve_name` finds (by default, the last running job); return its `train` document.
 
-    A job that has ended is returned unchanged. Results stay on the nodes until they are fetched. Unreachable
-    nodes are reported, and the job is ended on all other nodes. Raises NotFoundError if the job is unknown or
-    no job runs, and NoReachableNodes if no node is reachable.
+    A job that has ended is returned unchanged, but no client continues its run any more. Results stay on the
+    nodes until they are fetched. Unreachable nodes are reported, and the job is ended on all other nodes.
+    Raises NotFoundError if the job is unknown or no job runs, and NoReachableNodes if no node is reachable.
     """
     return cancel_jobs(session, [] if job is None else [job])[0]
 
@@ -35,6 +37,7 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
     Waiting jobs are ended first. Raises the errors of `cancel`. An unknown name is refused before any job is
     ended.
     """
+    _end_runs(session, names)
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
         jobs = list_jobs_on_nodes(connected, partial=True)
         report_skipped_nodes(connected)
@@ -56,6 +59,16 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
             session.folder.save_jobs(ended)
             documents.append(make_job_result(session, ended))
         return documents
+
+
+def _end_runs(session: Session, names: Sequence[str]) -> None:
+    """End the runs of jobs that a machine's fault has ended, so that no client continues them."""
+    if "all" in names:
+        session.folder.end_runs("cancel")
+    for view in map(JobRegistry(session).find, {*names} - {"all"}):
+        if view is not None and "job.recover" in parse_job_arguments(view.job.options):
+            session.folder.end_runs("cancel", run_id=find_run_id(view.job))
+            session.say(f"no client continues the run of {view.job.job} any more")
 
 
 def _is_running(job: JobRecord) -> bool:

@@ -1,10 +1,11 @@
 """Find the checkpoint that a job resumes from."""
 
+import contextlib
 import hashlib
 from dataclasses import replace
 from os.path import normpath
 
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, NotFoundError
 from awsddp.job.registry import JobRegistry
 from awsddp.model.records import JobRecord
 from awsddp.session.context import Session
@@ -25,17 +26,19 @@ def find_checkpoint_to_resume(session: Session) -> Checkpoint | None:
     if is_s3_uri(requested):
         return _saved_checkpoint(session, requested)
     job = JobRegistry(session).resolve_name(requested) or _last_job(session)
-    checkpoint = find_newest_checkpoint(session.results / job)
     recorded = read_job(session.results / job)
-    if checkpoint is None and recorded is not None and recorded.save_to is not None:
-        return _saved_checkpoint(session, f"{recorded.save_to}/{job}")
-    if checkpoint is None:
-        raise ConfigError(
-            f"job {job} has no checkpoint here",
-            f"{session.results / job} has no run/latest, and no file or folder that is a complete checkpoint",
-            f"awsddp fetch {job}   # if its results are on the nodes",
-        )
-    return checkpoint if recorded is None else replace(checkpoint, run_id=find_run_id(recorded))
+    earlier = [recovery.job for recovery in reversed(recorded.recoveries)] if recorded is not None else []
+    for name in (job, *earlier):  # a job that continued a run may have ended before it saved a checkpoint
+        if checkpoint := find_newest_checkpoint(session.results / name):
+            return checkpoint if recorded is None else replace(checkpoint, run_id=find_run_id(recorded))
+        if recorded is not None and recorded.save_to is not None:
+            with contextlib.suppress(*([ConfigError, NotFoundError] if earlier else [])):
+                return _saved_checkpoint(session, f"{recorded.save_to}/{name}")
+    raise ConfigError(
+        f"job {job} has no checkpoint here",
+        f"{session.results / job} has no run/latest, and no file or folder that is a complete checkpoint",
+        f"awsddp fetch {job}   # if its results are on the nodes",
+    )
 
 
 def find_run_id(job: JobRecord) -> str:

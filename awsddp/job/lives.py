@@ -1,9 +1,11 @@
 """The lives of a run: a job, and the jobs that continued it after a machine's fault (--recover)."""
 
 import contextlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
@@ -22,10 +24,11 @@ from awsddp.settings.spec import FILE, OPTION, OptionValue
 from awsddp.storage.checkpoints import Checkpoint, find_newest_checkpoint
 from awsddp.storage.results_dir import get_job_progress, read_metrics
 from awsddp.storage.saved_job import download_saved_job, open_saved_job
-from awsddp.util.formatting import duration, elapsed_seconds
+from awsddp.util.formatting import counted, duration, elapsed_seconds
 
 CHECKPOINT_DUE_S = 600.0
 """After this time (s), a job with --recover that has no checkpoint is reported."""
+_MAX_NAMES = 3
 _STEP = re.compile(
     r"(?:step|checkpoint|iter|iteration)[-_=]?(\d{1,12})(?!.*(?:step|checkpoint|iter)[-_=]?\d)"
 )
@@ -152,6 +155,28 @@ def _count_repeated_steps(
         and (step := as_number(row.get("step"))) is not None
     ]
     return max(0, last - int(max(steps))) if steps else None
+
+
+def describe_changed_files(session: Session, job: JobRecord) -> str:
+    """Return the first of the project's files that changed after a job started, or "". Raises ConfigError."""
+    from awsddp.nodes.project_files import list_project_files
+
+    if job.started is None:
+        return ""
+    started = datetime.fromisoformat(job.started).timestamp()
+    listing = list_project_files(session.job_spec, awsddp_home=session.home)
+    files = (entry.path for entry in listing.entries if entry.kind == "f")
+    changed = sorted(file for file in files if (listing.root / file).stat().st_mtime > started)
+    more = f" and {counted(len(changed) - _MAX_NAMES, 'other')}" if len(changed) > _MAX_NAMES else ""
+    return ", ".join(changed[:_MAX_NAMES]) + more
+
+
+def list_variables(job: JobRecord) -> list[str]:
+    """Return the variables of this environment that a `recover` of the job needs as well."""
+    prefix = "env.variables."
+    options = parse_job_arguments(job.options)
+    names = [key.removeprefix(prefix) for key in options if key.startswith(prefix) and options[key] is None]
+    return [*names, *(["AWSDDP_NOTIFY_URL"] if "AWSDDP_NOTIFY_URL" in os.environ else [])]
 
 
 def make_next_session(session: Session, job: JobRecord, taken: set[str], *, nodes: int) -> Session:

@@ -56,7 +56,8 @@ class Situation:
     is the number with which the job may go on. `is_ready` is True if all requested nodes run and are
     prepared. `shares_nodes` is True if another job runs on the nodes. `left_s` is the time until the nodes'
     expiry, which the budget limits too. `refusals` is how often the last step was refused, and `moved` is
-    True if the nodes of this life were already moved. `waits` is `capacity.retry_until_up`.
+    True if the nodes of this life were already moved. `waits` is `capacity.retry_until_up`. `ended_by` is the
+    verb with which the user ended the run, or "".
     """
 
     lives: Sequence[Life]
@@ -74,6 +75,7 @@ class Situation:
     refusals: int = 0
     moved: bool = False
     waits: bool = False
+    ended_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,8 @@ def find_reason_to_end(situation: Situation) -> str:
     lives, last = situation.lives, situation.lives[-1]
     if why := _find_own_fault(situation):
         return why
+    if situation.ended_by:
+        return f"`awsddp {situation.ended_by}` ended the run"
     if last.kind == "hang" and any(_hung_at_same_place(last, life) for life in lives[:-1]):
         return "it hung at this place before"
     recoveries = sum(life.has_begun for life in lives[1:])
@@ -155,7 +159,7 @@ def _find_own_fault(situation: Situation) -> str:
         return f"no node of it failed: {last.kind} is then the program's own error"
     if last.cause is None and last.state == "interrupted" and situation.failed:
         return ""
-    return f"{last.kind or 'its end'} is not a machine's fault"
+    return f"its end is not a machine's fault{last.kind and f' ({last.kind})'}"
 
 
 def _says_agent_ended(life: Life) -> bool:

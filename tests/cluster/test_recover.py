@@ -1,8 +1,12 @@
 """recover: the steps that continue a run, on nodes that are folders. Real machines are in tests/system."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,15 @@ from awsddp.aws import instances, waits
 from awsddp.aws.waits import Clock
 from awsddp.cluster import recover as recover_module
 from awsddp.cluster.recover import LOCK_PART, recover, train_and_recover
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import CapacityError, ConfigError, NodeError
+from awsddp.job.cancel import cancel
 from awsddp.job.logs import logs
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import JobRecord
 from awsddp.nodes import rsync
 from awsddp.session.context import Session
-from tests.support.folder_nodes import World, start_script
+from tests.support.fleet import all_processes
+from tests.support.folder_nodes import SLEEPS, World, start_script
 from tests.support.waiting import until
 
 DIES = "import sys; sys.exit(int(sys.argv[1]))\n"
@@ -120,3 +126,82 @@ def test_results_of_a_job_that_succeeded_are_fetched_although_they_are_in_s3(
     world.tags.clear()
     document = recover_in(world)
     assert (document.job, document.state, document.fetched, ups) == (started.job, "succeeded", True, [])
+
+
+def test_a_run_goes_on_with_the_files_as_they_are_now_and_that_is_reported(
+    world: World, ups: list[Session]
+) -> None:
+    failed = run_to_end(world, DIES.replace("sys.argv[1]", "'75'"), recover=1, recover_on=[75])
+    for name in ("w.py", "a.py", "b.py", "c.py"):
+        (world.project / name).write_text(GOES_ON)
+        os.utime(world.project / name, (time.time() + 5,) * 2)
+    assert recover_in(world).state == "succeeded"
+    files = "a.py, b.py, c.py and 1 other"
+    assert f"changed since {failed.job} started, and sent as they are now: {files}" in world.events
+
+
+def test_a_variable_that_is_not_set_is_refused_before_anything_is_launched(
+    world: World, ups: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "hidden")
+    overrides = {"recover": 1, "recover_on": [75]}
+    script = DIES.replace("sys.argv[1]", "'75'")
+    session = world.session(script="w.py", **overrides)
+    env = replace(session.job_spec.env, secrets=("API_TOKEN",))
+    monkeypatch.setattr(
+        world, "session", lambda **_: session.with_settings(job_spec=replace(session.job_spec, env=env))
+    )
+    run_to_end(world, script)
+    monkeypatch.delenv("API_TOKEN")
+    world.set_state(1, "terminated")
+    with pytest.raises(ConfigError, match="API_TOKEN not set"):
+        recover_in(world)
+    assert ups == []
+
+
+@pytest.mark.parametrize("verb", ["down", "cancel"])
+def test_a_run_that_the_user_ended_goes_on_only_by_hand(world: World, ups: list[Session], verb: str) -> None:
+    failed = run_to_end(world, DIES.replace("sys.argv[1]", "'75'"), recover=1, recover_on=[75])
+    (world.project / "w.py").write_text(GOES_ON)
+    if verb == "cancel":
+        cancel(world.session(), job=failed.job)
+    else:
+        world.folder.end_runs("down")
+    document = recover(world.session(), job=None, on_lines=lambda _: None, detach=True)
+    assert (document.job, document.state) == (failed.job, "failed")
+    assert f"{failed.job} does not go on: `awsddp {verb}` ended the run" in world.events
+    assert recover_in(world).job == f"{failed.job}.2"
+
+
+def test_a_run_that_the_user_ends_during_a_pause_does_not_go_on(
+    world: World, ups: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_to_end(world, DIES.replace("sys.argv[1]", "'75'"), recover=1, recover_on=[75])
+    attempts: list[float] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        attempts.append(0)
+        raise CapacityError("no capacity")
+
+    monkeypatch.setattr(recover_module, "up", refuse)
+    monkeypatch.setattr(waits, "CLOCK", Clock(sleep=lambda _: world.folder.end_runs("down")))
+    world.set_state(1, "terminated")
+    with pytest.raises(CapacityError):
+        recover_in(world)
+    assert len(attempts) == 1
+    assert "w-1 does not go on: `awsddp down` ended the run" in world.events
+
+
+def test_the_next_step_of_a_run_that_cannot_go_on_is_a_new_run(world: World, ups: list[Session]) -> None:
+    job = start_script(world, SLEEPS, recover=1, heartbeat_timeout="5s")
+    until(world.homes.ranks_are_up)
+    for pid, environ, _ in all_processes():
+        if f"HOME={world.homes.homes[1]}".encode() in environ.split(b"\0"):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: world.homes.document(0, job.job)["state"] == "failed")
+    world.replace_node(1)
+    world.folder.update(lambda record: replace(record, expires=datetime.now(UTC) + timedelta(seconds=100)))
+    document = recover_in(world)
+    assert document.cause is not None and document.cause.kind == "node_lost"
+    assert document.cause.next.startswith("awsddp train ") and "--recover 1" in document.cause.next
+    assert document.cause.next.endswith(" w.py   # a new run")

@@ -70,6 +70,13 @@ def test_a_run_goes_on_after_the_same_hang_once() -> None:
     assert "hung at this place" in find_reason_to_end(Situation(lives=[first, second, first], limit=9))
 
 
+def test_a_run_that_the_user_ended_does_not_go_on() -> None:
+    lost = Situation(lives=[make_life("node_lost")], limit=9, ended_by="down")
+    assert plan_recovery_step(lost) == RecoveryStep(do="end", why="`awsddp down` ended the run")
+    succeeded = Situation(lives=[make_life("succeeded", state="succeeded")], limit=9, ended_by="stop")
+    assert plan_recovery_step(succeeded) == RecoveryStep(do="end")
+
+
 def test_jobs_whose_ranks_did_not_start_are_not_counted_but_limited() -> None:
     lost = make_life("node_lost")
     unstarted = Life(job="train-1.2", state="failed", cause=lost.cause, has_begun=False)
