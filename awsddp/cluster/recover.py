@@ -200,7 +200,7 @@ class _Recovery:
             self.session.say(f"{view.job.job} does not go on: {step.why}")
             self._notify(GIVEN_UP, view.job, f"does not go on: {step.why}")
             document = self._without_recover(document, state)
-        if self.failure is not None:
+        if self.failure is not None and not state.situation.ended_by:
             self.failure.result = document
             raise self.failure
         return document

@@ -51,7 +51,9 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
             if text != "all":
                 name = registry.resolve_name(text)
                 refuse_unlaunched_job(name, unlaunched)
-                chosen.append(choose_job(running if name is None else jobs, name))
+                chosen.append(
+                    choose_job(running, None) if name is None else _choose_life(registry, name, jobs)
+                )
         documents = []
         # End waiting jobs first, from newest to oldest, so that none of them starts because another job ends.
         for job in sorted({job.job: job for job in reversed(chosen)}.values(), key=_is_running):
@@ -62,13 +64,29 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
 
 
 def _end_runs(session: Session, names: Sequence[str]) -> None:
-    """End the runs of jobs that a machine's fault has ended, so that no client continues them."""
+    """End the runs of jobs with --recover, so that no client continues them."""
     if "all" in names:
         session.folder.end_runs("cancel")
     for view in map(JobRegistry(session).find, {*names} - {"all"}):
-        if view is not None and "job.recover" in parse_job_arguments(view.job.options):
+        if view is not None and _may_recover(view.job):
             session.folder.end_runs("cancel", run_id=find_run_id(view.job))
             session.say(f"no client continues the run of {view.job.job} any more")
+
+
+def _may_recover(job: JobRecord) -> bool:
+    return bool(job.recoveries) or "job.recover" in parse_job_arguments(job.options)
+
+
+def _choose_life(registry: JobRegistry, name: str, jobs: Sequence[JobRecord]) -> JobRecord:
+    """Return the reported job with this name, or the active job that continues its run.
+
+    Raises NotFoundError for a job that is not reported, unless it may have a run.
+    """
+    known = next((view.job for view in registry.jobs if view.job.job == name), None)
+    if known is None or not _may_recover(known):
+        return choose_job(jobs, name)
+    run = [job for job in jobs if find_run_id(job) == find_run_id(known) and job.state in ACTIVE]
+    return run[-1] if run else known
 
 
 def _is_running(job: JobRecord) -> bool:

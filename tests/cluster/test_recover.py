@@ -186,9 +186,8 @@ def test_a_run_that_the_user_ends_during_a_pause_does_not_go_on(
     monkeypatch.setattr(recover_module, "up", refuse)
     monkeypatch.setattr(waits, "CLOCK", Clock(sleep=lambda _: world.folder.end_runs("down")))
     world.set_state(1, "terminated")
-    with pytest.raises(CapacityError):
-        recover_in(world)
-    assert len(attempts) == 1
+    document = recover_in(world)
+    assert (document.job, document.state, len(attempts)) == ("w-1", "failed", 1)
     assert "w-1 does not go on: `awsddp down` ended the run" in world.events
 
 
@@ -205,3 +204,13 @@ def test_the_next_step_of_a_run_that_cannot_go_on_is_a_new_run(world: World, ups
     assert document.cause is not None and document.cause.kind == "node_lost"
     assert document.cause.next.startswith("awsddp train ") and "--recover 1" in document.cause.next
     assert document.cause.next.endswith(" w.py   # a new run")
+
+
+def test_cancel_of_a_runs_first_job_ends_the_job_that_continues_it(world: World, ups: list[Session]) -> None:
+    failed = run_to_end(world, DIES.replace("sys.argv[1]", "'75'"), recover=1, recover_on=[75])
+    (world.project / "w.py").write_text(SLEEPS)
+    second = recover(world.session(), job=None, on_lines=lambda _: None, detach=True)
+    assert (second.job, second.state) == (f"{failed.job}.2", "running")
+    cancelled = cancel(world.session(), job=failed.job)
+    assert (cancelled.job, cancelled.state) == (second.job, "cancelled")
+    assert cancel(world.session(), job=failed.job).job == failed.job
