@@ -311,7 +311,13 @@ class _Recovery:
             recoveries=(*last.job.recoveries, recovery),
         )
         while True:
-            session = make_next_session(self.session, last.job, taken, nodes=state.situation.nodes)
+            session = make_next_session(
+                self.session,
+                last.job,
+                taken,
+                nodes=state.situation.nodes,
+                resumed=checkpoint.job if checkpoint is not None else None,
+            )
             try:
                 train(
                     session,

@@ -179,16 +179,23 @@ def list_variables(job: JobRecord) -> list[str]:
     return [*names, *(["AWSDDP_NOTIFY_URL"] if "AWSDDP_NOTIFY_URL" in os.environ else [])]
 
 
-def make_next_session(session: Session, job: JobRecord, taken: set[str], *, nodes: int) -> Session:
+def make_next_session(
+    session: Session, job: JobRecord, taken: set[str], *, nodes: int, resumed: str | None
+) -> Session:
     """Return the session for the job that continues `job`, with a free name and the same settings.
 
-    `taken` are names that other jobs have. If the job gets fewer `nodes` than `job` had, it keeps the number
-    of ranks per node.
+    `resumed` is the job with the checkpoint, which the script gets as an option if it takes one (None: no
+    checkpoint). `taken` are names that other jobs have. If the job gets fewer `nodes` than `job` had, it
+    keeps the number of ranks per node.
     """
     requested, first = session.job_spec.job, _first_job(job)
     names = (f"{first}.{number}" for number in count(len(job.recoveries) + 2))
     name = next(name for name in names if name not in taken and not (session.results / name).exists())
-    args = (*job.args, *resume_words(session, job))
+    args = job.args
+    if resumed is not None:
+        args = (*args, *resume_words(session, job))
+    elif job.recoveries and args[-1:] == ("{resume}",):  # an earlier job of the run had a checkpoint
+        args = args[:-2]
     fewer = nodes < len(job.nodes)
     per_node = max(1, job.world_size // max(1, len(job.nodes)))
     section = replace(
@@ -196,7 +203,7 @@ def make_next_session(session: Session, job: JobRecord, taken: set[str], *, node
         name=name,
         args=args,
         after=None,
-        resume=None,
+        resume=resumed,
         world_size=None if fewer else requested.world_size,
         nproc_per_node=per_node if fewer else requested.nproc_per_node,
     )

@@ -3,10 +3,10 @@
     python -m benchmarks.campaigns.recoveries [--seed N] [--runs N] [--state FILE]
 
 Needs root for its nodes of the local cloud (2 or 4 spot nodes, one rank each). A program of 60 steps saves a
-checkpoint every 10 steps. At a random time, nodes are lost: by a spot reclaim with a notice of 120 s, of
-40 s or without a notice, by the failure of a GPU (Xid 79), or by a reclaim while AWS has no capacity for 2
-minutes. With `--killed`, the client is killed at a random moment of the recovery, and `awsddp recover`
-follows.
+checkpoint every 10 steps, and resumes from its option --resume. At a random time, nodes are lost: by a spot
+reclaim with a notice of 120 s, of 40 s or without a notice, by the failure of a GPU (Xid 79), or by a reclaim
+while AWS has no capacity for 2 minutes. With `--killed`, the client is killed at a random moment of the
+recovery, and `awsddp recover` follows.
 Columns:
 
     fault     what was lost, and the number of nodes
@@ -41,7 +41,7 @@ TYPE = "g6.12xlarge"
 FAULTS = ("notice 120 s", "notice 40 s", "no notice", "GPU", "no capacity")
 NO_CAPACITY_S = 120
 PROGRAM = f"""
-import hashlib, json, os, time
+import argparse, hashlib, json, os, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,7 +55,9 @@ rank, run, step = dist.get_rank(), os.environ["AWSDDP_RUN_DIR"], 0
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(device)
 ddp = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
-if path := os.environ.get("AWSDDP_RESUME"):
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+if path := parser.parse_args().resume:
     state = torch.load(path, map_location=device)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

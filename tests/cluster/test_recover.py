@@ -29,6 +29,15 @@ from tests.support.waiting import until
 
 DIES = "import sys; sys.exit(int(sys.argv[1]))\n"
 GOES_ON = "import os; print(os.environ['AWSDDP_RUN_ID'], os.environ.get('AWSDDP_RESUME'))\n"
+RESUMES = """
+import argparse, os, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+resume, run = parser.parse_args().resume, os.environ["AWSDDP_RUN_DIR"]
+if run.endswith("w-1.2/run") and os.environ["RANK"] == "0":
+    open(run + "/latest", "w").write("a checkpoint")
+sys.exit(0 if resume else 75)
+"""
 WRITES = "import os; open(os.environ['AWSDDP_RUN_DIR'] + '/w.txt', 'w').write('x' * (1 << 20))\n"
 
 
@@ -214,3 +223,17 @@ def test_cancel_of_a_runs_first_job_ends_the_job_that_continues_it(world: World,
     cancelled = cancel(world.session(), job=failed.job)
     assert (cancelled.job, cancelled.state) == (second.job, "cancelled")
     assert cancel(world.session(), job=failed.job).job == failed.job
+
+
+def test_a_script_with_an_option_for_the_checkpoint_gets_it_once_there_is_one(
+    world: World, ups: list[Session]
+) -> None:
+    first = run_to_end(world, RESUMES, recover=5, recover_on=[75])
+    document = recover_in(world)
+    assert (first.args, document.job, document.state) == ((), "w-1.3", "succeeded")
+    assert document.args == ("--resume", "{resume}")
+    last = document.recoveries[-1].checkpoint or ""
+    assert (document.recoveries[0].checkpoint, Path(last).parts[-4:]) == (
+        None,
+        ("w-1.2", "node0", "run", "latest"),
+    )

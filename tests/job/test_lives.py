@@ -107,11 +107,16 @@ def test_the_next_job_has_a_free_name_the_settings_and_the_checkpoint_argument(w
     job = make_job(args=("--lr", "1"), options=("-o", "job.timeout=1h", "-o", "job.recover=2"))
     (world.project / "runs" / "w-1.2").mkdir(parents=True)
     session = with_job_settings(world.session(), job)
-    section = make_next_session(session, job, {"w-1.3"}, nodes=2).job_spec.job
+    section = make_next_session(session, job, {"w-1.3"}, nodes=2, resumed="w-1").job_spec.job
     assert (section.name, section.timeout, section.recover) == ("w-1.4", "1h", 2)
     assert section.args == ("--lr", "1", "--resume", "{resume}")
-    fewer = make_next_session(session, job, set(), nodes=1).job_spec.job
-    assert (fewer.world_size, fewer.nproc_per_node) == (None, 1)
+    fewer = make_next_session(session, job, set(), nodes=1, resumed=None).job_spec.job
+    assert (fewer.world_size, fewer.nproc_per_node, fewer.args) == (None, 1, ("--lr", "1"))
+    recoveries = (Recovery(job="w-1", kind="xid"),)
+    later = make_job("w-1.2", args=section.args, recoveries=recoveries)
+    for resumed, args in (("w-1", section.args), (None, ("--lr", "1"))):
+        third = make_next_session(session, later, set(), nodes=2, resumed=resumed)
+        assert third.job_spec.job.args == args
 
 
 def test_the_values_of_variables_are_read_from_the_environment(world: World) -> None:
