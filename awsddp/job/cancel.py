@@ -82,11 +82,11 @@ def _choose_life(registry: JobRegistry, name: str, jobs: Sequence[JobRecord]) ->
 
     Raises NotFoundError for a job that is not reported, unless it may have a run.
     """
-    known = next((view.job for view in registry.jobs if view.job.job == name), None)
-    if known is None or not _may_recover(known):
+    recorded = next((view.job for view in registry.jobs if view.job.job == name), None)
+    if recorded is None or not _may_recover(recorded):
         return choose_job(jobs, name)
-    run = [job for job in jobs if find_run_id(job) == find_run_id(known) and job.state in ACTIVE]
-    return run[-1] if run else known
+    run = [job for job in jobs if find_run_id(job) == find_run_id(recorded) and job.state in ACTIVE]
+    return run[-1] if run else recorded
 
 
 def _is_running(job: JobRecord) -> bool:

@@ -34,6 +34,7 @@ def start(world: World, hook: Webhook) -> tuple[ConnectedCluster, JobRecord]:
 def test_node_with_internet_sends_the_end_and_no_file_has_the_url(world: World) -> None:
     with serve_webhook() as hook:
         connected, job = start(world, hook)
+        until(lambda: world.homes.document(0, job.job)["state"] == "succeeded")
         send_left_events(connected, job, wait_s=10)
         assert hook.events == ["ended"]
         assert not list(find_files_with("s3cret", *world.homes.homes, world.folder.root))
