@@ -1,5 +1,6 @@
 """recover: after a machine's fault, repair the cluster and continue the job from its newest checkpoint."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -209,8 +210,10 @@ class _Recovery:
         """Return the document of a run that does not go on; its next step is not `recover`."""
         if document.cause is None or "awsddp recover" not in document.cause.next or state.situation.ended_by:
             return document
-        checkpoint = find_checkpoint_of_run(self.session, state.lives)
-        command = f"awsddp train --resume {document.job}" if checkpoint is not None else "awsddp train"
+        command = "awsddp train"
+        with contextlib.suppress(AwsddpError):  # S3 cannot be read
+            if find_checkpoint_of_run(self.session, state.lives) is not None:
+                command += f" --resume {document.job}"
         next_step = complete_commands(self.session, f"{command}   # a new run", job=state.last.job)
         return replace(document, cause=replace(document.cause, next=next_step))
 
