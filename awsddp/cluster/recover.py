@@ -163,16 +163,17 @@ class _Recovery:
         return state._replace(situation=situation), plan_recovery_step(situation)
 
     def _find_end(self, state: RunState) -> str:
-        """Return the verb with which the user ended the run after its last job began, or "".
+        """Return the verb with which the user ended the run after its last job was launched, or "".
 
-        A `recover` without `detach`, which no timer types, ignores an end before it.
+        A `recover` without `detach`, which no timer types, ignores an end before it. All times are by this
+        machine's clock, which may differ from the nodes' clocks.
         """
         end = self.session.folder.find_end_of_runs(find_run_id(self.job))
         if end is None:
             return ""
         verb, ended_at = end
-        begun = [job.started for job in (view.job for view in state.lives) if job.started is not None]
-        since = datetime.fromisoformat(begun[-1]) if begun and self.detach else self.began
+        launched = state.last.launched if self.detach else ""
+        since = datetime.fromisoformat(launched) if launched else self.began
         return verb if ended_at > since else ""
 
     def _check_job(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from awsddp.errors import NotFoundError
 from awsddp.job.checkpoint import find_run_id
+from awsddp.job.lives import list_lives
 from awsddp.job.registry import JobRegistry
 from awsddp.job.release import release_unlaunched_jobs
 from awsddp.job.reported import choose_job, refuse_unlaunched_job
@@ -52,7 +53,7 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
                 name = registry.resolve_name(text)
                 refuse_unlaunched_job(name, unlaunched)
                 chosen.append(
-                    choose_job(running, None) if name is None else _choose_life(registry, name, jobs)
+                    choose_job(running, None) if name is None else _choose_life(registry, name, jobs, session)
                 )
         documents = []
         # End waiting jobs first, from newest to oldest, so that none of them starts because another job ends.
@@ -77,7 +78,7 @@ def _may_recover(job: JobRecord) -> bool:
     return bool(job.recoveries) or "job.recover" in parse_job_arguments(job.options)
 
 
-def _choose_life(registry: JobRegistry, name: str, jobs: Sequence[JobRecord]) -> JobRecord:
+def _choose_life(registry: JobRegistry, name: str, jobs: Sequence[JobRecord], session: Session) -> JobRecord:
     """Return the reported job with this name, or the active job that continues its run.
 
     Raises NotFoundError for a job that is not reported, unless it may have a run.
@@ -85,8 +86,8 @@ def _choose_life(registry: JobRegistry, name: str, jobs: Sequence[JobRecord]) ->
     recorded = next((view.job for view in registry.jobs if view.job.job == name), None)
     if recorded is None or not _may_recover(recorded):
         return choose_job(jobs, name)
-    run = [job for job in jobs if find_run_id(job) == find_run_id(recorded) and job.state in ACTIVE]
-    return run[-1] if run else recorded
+    last = list_lives(session, recorded, jobs)[-1].job
+    return last if last.state in ACTIVE else recorded
 
 
 def _is_running(job: JobRecord) -> bool:
